@@ -1,0 +1,40 @@
+# `make demo` and `make test` do their own set-up: a virtual environment in .venv with the versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-all lint wheel-check clean
+
+demo: .venv/ready
+	$(BIN)/python examples/adding.py
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not long"
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# The wheel is pure Python, installs into an empty environment, and runs there.
+wheel-check: .venv/ready
+	rm -rf dist .wheel-venv
+	$(BIN)/pip wheel -q --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv .wheel-venv
+	.wheel-venv/bin/pip install -q -c constraints.txt dist/*.whl
+	cd /tmp && $(CURDIR)/.wheel-venv/bin/python -W error -c "import torch, unfading; \
+	out, state = unfading.STAR(3, 5)(torch.randn(7, 2, 3)); assert out.shape == (7, 2, 5), out.shape; \
+	print('wheel', unfading.__version__, 'runs')"
+	.wheel-venv/bin/unfading cells --json > /dev/null
+	rm -rf .wheel-venv
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e . mypy numpy pytest pytest-xdist ruff
+	touch $@
+
+clean:
+	rm -rf .venv .wheel-venv dist

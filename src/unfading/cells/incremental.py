@@ -1,0 +1,220 @@
+"""Incremental RNN: the state is moved K small steps towards the equilibrium of an ODE that the new input sets.
+
+Here D = H is the state size, r the rank, K the number of inner steps, m the time index. With g_0 = h_{m-1}, for k = 1..K:
+
+    s   = g_{k-1} + h_{m-1}
+    g_k = g_{k-1} + eta_{m,k} * (phi(P [U s + W x_m + b]) - alpha s)
+    h_m = g_K
+
+Kag, Zhang & Saligrama 2020, eq. 9, with P = U = I + V H, V [D, r], H [r, D]; eq. 5 is P = I. As in their experiments phi
+is ReLU, alpha = 1, and eta is a table of unconstrained step sizes, one per time step and inner step, all 0.01 at the start.
+
+One dot, not two: P [U s + W x + b] = (P U) s + P (W x + b), so `project` gives u = P (W x + b), `weights` gives
+M = P U = I + V (2 I + H V) H, and each inner step has one `linear`.
+
+What the mathematics says (with A_k = I + eta_k (phi' P U - alpha I), and c = 2 for g_0 = h, c = 1 for g_0 = 0):
+
+- dh_m/dh_{m-1} = c A_K ... A_1 - I. The paper's Theorem 1 is its limit -I for K -> infinity, when ||P U|| < alpha and
+  eta alpha <= 1. Its norm passes near zero on the way, so "larger K is better" is not monotone.
+- At the published start (eta = 0.01, g_0 = h) the Jacobian is about +I: an ordinary residual network. With g_0 = 0 it is
+  about 0.01, and the cell hardly learns.
+- U = I + V H with r < D has ||U|| >= 1 = alpha, so the published form breaks the hypotheses of the theorem. A full U
+  (rank = D) of norm below alpha meets them.
+- With -h in the place of h the Jacobian is I - c' A_K ... A_1, c' = 1 for g_0 = 0 and 0 for g_0 = h: the latter is a pure
+  accumulator, and at K = 1 with P = I its U gets no gradient at all.
+
+No released code is known. The authors' later TARNN code fixes what the paper leaves open: g_0 = h, V, H, W ~ N(0, 0.1^2),
+b = 0. A table of eta belongs to sequences of its own length; past its end the last row holds, here and nowhere there.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from unfading.cells.base import Activation, Cell, LowRank, Matrix, activation, linear
+from unfading.errors import check_count, check_rank
+from unfading.initialise import gaussian_
+
+
+class Inputs(NamedTuple):
+    u: Tensor  # [T, B, D] P (W x + b)
+    eta: Tensor  # [T, 1, K] step sizes
+
+
+class Weights(NamedTuple):
+    M: Tensor | LowRank  # [D, D] P U
+
+
+class State(NamedTuple):
+    h: Tensor  # [B, D]
+
+
+class IncrementalRNNCell(Cell):
+    """Recurrent cell that evolves its state towards an equilibrium.
+
+    Args:
+        inner_steps: K.
+        rank: r of U = I + V H; None takes a quarter of the hidden size, rounded up (32 of 128: the paper's Yelp model).
+            The full hidden size keeps V H as one dense matrix.
+        projection_rank: rank of a P = I + V_P H_P of its own; 0 leaves P out (eq. 5); None ties P = U (eq. 9).
+        steps: rows of the table of eta: row m serves time step m, the last row all later ones. The paper has one row per
+            step of its sequences; 1 gives one eta per inner step for all time.
+        eta: where every step size starts.
+        learn_eta: learn the step sizes; otherwise they stay as given.
+        alpha: weight of the pull to zero.
+        activation: phi.
+        from_zero: start the inner steps at g_0 = 0 instead of g_0 = h.
+        minus: -h_{m-1} in the place of h_{m-1}, which turns the limit of the Jacobian from -I to I.
+    """
+
+    paper = "Kag et al. 2020"
+    shared = ("eta",)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        inner_steps: int = 5,
+        rank: int | None = None,
+        projection_rank: int | None = None,
+        steps: int = 1,
+        eta: float = 0.01,
+        learn_eta: bool = True,
+        alpha: float = 1.0,
+        activation: Activation = "relu",
+        from_zero: bool = False,
+        minus: bool = False,
+    ):
+        super().__init__(input_size, hidden_size)
+        rank = math.ceil(hidden_size / 4) if rank is None else rank
+        check_count("inner_steps", inner_steps)
+        check_rank("rank", rank, hidden_size)
+        check_count("steps", steps)
+        if projection_rank is not None:
+            check_rank("projection_rank", projection_rank, hidden_size, least=0)
+        self.inner_steps = inner_steps
+        self.eta_start = eta
+        self.alpha = alpha
+        self.activation: Activation = activation
+        self.from_zero = from_zero
+        self.minus = minus
+        self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
+        self.U = _near_identity(hidden_size, rank)
+        self.tied = projection_rank is None
+        self.P = _near_identity(hidden_size, projection_rank) if projection_rank else None
+        table = torch.empty(steps, inner_steps)
+        if learn_eta:
+            self.eta = nn.Parameter(table)
+        else:
+            self.register_buffer("eta", table)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        gaussian_(self.from_input.weight, 0.1, generator=generator)
+        if self.from_input.bias is not None:
+            nn.init.zeros_(self.from_input.bias)
+        for matrix in (self.U, self.P):
+            if matrix is not None:
+                # One dense V H starts with norm about 0.6; two factors start as the authors' do.
+                std = 0.1 if len(matrix.factors) == 2 else 0.3 / math.sqrt(self.output_size)
+                for factor in matrix.factors:
+                    gaussian_(factor, std, generator=generator)
+        self.eta.detach().fill_(self.eta_start)
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        u = self.from_input(x)
+        P = self.U if self.tied else self.P
+        rows = torch.arange(start, start + x.shape[0], device=x.device).clamp(max=self.eta.shape[0] - 1)
+        return Inputs(u if P is None else linear(u, P()), self.eta[rows].unsqueeze(1))
+
+    def weights(self) -> Weights:
+        U = self.U()
+        if self.tied:
+            return Weights(_square(U))
+        return Weights(U if self.P is None else _product(self.P(), U))
+
+    def initial_state(self, batch: int) -> State:
+        return State(self.from_input.weight.new_zeros(batch, self.output_size))
+
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        phi = activation(self.activation)
+        h = -state.h if self.minus else state.h
+        g = torch.zeros_like(state.h) if self.from_zero else state.h
+        for eta in inputs.eta.split(1, dim=-1):
+            s = g + h
+            g = g + eta * (phi(linear(s, weights.M) + inputs.u) - self.alpha * s)
+        return State(g)
+
+
+class SiRNNCell(IncrementalRNNCell):
+    """Incremental RNN with a single inner step, K = 1 (eq. 6).
+
+    Args:
+        rank: r of U = I + V H; None takes a quarter of the hidden size, rounded up.
+        projection_rank: rank of a P = I + V_P H_P of its own; 0 leaves P out; None ties P = U.
+        steps: rows of the table of eta: row m serves time step m, the last row all later ones.
+        eta: where every step size starts.
+        learn_eta: learn the step sizes; otherwise they stay as given.
+        alpha: weight of the pull to zero.
+        activation: phi.
+        from_zero: start at g_0 = 0 instead of g_0 = h.
+        minus: -h_{m-1} in the place of h_{m-1}.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        rank: int | None = None,
+        projection_rank: int | None = None,
+        steps: int = 1,
+        eta: float = 0.01,
+        learn_eta: bool = True,
+        alpha: float = 1.0,
+        activation: Activation = "relu",
+        from_zero: bool = False,
+        minus: bool = False,
+    ):
+        super().__init__(
+            input_size,
+            hidden_size,
+            bias=bias,
+            inner_steps=1,
+            rank=rank,
+            projection_rank=projection_rank,
+            steps=steps,
+            eta=eta,
+            learn_eta=learn_eta,
+            alpha=alpha,
+            activation=activation,
+            from_zero=from_zero,
+            minus=minus,
+        )
+
+
+def _near_identity(size: int, rank: int) -> Matrix:
+    """I + V H; at full rank V H is one matrix."""
+    return Matrix(size, size, rank=None if rank == size else rank, identity=1.0)
+
+
+def _square(U: Tensor | LowRank) -> Tensor | LowRank:
+    """U U; of I + V H it is I + V (2 I + H V) H, of the same rank."""
+    if isinstance(U, Tensor):
+        return U @ U
+    return LowRank(2 * U.left + U.left @ (U.right @ U.left), U.right)
+
+
+def _product(P: Tensor | LowRank, U: Tensor | LowRank) -> Tensor | LowRank:
+    """P U; of I + V_P H_P and I + V H it is I + [V_P, V + V_P H_P V] [H_P; H]."""
+    if isinstance(P, LowRank) and isinstance(U, LowRank):
+        left = torch.cat([P.left, U.left + P.left @ (P.right @ U.left)], dim=1)
+        return LowRank(left, torch.cat([P.right, U.right]))
+    P = P.dense() if isinstance(P, LowRank) else P
+    U = U.dense() if isinstance(U, LowRank) else U
+    return P @ U

@@ -1,0 +1,106 @@
+"""Cells with a forget gate only: JANET, and the forget-gate LSTM of the STAR paper ("LSTM w/f").
+
+    f_t = sigmoid(a_t),   a_t = W_xf x_t + W_hf h_{t-1} + b_f
+    z_t = tanh(W_xz x_t + W_hz h_{t-1} + b_z)
+    JANET:       h_t = f_t * h_{t-1} + (1 - sigmoid(a_t - beta)) * z_t
+    ForgetLSTM:  h_t = tanh(f_t * h_{t-1} + (1 - f_t) * z_t)
+
+JANET: van der Westhuizen & Lasenby 2018; beta = 1 in their later text and in their code, 0 in their first text and in
+NRU's baseline (whose code also draws the chrono bias from integers 1..T_max). ForgetLSTM: STAR eq. 22-24, the tanh inside
+the recurrence; STAR's released code runs another cell under this name, JANET with beta = 1 and a tanh on the output.
+Claim (STAR), ForgetLSTM: at zero, with orthogonal matrices, dh/dx has singular values 0.5 and dh/dh 0..1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from unfading.cells.base import Cell, Gains, linear
+from unfading.errors import check_max_lag
+from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
+
+
+class Inputs(NamedTuple):
+    a: Tensor  # [T, B, 2H] before the recurrent term: f, z
+
+
+class Weights(NamedTuple):
+    W_h: Tensor  # [2H, H] rows: f, z
+
+
+class State(NamedTuple):
+    h: Tensor  # [B, H]
+
+
+class ForgetGateCell(Cell):
+    """What cells with a forget gate and a candidate share: all but the last line of the equation."""
+
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None):
+        super().__init__(input_size, hidden_size)
+        check_max_lag(max_lag, bias)
+        self.max_lag = max_lag
+        self.from_input = nn.Linear(input_size, 2 * hidden_size, bias=bias)  # rows: f, z
+        self.W_h = nn.Parameter(torch.empty(2 * hidden_size, hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        orthogonal_linear_(self.from_input, blocks=2, generator=generator)
+        orthogonal_(self.W_h, blocks=2, generator=generator)
+        if self.from_input.bias is not None:
+            b_f, _ = self.from_input.bias.detach().chunk(2)
+            if self.max_lag is None:
+                b_f.fill_(1.0)
+            else:
+                chrono_(b_f, self.max_lag, generator=generator)
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        return Inputs(self.from_input(x))
+
+    def weights(self) -> Weights:
+        return Weights(self.W_h)
+
+    def initial_state(self, batch: int) -> State:
+        return State(self.W_h.new_zeros(batch, self.output_size))
+
+
+class JANETCell(ForgetGateCell):
+    """Just another network: the LSTM with its forget gate alone.
+
+    Args:
+        max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1]. None starts b_f at 1.
+        beta: what is taken off inside the gate on the candidate, so that more is written than forgotten.
+    """
+
+    paper = "van der Westhuizen & Lasenby 2018"
+
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, beta: float = 1.0):
+        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+        self.beta = beta
+        if beta == 0.0:
+            self.bounded_state = 1.0
+            self.singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.0, 1.0))
+
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        a, z = (inputs.a + linear(state.h, weights.W_h)).chunk(2, dim=-1)
+        return State(torch.sigmoid(a) * state.h + (1 - torch.sigmoid(a - self.beta)) * torch.tanh(z))
+
+
+class ForgetLSTMCell(ForgetGateCell):
+    """LSTM with only a forget gate, as STAR writes it.
+
+    Args:
+        max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1]. None starts b_f at 1.
+    """
+
+    paper = "Turkoglu et al. 2019"
+    singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.0, 1.0))
+    bounded_state = 1.0
+
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None):
+        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        f, z = (inputs.a + linear(state.h, weights.W_h)).chunk(2, dim=-1)
+        f = torch.sigmoid(f)
+        return State(torch.tanh(f * state.h + (1 - f) * torch.tanh(z)))

@@ -1,0 +1,87 @@
+"""STAR: a gated cell whose candidate sees only the input, so that it can be stacked deep.
+
+    z_t = tanh(W_z x_t + b_z)                      candidate, needs the input alone: in project
+    k_t = sigmoid(W_x x_t + W_h h_{t-1} + b_k)     gate
+    h_t = tanh((1 - k_t) * h_{t-1} + k_t * z_t)
+
+Turkoglu et al. 2019, eq. 10-12. Claim: at zero state with orthogonal weights both Jacobians have all singular values 0.5,
+so that gradients neither grow nor fade on their way through layers and time; with a chrono bias this no longer holds.
+
+The authors' released code differs: with a_t the argument of the sigmoid it computes
+
+    h_t = tanh((1 - sigmoid(a_t)) * h_{t-1} + sigmoid(a_t + shift) * z_t),   shift = 1
+
+(written there with the forget gate's sign, after JANET), adds dropout of 0.1 to each layer's output, draws the chrono
+bias from U[1, 784] whatever the task, and evaluates its batch-normalised form with the statistics of the test batch.
+`shift=1.0`, or `STAR.released(...)`, gives that gate; `max_lag` gives the chrono bias of the paper.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from unfading.cells.base import Cell, Gains, linear
+from unfading.errors import check_max_lag
+from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
+
+
+class Inputs(NamedTuple):
+    z: Tensor  # [T, B, H] candidate
+    a: Tensor  # [T, B, H] gate, before the recurrent term
+
+
+class Weights(NamedTuple):
+    W_h: Tensor  # [H, H]
+
+
+class State(NamedTuple):
+    h: Tensor  # [B, H]
+
+
+class STARCell(Cell):
+    """Stackable recurrent cell.
+
+    Args:
+        max_lag: longest dependency expected, in steps. Starts the gate's bias so that forgetting times are spread over
+            [1, max_lag]; None starts it at zero.
+        shift: what the released code adds inside the gate on the candidate (there 1).
+    """
+
+    paper = "Turkoglu et al. 2019"
+    released = {"shift": 1.0}
+    bounded_state = 1.0
+
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, shift: float = 0.0):
+        super().__init__(input_size, hidden_size)
+        check_max_lag(max_lag, bias)
+        self.max_lag = max_lag
+        self.shift = shift
+        self.from_input = nn.Linear(input_size, 2 * hidden_size, bias=bias)  # rows: z, then k
+        self.W_h = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        if shift == 0.0:
+            self.singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.5, 0.5))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        orthogonal_linear_(self.from_input, blocks=2, generator=generator)
+        orthogonal_(self.W_h, generator=generator)
+        if self.max_lag is not None:
+            _, b_k = self.from_input.bias.detach().chunk(2)
+            chrono_(b_k, self.max_lag, generator=generator).neg_()
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        z, a = self.from_input(x).chunk(2, dim=-1)
+        return Inputs(torch.tanh(z), a)
+
+    def weights(self) -> Weights:
+        return Weights(self.W_h)
+
+    def initial_state(self, batch: int) -> State:
+        return State(self.W_h.new_zeros(batch, self.output_size))
+
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        a = inputs.a + linear(state.h, weights.W_h)
+        k = torch.sigmoid(a)
+        write = k if self.shift == 0.0 else torch.sigmoid(a + self.shift)
+        return State(torch.tanh((1 - k) * state.h + write * inputs.z))

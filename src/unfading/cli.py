@@ -1,0 +1,74 @@
+"""The command line: one function per verb, flags from its signature."""
+
+import os
+import sys
+from json import dumps
+
+from unfading import catalogue
+from unfading.errors import check_count
+
+
+def cells(
+    input_size: int = 1,
+    hidden_size: int = 128,
+    length: int = 784,
+    json: bool = False,
+) -> None:
+    """List every cell: state sizes, recurrent matrices per step, parameters, multiply-adds, paper.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: hidden size at which the cells are measured.
+        length: steps of a sequence.
+        json: print JSON instead of a table.
+    """
+    check_count("--input-size", input_size)
+    check_count("--hidden-size", hidden_size)
+    check_count("--length", length)
+    entries = [
+        catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length) for cell in catalogue.cells()
+    ]
+    if json:
+        print(dumps([entry._asdict() for entry in entries], indent=2))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
+        caption="mats: products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
+        "products, the input's projection included.",
+    )
+    table.add_column("cell", style="bold", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for heading in ("mats", "params", "MAC/step", "MAC/seq."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("paper")
+    for entry in entries:
+        table.add_row(
+            entry.name,
+            " ".join(f"{name}:{size}" for name, size in entry.state.items()),
+            f"{entry.recurrent_matrices:.3g}",
+            f"{entry.parameters:,}",
+            f"{entry.multiply_adds_per_step:,}",
+            f"{entry.multiply_adds_per_sequence / 1e6:,.1f} M",
+            entry.paper,
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    """Entry point of the `unfading` command; a wrong argument is one sentence and exit code 2."""
+    import tyro
+
+    try:
+        tyro.extras.subcommand_cli_from_dict({"cells": cells}, prog="unfading", config=[tyro.conf.FlagCreatePairsOff])
+    except (ValueError, TypeError) as error:
+        print(f"unfading: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader has gone (`unfading cells | head`); nothing is left to say, not even at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

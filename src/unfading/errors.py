@@ -1,0 +1,44 @@
+"""Sentences for wrong arguments: each names the thing, what came, what was wanted and the nearest way out."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def check_count(name: str, value: int, *, least: int = 1) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int of at least {least}; got {value!r} ({type(value).__name__}).")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}; got {value}. Nearest valid: {least}.")
+
+
+def check_rank(name: str, rank: int, size: int, *, least: int = 1) -> None:
+    """Raise unless `rank` lies in [least, size], the ranks that a size x size matrix can have."""
+    check_count(name, rank, least=least)
+    if rank > size:
+        raise ValueError(f"{name} cannot be larger than the matrix; got {name}={rank} for size {size}. Largest: {size}.")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise unless `value` is a number in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number in [0, 1]; got {value!r} ({type(value).__name__}).")
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1]; got {value}. Nearest valid: {min(max(value, 0.0), 1.0)}.")
+
+
+def check_max_lag(max_lag: int | None, bias: bool) -> None:
+    """Raise where a chrono start is asked for and cannot be."""
+    if max_lag is None:
+        return
+    check_count("max_lag", max_lag, least=2)
+    if not bias:
+        raise ValueError(f"max_lag={max_lag} starts a bias, and bias=False leaves none. Drop one of the two.")
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
+    """The sentence for a name that does not exist, with the nearest that does."""
+    known = sorted(known)
+    close = get_close_matches(str(name), known, n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
+    return f"unknown {what} {name!r}. {hint}"
