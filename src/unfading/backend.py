@@ -6,7 +6,6 @@ raises with its reason. `with use_backend("reference"):` overrides the layers' o
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -18,18 +17,21 @@ from unfading.scan import scan
 # In the order in which "auto" tries them. The reference takes every cell, so it stands last.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"reference": scan}
 
-_override: ContextVar[str | None] = ContextVar("unfading_backend", default=None)
+# What `use_backend` says. A plain global, hence one for all threads: Dynamo guards on it, so that a compiled layer follows
+# the block it runs in; it cannot trace a ContextVar and bakes a thread-local in.
+_override: str | None = None
 
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Run every layer inside the block on the backend `name`, whatever the layers themselves say."""
+    """Run every layer inside the block, in every thread, on the backend `name`, whatever the layers themselves say."""
+    global _override
     check_backend(name)
-    token = _override.set(name)
+    before, _override = _override, name
     try:
         yield
     finally:
-        _override.reset(token)
+        _override = before
 
 
 def check_backend(name: str) -> None:
@@ -42,6 +44,6 @@ def run(
     cell: Cell, x: Tensor, state: Any, *, lengths: Tensor | None, reverse: bool, start: int, backend: str
 ) -> tuple[Any, Any]:
     """Project x [T, B, I] and run the cell over it: the states after every step, and the final state, as `scan`."""
-    name = _override.get() or backend
+    name = _override or backend
     implementation = IMPLEMENTATIONS["reference" if name == "auto" else name]
     return implementation(cell, cell.project(x, start), state, cell.weights(), lengths=lengths, reverse=reverse)

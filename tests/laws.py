@@ -1,0 +1,156 @@
+"""The laws of a cell, each a function that raises where the cell breaks it. `test_laws` runs them over every cell;
+`test_laws_can_fail` runs them over cells that are broken on purpose."""
+
+import copy
+import pickle
+
+import torch
+from torch.testing import assert_close
+from torch.utils import _pytree
+
+from tests.twins import TWINS
+from unfading.layer import Recurrent
+from unfading.scan import scan
+
+# float64; two orders of summation of the same few dozen terms.
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+T, B, I, H = 7, 3, 2, 5
+
+
+def make(cell, options, seed=0):
+    torch.manual_seed(seed)
+    made = Recurrent(lambda size: cell(size, H, **options), I, dtype=torch.float64).cells[0]
+    # A bias at zero and a step size all equal would hide what a law looks for.
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return made
+
+
+def run(cell, x, state=None, start=0, **kw):
+    state = cell.initial_state(x.shape[1]) if state is None else state
+    return scan(cell, cell.project(x, start), state, cell.weights(), **kw)
+
+
+def random_input(T=T, B=B):
+    return torch.randn(T, B, I, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def two_halves_make_the_whole(cell):
+    x = random_input()
+    whole, final = run(cell, x, start=2)
+    first, state = run(cell, x[:3], start=2)
+    second, end = run(cell, x[3:], state, start=5)
+    for part, a, b in zip(whole, first, second, strict=True):
+        assert_close(torch.cat([a, b]), part, **EXACT)
+    for a, b in zip(end, final, strict=True):
+        assert_close(a, b, **EXACT)
+
+
+def the_future_does_not_reach_back(cell):
+    x = random_input()
+    changed = x.clone()
+    changed[4:] += 1.0
+    for before, after in zip(run(cell, x)[0], run(cell, changed)[0], strict=True):
+        assert_close(before[:4], after[:4], **EXACT)
+        assert not torch.allclose(before[4:], after[4:])
+
+
+def batch_rows_do_not_mix(cell):
+    x = random_input()
+    for row in range(B):
+        changed = x.clone()
+        changed[:, row] += 1.0
+        others = [b for b in range(B) if b != row]
+        for before, after in zip(run(cell, x)[0], run(cell, changed)[0], strict=True):
+            assert_close(before[:, others], after[:, others], **EXACT)
+            assert not torch.allclose(before[:, row], after[:, row])
+
+
+def step_has_the_right_gradient(cell):
+    inputs = cell.project(random_input()[:1])
+    state = run(cell, random_input())[1]
+    pieces, tree = _pytree.tree_flatten((type(inputs)(*(f[0] for f in inputs)), state, cell.weights()))
+    leaves = [piece.detach().clone().requires_grad_() for piece in pieces]
+    assert torch.autograd.gradcheck(lambda *tensors: tuple(cell.step(*_pytree.tree_unflatten(tensors, tree))), leaves)
+
+
+def every_parameter_gets_a_gradient(cell):
+    states, _ = run(cell, random_input())
+    weighted = sum((part * torch.randn_like(part)).sum() for part in states)
+    weighted.backward()
+    for name, parameter in cell.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def padding_changes_nothing(cell, reverse=False):
+    """Row b of a padded batch is that row alone, whatever stands in the padding, in every gradient too."""
+    layer = Recurrent(lambda size: cell, I)
+    lengths = torch.tensor([7, 2, 4])
+    x = random_input()
+    for b, length in enumerate(lengths.tolist()):
+        x[length:, b] = float("nan")
+    x.requires_grad_()
+    inputs = torch.where(torch.isnan(x), 0.0, x)
+    states, final = run(cell, inputs, lengths=lengths, reverse=reverse)
+    for b, length in enumerate(lengths.tolist()):
+        alone, end = run(cell, x[:length, b : b + 1], reverse=reverse)
+        for padded, single in zip(states, alone, strict=True):
+            assert_close(padded[:length, b : b + 1], single, **EXACT)
+            assert (padded[length:, b] == 0).all()
+        for padded, single in zip(final, end, strict=True):
+            assert_close(padded[b : b + 1], single, **EXACT)
+    if not reverse:
+        output, state = layer(x, lengths=lengths)
+        assert_close(output, cell.output(states), **EXACT)
+        (output.sum() + sum(part.sum() for part in state)).backward()
+        assert torch.isfinite(x.grad).all()
+        for parameter in cell.parameters():
+            assert torch.isfinite(parameter.grad).all()
+
+
+def same_seed_same_weights(make_it):
+    for (name, a), (_, b) in zip(make_it(3).state_dict().items(), make_it(3).state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    differ = [not torch.equal(a, b) for a, b in zip(make_it(3).parameters(), make_it(4).parameters(), strict=True)]
+    assert any(differ)
+
+
+def survives_copying(cell):
+    """deepcopy, pickle, state_dict and a change of dtype after a first call."""
+    x = random_input()
+    want, _ = run(cell, x)
+    clone = copy.deepcopy(cell)
+    with torch.no_grad():
+        for parameter in clone.parameters():
+            parameter.zero_()
+    clone.load_state_dict(cell.state_dict())
+    for other in (copy.deepcopy(cell), pickle.loads(pickle.dumps(cell)), clone):
+        for a, b in zip(run(other, x)[0], want, strict=True):
+            assert torch.equal(a, b)
+    single, _ = run(copy.deepcopy(cell).float(), x.float())
+    for a, b in zip(single, want, strict=True):
+        # float32 over seven steps of a cell that may grow.
+        assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+def equation_is_the_papers(cell, name, options):
+    x = random_input()
+    got, _ = run(cell, x)
+    parameters = {key: value.numpy() for key, value in cell.state_dict().items()}
+    for b in range(B):
+        want = TWINS[name](parameters, options, x[:, b].numpy())
+        for part, twin in zip(got, want, strict=True):
+            assert_close(part[:, b].detach(), torch.from_numpy(twin), **EXACT)
+
+
+def nan_stays_in_its_row(cell):
+    x = random_input()
+    x[3, 1] = float("nan")
+    for part in run(cell, x)[0]:
+        assert torch.isfinite(part[:, ::2]).all()
+        assert torch.isfinite(part[:3, 1]).all()
+    output = cell.output(run(cell, x)[0])
+    assert torch.isnan(output[3:, 1]).all()

@@ -1,0 +1,59 @@
+"""Published parameter counts, of the whole model: encoder, recurrent stack, head."""
+
+import pytest
+from torch import nn
+
+import unfading
+from unfading import LastStep, Model
+
+
+def count(rnn, answers):
+    return sum(p.numel() for p in Model(nn.Identity(), rnn, LastStep(rnn.output_size, answers)).parameters())
+
+
+@pytest.mark.parametrize(
+    ("layer", "published"),
+    [
+        (unfading.STAR, [18_186, 67_594, 166_410, 364_042, 759_306]),
+        (unfading.LSTM, [67_850, 199_434, 462_602, 988_938, 2_041_610]),
+        (unfading.ForgetLSTM, [34_570, 100_362, 231_946, 495_114, 1_021_450]),
+        (unfading.Elman, [17_930, 50_826, 116_618, 248_202, 511_370]),
+    ],
+)
+def test_star_table_2(layer, published):
+    assert [count(layer(1, 128, depth), 10) for depth in (1, 2, 4, 8, 16)] == published
+
+
+# Copying memory reads 10 symbols and answers 9; psMNIST reads one pixel and answers 10.
+@pytest.mark.parametrize(
+    ("copying", "psmnist", "counts"),
+    [
+        (unfading.NRU(10, 80, memory_size=64), unfading.NRU(1, 212, memory_size=256), (24_289, 165_690)),
+        (unfading.NRU.released(10, 80, memory_size=64), unfading.NRU.released(1, 212, memory_size=256), (23_569, 165_554)),
+        (unfading.PeepholeLSTM(10, 70), unfading.PeepholeLSTM(1, 200), (23_529, 164_210)),
+        (unfading.GRU(10, 82), unfading.GRU(1, 232), (23_625, 165_194)),
+        (unfading.JANET(10, 101), unfading.JANET(1, 283), (23_542, 164_150)),
+    ],
+    ids=["NRU", "NRU.released", "PeepholeLSTM", "GRU", "JANET"],
+)
+def test_nru_tables(copying, psmnist, counts):
+    assert (count(copying, 9), count(psmnist, 10)) == counts
+
+
+@pytest.mark.parametrize(("K", "published"), [(1, 25_004), (2, 25_304), (3, 25_604)])
+def test_incremental_yelp_without_head_and_embedding(K, published):
+    cell = unfading.IncrementalRNNCell(128, 128, rank=32, steps=300, inner_steps=K)
+    assert sum(p.numel() for p in cell.parameters()) == published
+
+
+def test_incremental_ptb_and_pixel_mnist():
+    ptb = unfading.SiRNNCell(256, 256, rank=15, steps=300)
+    pixel = unfading.SiRNNCell(1, 128, rank=12, steps=784)
+    assert [sum(p.numel() for p in cell.parameters()) for cell in (ptb, pixel)] == [73_772, 4_112]
+
+
+def test_fast_har2():
+    """EdgeML: FastGRNN with ranks 5 and 40 has 7,169 parameters (28.0 KB); dense, without ranks, 7,444."""
+    assert count(unfading.FastGRNN(9, 80, input_rank=5, rank=40), 2) == 7_169
+    assert count(unfading.FastGRNN(9, 80), 2) == 7_444
+    assert count(unfading.Elman(9, 80), 2) == 7_362

@@ -1,0 +1,136 @@
+"""Every law for every cell the catalogue finds, at its defaults and with its options, in float64."""
+
+import inspect
+
+import pytest
+import torch
+
+import unfading
+from tests import laws
+from tests.twins import TWINS
+from tests.variants import every_cell, name
+from unfading import catalogue
+
+each = pytest.mark.parametrize(("cell", "options"), every_cell())
+
+
+@each
+def test_two_halves_make_the_whole(cell, options):
+    laws.two_halves_make_the_whole(laws.make(cell, options))
+
+
+@each
+def test_the_future_does_not_reach_back(cell, options):
+    laws.the_future_does_not_reach_back(laws.make(cell, options))
+
+
+@each
+def test_batch_rows_do_not_mix(cell, options):
+    laws.batch_rows_do_not_mix(laws.make(cell, options))
+
+
+@each
+def test_step_has_the_right_gradient(cell, options):
+    laws.step_has_the_right_gradient(laws.make(cell, options))
+
+
+@each
+def test_every_parameter_gets_a_gradient(cell, options):
+    laws.every_parameter_gets_a_gradient(laws.make(cell, options))
+
+
+@each
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_padding_changes_nothing(cell, options, reverse):
+    laws.padding_changes_nothing(laws.make(cell, options), reverse)
+
+
+@each
+def test_same_seed_same_weights(cell, options):
+    laws.same_seed_same_weights(lambda seed: laws.make(cell, options, seed))
+
+
+@each
+def test_survives_copying(cell, options):
+    laws.survives_copying(laws.make(cell, options))
+
+
+@each
+def test_equation_is_the_papers(cell, options):
+    laws.equation_is_the_papers(laws.make(cell, options), name(cell), options)
+
+
+@each
+def test_nan_stays_in_its_row(cell, options):
+    laws.nan_stays_in_its_row(laws.make(cell, options))
+
+
+@each
+def test_generator_decides_the_start(cell, options):
+    made = laws.make(cell, options)
+    starts = []
+    for seed in (1, 1, 2):
+        made.reset_parameters(torch.Generator().manual_seed(seed))
+        starts.append({key: value.clone() for key, value in made.state_dict().items()})
+        torch.randn(3)  # the global generator must not matter
+    assert all(torch.equal(starts[0][key], starts[1][key]) for key in starts[0])
+    assert any(not torch.equal(starts[0][key], starts[2][key]) for key in starts[0])
+
+
+# Another valid value for an option, where no rule by type gives one.
+OTHER = {
+    "max_lag": 20,
+    "rank": 3,
+    "input_rank": 1,
+    "projection_rank": 1,
+    "erase_heads": 1,
+    "activation": "sigmoid",
+    "gate_activation": "tanh",
+    "memory_size": 16,
+    "heads": 1,
+}
+
+
+def options_of(cell):
+    parameters = inspect.signature(cell).parameters.values()
+    return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+def test_every_option_changes_parameters_or_output(cell):
+    x = laws.random_input()
+    for option in options_of(cell):
+        if option.name in OTHER:
+            other = OTHER[option.name]
+        elif isinstance(option.default, bool):
+            other = not option.default
+        elif isinstance(option.default, int):
+            other = option.default + 1
+        elif isinstance(option.default, float):
+            other = option.default * 0.5 + (0.25 if option.default < 2 else 1.0)
+        else:
+            pytest.fail(f"no other value known for {name(cell)}'s option {option.name}")
+        before, after = laws.make(cell, {}), laws.make(cell, {option.name: other})
+        sizes = [[p.shape for p in made.parameters()] for made in (before, after)]
+        if sizes[0] == sizes[1]:
+            a, b = (laws.run(made, x)[0][0] for made in (before, after))
+            assert not torch.equal(a, b), f"{name(cell)}({option.name}={other!r}) does what {option.default!r} does"
+
+
+@pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+def test_every_cell_has_its_line_in_the_package_its_twin_and_its_paper(cell):
+    line = f"{name(cell)} = layer({cell.__name__})"
+    assert getattr(unfading, cell.__name__, None) is cell, f"__init__.py does not import {cell.__name__}"
+    assert getattr(unfading, name(cell), None) is unfading.layer(cell), f"__init__.py lacks the line: {line}"
+    assert {name(cell), cell.__name__} <= set(unfading.__all__)
+    assert name(cell) in TWINS, f"tests/twins.py lacks the equation of {name(cell)}"
+    assert cell.paper
+
+
+@pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+def test_every_cell_is_constructed_alike_and_documents_its_options(cell):
+    parameters = list(inspect.signature(cell).parameters)
+    assert parameters[:3] == ["input_size", "hidden_size", "bias"]
+    for option in options_of(cell)[1:]:
+        assert f"    {option.name}: " in cell.__doc__, f"{name(cell)} does not document {option.name}"
+        assert option.default is not inspect.Parameter.empty

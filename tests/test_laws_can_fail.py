@@ -1,0 +1,113 @@
+"""Each law turns red on a cell that breaks it."""
+
+import sys
+
+import pytest
+import torch
+
+from tests import laws
+from unfading.cells.elman import ElmanCell
+from unfading.cells.incremental import IncrementalRNNCell
+from unfading.cells.lstm import LSTMCell
+from unfading.cells.star import STARCell
+
+
+class SwapsTwoGates(LSTMCell):
+    def step(self, inputs, state, weights):
+        i, f, z, o = inputs.a.chunk(4, dim=-1)
+        return super().step(inputs._replace(a=torch.cat([f, i, z, o], dim=-1)), state, weights)
+
+
+class DropsTheStart(IncrementalRNNCell):
+    def project(self, x, start=0):
+        return super().project(x)
+
+
+class MixesRows(ElmanCell):
+    def step(self, inputs, state, weights):
+        return super().step(inputs, state._replace(h=state.h.flip(0)), weights)
+
+
+class SeesTheFuture(ElmanCell):
+    def project(self, x, start=0):
+        return super().project(x + x.mean(0))
+
+
+class DetachesTheState(STARCell):
+    def step(self, inputs, state, weights):
+        return super().step(inputs, state._replace(h=state.h.detach()), weights)
+
+
+class ForgetsABias(STARCell):
+    def project(self, x, start=0):
+        inputs = super().project(x)
+        return inputs._replace(a=inputs.a - self.from_input.bias[self.output_size :])
+
+
+class SwallowsNaN(ElmanCell):
+    def step(self, inputs, state, weights):
+        return super().step(inputs._replace(a=inputs.a.nan_to_num()), state, weights)
+
+
+class HasAHiddenSeed(ElmanCell):
+    def reset_parameters(self, generator=None):
+        super().reset_parameters(torch.Generator().manual_seed(42))
+
+
+class RemembersCalls(ElmanCell):
+    calls = 0
+
+    def project(self, x, start=0):
+        self.calls += 1
+        return super().project(x * self.calls)
+
+
+def fails(law, *arguments):
+    with pytest.raises((AssertionError, RuntimeError)):
+        law(*arguments)
+
+
+def test_swapped_gates_break_the_equation():
+    cell = laws.make(SwapsTwoGates, {})
+    fails(laws.equation_is_the_papers, cell, "LSTM", {})
+
+
+def test_a_forgotten_bias_breaks_the_equation():
+    fails(laws.equation_is_the_papers, laws.make(ForgetsABias, {}), "STAR", {})
+
+
+def test_a_dropped_start_breaks_the_halves():
+    fails(laws.two_halves_make_the_whole, laws.make(DropsTheStart, {"steps": 6, "eta": 0.3}))
+
+
+def test_mixed_rows_break_the_rows():
+    fails(laws.batch_rows_do_not_mix, laws.make(MixesRows, {}))
+
+
+def test_a_look_ahead_breaks_causality():
+    fails(laws.the_future_does_not_reach_back, laws.make(SeesTheFuture, {}))
+
+
+def test_a_detached_state_breaks_the_gradient():
+    fails(laws.step_has_the_right_gradient, laws.make(DetachesTheState, {}))
+
+
+def test_a_swallowed_nan_breaks_the_nan_law():
+    fails(laws.nan_stays_in_its_row, laws.make(SwallowsNaN, {}))
+
+
+def test_a_hidden_seed_breaks_the_seed_law():
+    def make(seed):
+        torch.manual_seed(seed)
+        return HasAHiddenSeed(2, 5)
+
+    fails(laws.same_seed_same_weights, make)
+
+
+def test_state_on_self_breaks_the_copies():
+    fails(laws.survives_copying, laws.make(RemembersCalls, {}))
+
+
+def test_lengths_ignored_break_the_padding(monkeypatch):
+    monkeypatch.setattr(sys.modules["unfading.scan"], "flip", lambda value, lengths: value.flip(0))
+    fails(laws.padding_changes_nothing, laws.make(ElmanCell, {}), True)
