@@ -261,7 +261,14 @@ def test_func_transforms_and_double_backward(make):
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0].square().sum(), given(2, 1, I).requires_grad_())
 
 
+@pytest.fixture
+def fresh_dynamo():
+    """Dynamo counts recompilations per line of code, over all tests; each test starts at none."""
+    torch._dynamo.reset()
+
+
 @each
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_compiles_to_one_graph(make):
     layer, x = built(make, 2, bidirectional=True), given(4, B, I)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
@@ -270,6 +277,7 @@ def test_compiles_to_one_graph(make):
     assert_close(compiled(x, lengths=lengths)[0], layer(x, lengths=lengths)[0], **EXACT)
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_layer_follows_the_backend_block(monkeypatch):
     from unfading import backend
 

@@ -1,0 +1,150 @@
+"""The project holds to its own rules: who may import whom, size of files, one version, true README and command line."""
+
+import ast
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unfading
+from unfading import catalogue, cli
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "unfading"
+
+# From the bottom up: a module imports only modules of an earlier line.
+LAYERS = [
+    ["errors"],
+    ["initialise"],
+    ["cells"],
+    ["scan"],
+    ["tasks"],
+    ["catalogue"],
+    ["backend"],
+    ["door"],
+    ["layer"],
+    ["convert", "model"],
+    ["cli"],
+    ["__init__"],
+]
+RANK = {module: rank for rank, modules in enumerate(LAYERS) for module in modules}
+
+
+def room(dotted):
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "unfading":
+            yield from ((node.lineno, f"unfading.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_module_imports_upward(path):
+    own = path.relative_to(SOURCE).with_suffix("").parts[0]
+    for line, name in imports(path):
+        if name.split(".")[0] == "unfading":
+            other = room(name)
+            assert RANK[other] < RANK[own] or other == own, f"{path}:{line} imports {name}, which stands above it"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_file_is_one_idea(path):
+    assert len(path.read_text().splitlines()) < 300
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_only_torch_is_imported_with_the_package():
+    code = "import sys, unfading, unfading.cli; print([m for m in ('tyro', 'rich', 'triton') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_readme_examples_run():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    scope = {}
+    for block in blocks:
+        exec(block, scope)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_docs_examples_run(page):
+    scope = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(block, scope)
+
+
+def test_every_link_in_the_docs_leads_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_choosing_a_cell_names_every_cell():
+    page = (ROOT / "docs" / "choosing-a-cell.md").read_text()
+    for cell in catalogue.cells():
+        assert f"`{cell.__name__.removesuffix('Cell')}`" in page, cell.__name__
+
+
+def test_changelog_and_citation_know_the_version():
+    assert f"## {unfading.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {unfading.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def run(*arguments):
+    environment = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-c", "from unfading.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_cells_as_a_table_and_as_json():
+    table = run("cells")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    answer = run("cells", "--json", "--hidden-size", "16", "--input-size", "3", "--length", "100")
+    entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
+    assert set(entries) == {cell.__name__.removesuffix("Cell") for cell in catalogue.cells()}
+    for name in entries:
+        assert name in table.stdout
+    lstm = entries["LSTM"]
+    assert lstm["state"] == {"h": 16, "c": 16}
+    assert lstm["recurrent_matrices"] == 4
+    assert lstm["parameters"] == 4 * 16 * (16 + 3 + 1)
+    assert lstm["multiply_adds_per_step"] == 4 * 16 * (16 + 3)
+    assert lstm["multiply_adds_per_sequence"] == 100 * 4 * 16 * (16 + 3)
+    # K = 5 inner steps of two thin dots at rank 4, and P (W x + b).
+    assert entries["IncrementalRNN"]["multiply_adds_per_step"] == 5 * 2 * 16 * 4 + 16 * 3 + 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["cells", "--hidden-size", "0"], "--hidden-size must be at least 1; got 0"),
+        (["cells", "--hiden-size", "3"], "--hidden-size"),
+        (["cels"], "cells"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments, sentence):
+    answer = run(*arguments)
+    assert answer.returncode == 2
+    assert sentence in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_every_public_name_is_documented():
+    for name in unfading.__all__:
+        assert inspect.getdoc(getattr(unfading, name)), name
+    assert cli.cells.__doc__
