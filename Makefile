@@ -33,7 +33,7 @@ wheel-check: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e . mypy numpy pytest pytest-xdist ruff
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:

@@ -57,7 +57,7 @@ class QuietCell(unfading.Cell):
         return State(h, 0.5 * state.energy + both)
 
     def output(self, state):
-        return torch.cat([state.h, state.energy], dim=-1)
+        return torch.cat([state.h, 1 - state.energy], dim=-1)
 
 
 Quiet = unfading.layer(QuietCell)
