@@ -5,14 +5,16 @@ raises with its reason. `with use_backend("reference"):` overrides the layers' o
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.scan import scan
+from unfading.segments import run_in_segments
 
 # In the order in which "auto" tries them. The reference takes every cell, so it stands last.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"reference": scan}
@@ -41,9 +43,25 @@ def check_backend(name: str) -> None:
 
 
 def run(
-    cell: Cell, x: Tensor, state: Any, *, lengths: Tensor | None, reverse: bool, start: int, backend: str
+    cell: Cell,
+    x: Tensor,
+    state: Any,
+    *,
+    lengths: Tensor | None,
+    reverse: bool,
+    start: int,
+    backend: str,
+    checkpoint_every: int | None,
 ) -> tuple[Any, Any]:
     """Project x [T, B, I] and run the cell over it: the states after every step, and the final state, as `scan`."""
     name = _override or backend
     implementation = IMPLEMENTATIONS["reference" if name == "auto" else name]
-    return implementation(cell, cell.project(x, start), state, cell.weights(), lengths=lengths, reverse=reverse)
+    # Matrices are built in the precision of their parameters; autocast is for the products with them.
+    casting = torch.is_autocast_enabled(x.device.type)
+    with torch.autocast(x.device.type, enabled=False) if casting else nullcontext():
+        weights = cell.weights()
+    if checkpoint_every is None:
+        return implementation(cell, cell.project(x, start), state, weights, lengths=lengths, reverse=reverse)
+    return run_in_segments(
+        implementation, cell, x, state, weights, every=checkpoint_every, lengths=lengths, reverse=reverse, start=start
+    )

@@ -31,13 +31,14 @@ def cells(
     if json:
         print(dumps([entry._asdict() for entry in entries], indent=2))
         return
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     table = Table(
-        box=SIMPLE_HEAD,
+        box=None,
+        pad_edge=False,
         padding=(0, 1, 0, 0),
+        header_style="underline",
         title=f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
         caption="mats: products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
         "products, the input's projection included.",

@@ -9,7 +9,8 @@ from unfading.cells.base import Cell
 from unfading.cells.elman import ElmanCell
 from unfading.cells.gru import GRUCell
 from unfading.cells.lstm import LSTMCell
-from unfading.layer import Layer, Recurrent, layer
+from unfading.layer import Layer, layer
+from unfading.recurrent import Recurrent
 
 
 @torch.no_grad()
@@ -60,16 +61,20 @@ def from_torch(module: nn.RNN | nn.LSTM | nn.GRU) -> Layer:
 @torch.no_grad()
 def to_torch(made: Recurrent) -> nn.RNN | nn.LSTM | nn.GRU:
     """The torch.nn module that computes what an Elman, LSTM or GRU(reset_after=True) layer does, with copies of its weights."""
-    first: Any = made.cells[0]
     name = type(made).__name__
     if not isinstance(made, Layer) or made.cell not in (ElmanCell, LSTMCell, GRUCell):
         raise TypeError(f"to_torch takes an Elman, LSTM or GRU layer, which torch.nn knows; got {name}.")
+    first: Any = made.cells[0]
     if isinstance(first, GRUCell) and not first.reset_after:
         raise ValueError("nn.GRU resets after the product; got a GRU with reset_after=False, which torch.nn does not have.")
     if isinstance(first, ElmanCell) and first.activation not in ("tanh", "relu"):
         raise ValueError(f"nn.RNN knows tanh and relu; got Elman with activation={first.activation!r}.")
     if made.learned_state is not None:
         raise ValueError(f"torch.nn has no learnt initial state; got {name} with learn_initial_state=True.")
+    if made.recurrent_dropout or made.zoneout:
+        raise ValueError(f"torch.nn has neither recurrent dropout nor zoneout; got {name} with one of them above 0.")
+    if made.options.get("normalise"):
+        raise ValueError(f"torch.nn has no layer norm inside a step; got {name} with normalise=True.")
     modules: dict[type[Cell], Any] = {ElmanCell: nn.RNN, LSTMCell: nn.LSTM, GRUCell: nn.GRU}
     options = {"nonlinearity": first.activation} if isinstance(first, ElmanCell) else {}
     bias = first.from_input.bias is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from unfading.errors import check_count
-from unfading.scan import zero_past
+from unfading.lengths import zero_past
 
 
 class Sequences(NamedTuple):
@@ -109,11 +109,12 @@ def _checked_parts(state: Any, own: Any, name: str, front: list[int], batched: b
         shape = [*front, *(mine.shape if batched else mine.shape[1:])]
         if list(part.shape) != shape:
             raise ValueError(f"{name}'s state {field} must have shape {shape} for this input; got {list(part.shape)}.")
-        if part.dtype != mine.dtype or part.device != mine.device:
-            raise TypeError(
-                f"{name}'s state {field} must be {mine.dtype} on {mine.device}; got {part.dtype} on {part.device}. "
-                f"Convert it with {field}.to({str(mine.device)!r}, {mine.dtype})."
-            )
+        if part.device != mine.device:
+            way_out = f"Move it with {field}.to({str(mine.device)!r})."
+            raise ValueError(f"{name} lives on {mine.device}, its state {field} on {part.device}. {way_out}")
+        if part.dtype != mine.dtype:
+            way_out = f"Convert it with {field}.to({mine.dtype})."
+            raise TypeError(f"{name}'s state {field} must be {mine.dtype}; got {part.dtype}. {way_out}")
         parts.append(part if batched else part.unsqueeze(len(front)))
     return parts
 
@@ -141,7 +142,9 @@ def _check_tensor(x: Tensor, name: str, input_size: int, batch_first: bool, like
         )
     if not x.dtype.is_floating_point:
         raise TypeError(f"{name} takes floating-point input; got {x.dtype}. For tokens, put an nn.Embedding before it.")
-    if x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
+    # Autocast casts to and from float32 and the half types; float64 it leaves as it is.
+    cast = torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, like.dtype)
+    if x.dtype != like.dtype and not cast:
         raise TypeError(
             f"{name} has parameters in {like.dtype}; got input in {x.dtype}. Convert the input with x.to({like.dtype}), or "
             f"the layer with layer.to({x.dtype})."
@@ -155,8 +158,8 @@ def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
         raise TypeError(f"lengths must be an int64 tensor of shape [{B}]; got {got}. Use torch.as_tensor(lengths).long().")
     if lengths.shape != (B,):
         raise ValueError(f"lengths must have one entry per row, shape [{B}]; got {list(lengths.shape)}.")
-    # The values of a traced tensor cannot be looked at; in a compiled graph they are taken on trust.
-    if not torch.compiler.is_compiling():
+    # Values that are traced or batched by a transform cannot be looked at, and are taken on trust.
+    if not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None:
         wrong = lengths[(lengths < 1) | (lengths > T)]
         if len(wrong):
             raise ValueError(f"lengths must lie in 1..{T}, the steps of the input; got {int(wrong[0])}.")

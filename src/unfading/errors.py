@@ -19,12 +19,24 @@ def check_rank(name: str, rank: int, size: int, *, least: int = 1) -> None:
         raise ValueError(f"{name} cannot be larger than the matrix; got {name}={rank} for size {size}. Largest: {size}.")
 
 
+def check_number(name: str, value: float) -> None:
+    """Raise unless `value` is a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
+
+
 def check_share(name: str, value: float) -> None:
     """Raise unless `value` is a number in [0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number in [0, 1]; got {value!r} ({type(value).__name__}).")
+    check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must lie in [0, 1]; got {value}. Nearest valid: {min(max(value, 0.0), 1.0)}.")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise unless `value` is a number above zero."""
+    check_number(name, value)
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0; got {value}.")
 
 
 def check_max_lag(max_lag: int | None, bias: bool) -> None:

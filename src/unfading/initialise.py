@@ -1,7 +1,7 @@
 """Where weights start: orthogonal, identity, Gaussian, uniform, chrono. Each fills its tensor in place.
 
-Each takes a generator; None draws from torch's global one. A generator may live on another device than the tensor: the
-numbers are drawn where the generator lives and copied, so one CPU generator gives one set of weights on every device.
+Each that draws takes a generator; None draws from torch's global one. A generator may live on another device than the tensor:
+the numbers are drawn where the generator lives and copied, so one CPU generator gives one set of weights on every device.
 """
 
 import torch

@@ -1,165 +1,14 @@
-"""Layers: stacks of cells with the constructor, shapes and behaviour of torch.nn's recurrent layers.
-
-    output, state = layer(x, state=None, *, lengths=None, start=0)
-
-`Recurrent` runs any cell; `layer(XCell)` makes the class `X` that is constructed like `nn.LSTM`. State comes in and goes out
-as the cell's own NamedTuple, each part [layers * directions, B, n] in torch.nn's order, and is nowhere remembered.
-"""
+"""Layers: `layer(XCell)` makes the class `X`, a stack of that cell which is constructed like torch.nn's recurrent layers."""
 
 import inspect
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree
 
-from unfading.backend import check_backend, run
 from unfading.cells.base import Cell
-from unfading.door import Sequences, enter, enter_state, leave, leave_state
-from unfading.errors import check_count, check_share, unknown
-from unfading.scan import zero_past
-
-
-class Recurrent(nn.Module):
-    """A stack of any cell, run over time.
-
-    Args:
-        make_cell: makes one cell for a given input size; called once per layer and direction.
-        input_size: features of the input.
-        num_layers: layers, each reading the output of the one below.
-        batch_first: input and output are [B, T, n] instead of [T, B, n]. As in torch.nn, not the state.
-        dropout: share of each layer's output that is dropped in training, except the last layer's.
-        bidirectional: a second cell per layer reads each row from its end; outputs are joined.
-        learn_initial_state: make the state before the first step a parameter; it starts at the cell's own.
-        backend: which implementation runs the loop over time; see `unfading.use_backend`.
-        device: where the parameters are made.
-        dtype: of the parameters.
-    """
-
-    def __init__(
-        self,
-        make_cell: Callable[[int], Cell],
-        input_size: int,
-        num_layers: int = 1,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        *,
-        learn_initial_state: bool = False,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__()
-        check_count("input_size", input_size)
-        check_count("num_layers", num_layers)
-        check_share("dropout", dropout)
-        check_backend(backend)
-        if dropout and num_layers == 1:
-            warnings.warn(
-                f"dropout={dropout} acts between layers, and num_layers=1 has nothing between; it does nothing here.",
-                stacklevel=2,
-            )
-        self.input_size = input_size
-        self.num_layers = num_layers
-        self.batch_first = batch_first
-        self.dropout = dropout
-        self.bidirectional = bidirectional
-        self.backend = backend
-        self.directions = 2 if bidirectional else 1
-        with _made_on(device, dtype):
-            cells: list[Cell] = []
-            for _ in range(num_layers):
-                size = cells[-1].output_size * self.directions if cells else input_size
-                cells.extend(_made_cell(make_cell, size) for _ in range(self.directions))
-        self.cells = nn.ModuleList(cells)
-        self.to(device=device, dtype=dtype)
-        self.output_size = cells[-1].output_size * self.directions
-
-        initial = [cell.initial_state(1) for cell in cells]
-        # One stacked state where all cells agree; a tuple of states where they differ.
-        self.stacked_state = len({(type(s), tuple(part.shape for part in s)) for s in initial}) == 1
-        self.learned_state = (
-            nn.ParameterList(nn.Parameter(part[0].detach().clone()) for s in initial for part in s)
-            if learn_initial_state
-            else None
-        )
-
-    def forward(
-        self, x: Tensor | PackedSequence, state: Any = None, *, lengths: Tensor | None = None, start: int = 0
-    ) -> tuple[Any, Any]:
-        """Run over x; return the output of the last layer and the final state.
-
-        Args:
-            x: [T, B, I] ([B, T, I] with batch_first), [T, I] unbatched, or a PackedSequence.
-            state: as an earlier call returned it; None starts anew.
-            lengths: int64 [B], in 1..T, any order. Output past a row's end is 0, the final state is that of its last
-                step, and the reverse direction starts at its own end.
-            start: absolute index of x's first step, where x continues an earlier piece.
-        """
-        sequences, output, _, finals = self._run(x, state, lengths, start)
-        state = leave_state(finals, stacked=self.stacked_state, batched=sequences.batched, axis=0)
-        return leave(output, sequences, batch_first=self.batch_first), state
-
-    def trajectory(
-        self, x: Tensor | PackedSequence, state: Any = None, *, lengths: Tensor | None = None, start: int = 0
-    ) -> Any:
-        """The state after every step: as the state that `forward` returns, with a time axis in front.
-
-        Each part is [T, layers * directions, B, n], also with batch_first and for a PackedSequence; zeros past a row's end.
-        """
-        sequences, _, trajectories, _ = self._run(x, state, lengths, start)
-        return leave_state(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
-
-    def _run(
-        self, x: Tensor | PackedSequence, state: Any, lengths: Tensor | None, start: int
-    ) -> tuple[Sequences, Tensor, list[Any], list[Any]]:
-        name, cells = type(self).__name__, cast(list[Cell], self.cells)
-        like = cells[0].initial_state(1)[0]
-        sequences = enter(x, lengths, start, name, self.input_size, batch_first=self.batch_first, like=like)
-        states = self._initial(sequences.x.shape[1])
-        if state is not None:
-            states = enter_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
-        output, lengths = sequences.x, sequences.lengths
-        trajectories, finals = [], []
-        for layer in range(self.num_layers):
-            if layer:
-                output = nn.functional.dropout(output, self.dropout, self.training)
-            sides = []
-            for direction in range(self.directions):
-                i = layer * self.directions + direction
-                trajectory, final = run(
-                    cells[i],
-                    output,
-                    states[i],
-                    lengths=lengths,
-                    reverse=direction == 1,
-                    start=start,
-                    backend=self.backend,
-                )
-                side = cells[i].output(trajectory)
-                sides.append(side if lengths is None else zero_past(side, lengths))
-                trajectories.append(trajectory)
-                finals.append(final)
-            output = torch.cat(sides, dim=-1) if self.bidirectional else sides[0]
-        return sequences, output, trajectories, finals
-
-    def _initial(self, batch: int) -> list[Any]:
-        states = [cell.initial_state(batch) for cell in cast(list[Cell], self.cells)]
-        if self.learned_state is None:
-            return states
-        learned = iter(self.learned_state)
-        return [type(s)(*(next(learned).expand_as(part) for part in s)) for s in states]
-
-    def extra_repr(self) -> str:
-        said = {"batch_first": self.batch_first, "dropout": self.dropout, "bidirectional": self.bidirectional}
-        shown = "".join(f", {name}={value}" for name, value in said.items() if value)
-        return f"{self.input_size}, num_layers={self.num_layers}{shown}"
+from unfading.errors import check_count, unknown
+from unfading.recurrent import Recurrent
 
 
 class Layer(Recurrent):
@@ -177,7 +26,10 @@ class Layer(Recurrent):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
         learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -194,18 +46,28 @@ class Layer(Recurrent):
             batch_first,
             dropout,
             bidirectional,
+            recurrent_dropout=recurrent_dropout,
+            zoneout=zoneout,
             learn_initial_state=learn_initial_state,
+            checkpoint_every=checkpoint_every,
             backend=backend,
             device=device,
             dtype=dtype,
         )
         self.hidden_size = hidden_size
+        self.options = options
+
+    def extra_repr(self) -> str:
+        sizes, _, rest = super().extra_repr().partition(", ")
+        return ", ".join([sizes, str(self.hidden_size), rest, *(f"{name}={value!r}" for name, value in self.options.items())])
 
     @classmethod
     def released(cls, input_size: int, hidden_size: int, *arguments: Any, **options: Any) -> Self:
         """The form of the authors' released code, where it differs from the paper's; arguments as the class's own."""
         if cls.cell.released is None:
-            raise ValueError(f"no released code is known to differ from {cls.__name__}'s equation. Use {cls.__name__}(...).")
+            raise ValueError(
+                f"{cls.__name__} offers no released form; the docstring of {cls.cell.__module__} says what differs."
+            )
         return cls(input_size, hidden_size, *arguments, **{**cls.cell.released, **options})
 
 
@@ -235,31 +97,3 @@ def layer(cell: type[Cell]) -> type[Layer]:
 def _options(cell: type[Cell]) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(cell).parameters
     return {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY and n != "bias"}
-
-
-def detach(state: Any) -> Any:
-    """The same state, cut off from the graph that computed it: for truncated backpropagation through time."""
-    return _pytree.tree_map_only(Tensor, torch.Tensor.detach, state)
-
-
-def _made_cell(make_cell: Callable[[int], Cell], size: int) -> Cell:
-    cell = make_cell(size)
-    if not isinstance(cell, Cell):
-        raise TypeError(f"make_cell must return an unfading.Cell; got {type(cell).__name__}.")
-    if cell.input_size != size:
-        raise ValueError(f"make_cell({size}) must return a cell with input_size={size}; got {cell.input_size}.")
-    return cell
-
-
-@contextmanager
-def _made_on(device: torch.device | str | None, dtype: torch.dtype | None) -> Iterator[None]:
-    """Parameters are made on `device` and in `dtype`, not cast to it: an orthogonal start is orthogonal in float64 too."""
-    before = torch.get_default_dtype()
-    if dtype is not None and not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
-    torch.set_default_dtype(before if dtype is None else dtype)
-    try:
-        with nullcontext() if device is None else torch.device(device):
-            yield
-    finally:
-        torch.set_default_dtype(before)

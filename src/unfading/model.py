@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unfading.layer import Recurrent
+from unfading.recurrent import Recurrent
 
 
 class Model(nn.Module):

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from unfading.cells.base import Cell
+from unfading.lengths import flip, zero_past
 
 
 def scan(
@@ -21,13 +23,14 @@ def scan(
         inputs: what `cell.project` gave: fields [T, B, n], or [T, 1, n] if named in `cell.shared`, or [1, B, n] if named
             in `cell.constant`.
         state: before the first step, each part [B, n].
-        lengths: int64 [B], in 1..T. A row's state stands still after its last step; the states past it come back as zeros.
+        lengths: int64 [B], at most T. A row's state stands still after its last step; the states past it come back as zeros.
         reverse: run each row from its own last step to its first. Shared fields are read by processing step, the others
             by time; the states come back in the order of time.
     """
+    leaves, tree = _pytree.tree_flatten(inputs)
+    T = check_inputs(cell, inputs, batch=state[0].shape[0])
     rows = []
-    T = next(len(value) for name, value in inputs._asdict().items() if name not in cell.constant)
-    for name, value in inputs._asdict().items():
+    for name, value in zip(leaf_names(inputs), leaves, strict=True):
         if name in cell.constant:
             rows.append(value.unbind(0) * T)
         elif reverse and name not in cell.shared:
@@ -37,7 +40,7 @@ def scan(
 
     states = []
     for t, inputs_t in enumerate(zip(*rows, strict=True)):
-        new = _checked(cell, cell.step(type(inputs)(*inputs_t), state, weights), state)
+        new = _checked(cell, cell.step(_pytree.tree_unflatten(inputs_t, tree), state, weights), state)
         if lengths is not None:
             new = [torch.where(_as_column(t < lengths, n), n, old) for n, old in zip(new, state, strict=True)]
         state = type(state)(*new)
@@ -51,21 +54,33 @@ def scan(
     return type(state)(*trajectory), state
 
 
-def flip(value: Tensor, lengths: Tensor | None) -> Tensor:
-    """[T, B, ...] with each row's first `length` steps in reverse order, the rest in place."""
-    if lengths is None:
-        return value.flip(0)
-    t = torch.arange(value.shape[0], device=value.device).unsqueeze(1)
-    mirrored = lengths - 1 - t
-    index = torch.where(mirrored < 0, t, mirrored)
-    return value.gather(0, index.reshape(*index.shape, *[1] * (value.dim() - 2)).expand_as(value))
+def leaf_names(inputs: Any, prefix: str = "") -> list[str]:
+    """The names of the tensors in a NamedTuple, or in tuples nested in it: "a", "inner.eta", "masks.0"."""
+    names = []
+    for name, value in zip(getattr(inputs, "_fields", range(len(inputs))), inputs, strict=True):
+        names += leaf_names(value, f"{prefix}{name}.") if isinstance(value, tuple) else [f"{prefix}{name}"]
+    return names
 
 
-def zero_past(value: Tensor, lengths: Tensor) -> Tensor:
-    """[T, B, ...] with zeros after each row's last step, whatever stood there."""
-    t = torch.arange(value.shape[0], device=value.device).unsqueeze(1)
-    past = t >= lengths
-    return value.masked_fill(past.reshape(*past.shape, *[1] * (value.dim() - 2)), 0.0)
+def check_inputs(cell: Cell, inputs: Any, batch: int) -> int:
+    """Hold what `project` gave to what the cell declares of it; return T."""
+    name = type(cell).__name__
+    if not hasattr(inputs, "_fields"):
+        raise TypeError(f"{name}.project must return a NamedTuple of tensors; got {type(inputs).__name__}.")
+    leaves = dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
+    for kind, declared in (("shared", cell.shared), ("constant", cell.constant)):
+        for field in declared:
+            if field not in leaves:
+                raise ValueError(f"{name}.{kind} names {field!r}, which is no field of its inputs: {', '.join(leaves)}.")
+    T = next((len(value) for field, value in leaves.items() if field not in cell.constant), 0)
+    for field, value in leaves.items():
+        wanted = (1, batch) if field in cell.constant else (T, 1) if field in cell.shared else (T, batch)
+        if tuple(value.shape[:2]) != wanted:
+            raise ValueError(
+                f"{name}.project must give {field} of shape [{wanted[0]}, {wanted[1]}, n]; got {list(value.shape)}. One row "
+                f"for the whole batch is declared in `shared`, one value for all time in `constant`."
+            )
+    return T
 
 
 def _checked(cell: Cell, new: Any, old: Any) -> Any:

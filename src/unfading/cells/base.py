@@ -37,6 +37,12 @@ def activation(name: Activation) -> Callable[[Tensor], Tensor]:
     return function
 
 
+def known_activation(name: Activation) -> Activation:
+    """The name itself, or a ValueError where there is no such activation: for constructors."""
+    activation(name)
+    return name
+
+
 @dataclass(frozen=True)
 class LowRank:
     """The matrix identity * I + left @ right, kept in its factors.
@@ -69,12 +75,37 @@ _pytree.register_pytree_node(
 )
 
 
-def linear(v: Tensor, W: Tensor | LowRank) -> Tensor:
+@dataclass(frozen=True)
+class Masked:
+    """The matrix W diag(mask), with a mask of its own for each row of the batch: what recurrent dropout makes of W.
+
+    Args:
+        matrix: W, [n, m].
+        mask: [B, m].
+    """
+
+    matrix: "Tensor | LowRank | Masked"
+    mask: Tensor
+
+    def __getitem__(self, rows: slice) -> "Masked":
+        if isinstance(self.matrix, LowRank):
+            raise TypeError("a LowRank matrix has no rows to take; keep each matrix of a step in a field of its own.")
+        return Masked(self.matrix[rows], self.mask)
+
+
+def linear(v: Tensor, W: Tensor | LowRank | Masked) -> Tensor:
     """v W^T over the last axis: one dot, or two thin ones where W is kept in its factors."""
+    if isinstance(W, Masked):
+        return linear(v * W.mask, W.matrix)
     if isinstance(W, Tensor):
         return functional.linear(v, W)
     product = functional.linear(functional.linear(v, W.right), W.left)
     return product if W.identity == 0.0 else W.identity * v + product
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """For what half precision has not, or cannot do: complex numbers, matrix functions, fixed points."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class Matrix(nn.Module):
@@ -120,13 +151,19 @@ class Cell(nn.Module, ABC):
     """Fields of the inputs that are [1, B, n]: one value for all time (a dropout mask)."""
 
     paper: ClassVar[str] = ""
-    """Where the equation comes from: authors, year."""
+    """Where the equation comes from: first author, year."""
 
     released: ClassVar[Mapping[str, Any] | None] = None
     """The options that turn the paper's equation into the one of its authors' released code, where they differ."""
 
     singular_values_at_zero: Gains | None = None
     """Claim: the step's gains at zero state, zero input, zero biases and square orthogonal matrices."""
+
+    orthogonal_recurrence: str | None = None
+    """Claim: this field of the weights is an orthogonal matrix (of a unitary one, in real pairs), however it is trained."""
+
+    jacobian_at_equilibrium: float | None = None
+    """Claim: dh_t/dh_{t-1} is this multiple of the identity, exactly."""
 
     bounded_state: float | None = None
     """Claim: from the initial state, whatever the input, no entry of the output exceeds this in absolute value."""
@@ -157,6 +194,18 @@ class Cell(nn.Module, ABC):
     @abstractmethod
     def step(self, inputs: Any, state: Any, weights: Any) -> Any:
         """The equation, line for line: the state after one step. Pure; inputs and state have lost their time axis."""
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """A cell is one step, not a layer: always an error, with the way out."""
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} is a cell, one step of a network, and cannot be called; run it with "
+            f"unfading.Recurrent(lambda size: {name}(size, ...), input_size)."
+        )
+
+    def penalty(self) -> Tensor | None:
+        """What training should add to the loss on account of this cell's parameters; None for nothing."""
+        return None
 
     def output(self, state: Any) -> Tensor:
         """What the next layer sees of a state; any leading axes, so that it runs once over all time."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from unfading.errors import check_count
-from unfading.scan import zero_past
+from unfading.lengths import zero_past
 
 
 class Head(nn.Module):
@@ -30,7 +30,8 @@ class LastStep(Head):
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
             return self.answer(output[-1])
-        return self.answer(output[lengths - 1, torch.arange(output.shape[1], device=output.device)])
+        last = lengths.to(output.device) - 1
+        return self.answer(output[last, torch.arange(output.shape[1], device=output.device)])
 
 
 class EveryStep(Head):
@@ -46,4 +47,4 @@ class MeanOverTime(Head):
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
             return self.answer(output.mean(dim=0))
-        return self.answer(zero_past(output, lengths).sum(dim=0) / lengths.unsqueeze(1))
+        return self.answer(zero_past(output, lengths).sum(dim=0) / lengths.to(output.device).unsqueeze(1))

@@ -1,0 +1,139 @@
+"""Wrapper cells: noise on the recurrence of any cell, drawn in `project`, applied around its `step`.
+
+    recurrent dropout:  W h_{t-1}  becomes  W (m * h_{t-1}) in every product of the step, m = Bernoulli(1 - rate) / (1 - rate),
+                        one mask per row and matrix for all time (Gal & Ghahramani 2016); what the state carries is not dropped,
+                        nor what DeepTransition's inner network reads inside; EquilibriumRNN has no product in its step
+    zoneout:            s_t = m_t * s_{t-1} + (1 - m_t) * step(s_{t-1}), m_t = Bernoulli(rate) anew for each step and entry of
+                        every part of the state (Krueger et al. 2017); in evaluation m_t is its expectation, the rate
+
+Layers have both as keywords. Masks come from torch's global generator, as those of nn.Dropout.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unfading.cells.base import Cell, LowRank, Masked
+from unfading.errors import check_share
+
+
+class Inputs(NamedTuple):
+    inner: Any  # what the wrapped cell's project gave
+    masks: tuple[Tensor, ...]  # [1, B, n] per matrix, or [T, B, n] per part of the state; none in evaluation of dropout
+
+
+class WrapperCell(Cell):
+    """What wrappers share: all but the noise is the wrapped cell's own."""
+
+    def __init__(self, cell: Cell, rate: float):
+        super().__init__(cell.input_size, cell.output_size)
+        check_share("rate", rate)
+        self.cell = cell
+        self.rate = rate
+        self.shared = tuple(f"inner.{name}" for name in cell.shared)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether to draw masks: while the innermost cell, which is the one that the network owns, is in training."""
+        return innermost(self).training
+
+    def weights(self) -> Any:
+        return self.cell.weights()
+
+    def initial_state(self, batch: int) -> Any:
+        return self.cell.initial_state(batch)
+
+    def output(self, state: Any) -> Tensor:
+        return self.cell.output(state)
+
+    def penalty(self) -> Tensor | None:
+        return self.cell.penalty()
+
+
+class RecurrentDropoutCell(WrapperCell):
+    """Variational dropout on what a cell's recurrent matrices read.
+
+    Args:
+        cell: the cell to wrap; its step must take its products through `unfading.linear`.
+        rate: share of entries dropped.
+    """
+
+    def __init__(self, cell: Cell, rate: float):
+        super().__init__(cell, rate)
+        if rate == 1.0:
+            raise ValueError("rate=1.0 would drop the whole recurrence; take a rate below 1.")
+        weights = cell.weights()
+        # Columns of every matrix that the step multiplies by.
+        self.columns = {
+            name: (W.right if isinstance(W, LowRank) else W).shape[1]
+            for name, W in zip(weights._fields, weights, strict=True)
+            if isinstance(W, LowRank) or (isinstance(W, Tensor) and W.dim() == 2)
+        }
+        if not self.columns:
+            raise ValueError(f"{type(cell).__name__} has no recurrent matrix for recurrent dropout to act on.")
+
+    @property
+    def constant(self) -> tuple[str, ...]:  # type: ignore[override]
+        masks = tuple(f"masks.{i}" for i in range(len(self.columns))) if self.noisy else ()
+        return (*(f"inner.{name}" for name in self.cell.constant), *masks)
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        inner = self.cell.project(x, start)
+        if not self.noisy:
+            return Inputs(inner, ())
+        keep, state = 1 - self.rate, self.cell.initial_state(1)[0]
+        return Inputs(inner, tuple(_bernoulli(state, keep, (1, x.shape[1], n)) / keep for n in self.columns.values()))
+
+    def step(self, inputs: Inputs, state: Any, weights: Any) -> Any:
+        if not inputs.masks:
+            return self.cell.step(inputs.inner, state, weights)
+        masked = zip(self.columns, inputs.masks, strict=True)
+        weights = weights._replace(**{name: Masked(getattr(weights, name), mask) for name, mask in masked})
+        try:
+            return self.cell.step(inputs.inner, state, weights)
+        except (TypeError, AttributeError) as error:
+            if "Masked" not in str(error):
+                raise
+            name = type(self.cell).__name__
+            raise TypeError(
+                f"recurrent dropout acts where {name}.step calls unfading.linear(v, W); it uses one of "
+                f"{', '.join(self.columns)} in another way ({error}). Write that product with linear, or drop the dropout."
+            ) from error
+
+
+class ZoneoutCell(WrapperCell):
+    """Random entries of the state stand still for a step.
+
+    Args:
+        cell: the cell to wrap.
+        rate: share of entries that stand still.
+    """
+
+    @property
+    def constant(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(f"inner.{name}" for name in self.cell.constant)
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        state = self.cell.initial_state(x.shape[1])
+        if self.noisy:
+            masks = tuple(_bernoulli(part, self.rate, (x.shape[0], *part.shape)) for part in state)
+        else:
+            masks = tuple(part.new_full((), self.rate).expand(x.shape[0], *part.shape) for part in state)
+        return Inputs(self.cell.project(x, start), masks)
+
+    def step(self, inputs: Inputs, state: Any, weights: Any) -> Any:
+        new = self.cell.step(inputs.inner, state, weights)
+        return type(state)(*(m * old + (1 - m) * n for m, old, n in zip(inputs.masks, state, new, strict=True)))
+
+
+def innermost(cell: Cell) -> Cell:
+    """The cell inside all wrappers."""
+    while isinstance(cell, WrapperCell):
+        cell = cell.cell
+    return cell
+
+
+def _bernoulli(like: Tensor, share: float, shape: tuple[int, ...]) -> Tensor:
+    """Ones with probability `share`, else zeros. Out of place, so that vmap can draw for each model anew."""
+    return torch.bernoulli(like.new_full(shape, share))
