@@ -1,9 +1,14 @@
-"""Elman, the plain recurrent network ("vanilla RNN").
+"""Plain recurrent networks: Elman, and its kin that differ in where they start and in phi.
 
-    h_t = phi(W_x x_t + W_h h_{t-1} + b)           phi = tanh, or ReLU
+    h_t = phi(norm(W_x x_t + W_h h_{t-1} + b))
 
-Elman 1990; STAR eq. 15. `nn.RNN` stores a second bias, which adds nothing to the function. Every matrix starts
-orthogonal, as in STAR's experiments; nn.RNN starts uniform.
+Elman (1990; STAR eq. 15): phi = tanh, or ReLU. Every matrix starts orthogonal, as in STAR's experiments; `nn.RNN` starts
+uniform, and stores a second bias, which adds nothing to the function.
+IdentityRNN (Le et al. 2015): phi = ReLU, W_h starts as the identity, W_x as N(0, 0.001^2). NRU's RNN-id, with `normalise=True`.
+OrthogonalRNN (Henaff et al. 2016): phi = ReLU, W_h starts orthogonal and is then free. NRU's RNN-orth, with `normalise=True`.
+LinearRNN: phi is absent, so that h_T is an affine function of the input and the Jacobian is W_h itself.
+
+norm is layer norm (`normalise.py`) where `normalise=True`, else absent.
 """
 
 from typing import NamedTuple
@@ -11,8 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, Gains, activation, linear
-from unfading.initialise import orthogonal_, orthogonal_linear_
+from unfading.cells.base import Activation, Cell, Gains, activation, known_activation, linear
+from unfading.cells.normalise import LayerNorm, Normalise, Plain
+from unfading.initialise import gaussian_, identity_, orthogonal_, orthogonal_linear_
 
 
 class Inputs(NamedTuple):
@@ -21,45 +27,134 @@ class Inputs(NamedTuple):
 
 class Weights(NamedTuple):
     W_h: Tensor  # [H, H]
+    norm: LayerNorm | Plain
 
 
 class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class ElmanCell(Cell):
-    """Plain recurrent cell.
+class PlainCell(Cell):
+    """What plain networks share: all but phi."""
 
-    Args:
-        activation: phi.
-    """
-
-    paper = "Elman 1990"
-
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, activation: Activation = "tanh"):
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, normalise: bool):
         super().__init__(input_size, hidden_size)
-        self.activation: Activation = activation
         self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
         self.W_h = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        if activation == "tanh":
-            self.singular_values_at_zero = Gains(input=(1.0, 1.0), state=(1.0, 1.0))
-        if activation in ("tanh", "sigmoid"):
-            self.bounded_state = 1.0
+        self.norm = Normalise(1, hidden_size, on=normalise)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         orthogonal_linear_(self.from_input, blocks=1, generator=generator)
         orthogonal_(self.W_h, generator=generator)
+        self.norm.reset_parameters()
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         return Inputs(self.from_input(x))
 
     def weights(self) -> Weights:
-        return Weights(self.W_h)
+        return Weights(self.W_h, self.norm())
 
     def initial_state(self, batch: int) -> State:
         return State(self.W_h.new_zeros(batch, self.output_size))
 
+
+class ElmanCell(PlainCell):
+    """Plain recurrent cell.
+
+    Args:
+        activation: phi.
+        normalise: layer norm inside the step.
+    """
+
+    paper = "Elman 1990"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        activation: Activation = "tanh",
+        normalise: bool = False,
+    ):
+        super().__init__(input_size, hidden_size, bias=bias, normalise=normalise)
+        self.activation = known_activation(activation)
+        if activation == "tanh" and not normalise:
+            self.singular_values_at_zero = Gains(input=(1.0, 1.0), state=(1.0, 1.0))
+        if activation in ("tanh", "sigmoid"):
+            self.bounded_state = 1.0
+
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
         phi = activation(self.activation)
-        return State(phi(inputs.a + linear(state.h, weights.W_h)))
+        return State(phi(weights.norm(inputs.a + linear(state.h, weights.W_h))))
+
+
+class OrthogonalRNNCell(ElmanCell):
+    """Plain ReLU cell whose recurrent matrix starts orthogonal; nothing keeps it so.
+
+    Args:
+        activation: phi.
+        normalise: layer norm inside the step, as in NRU's experiments.
+    """
+
+    paper = "Henaff 2016"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        activation: Activation = "relu",
+        normalise: bool = False,
+    ):
+        super().__init__(input_size, hidden_size, bias=bias, activation=activation, normalise=normalise)
+
+
+class IdentityRNNCell(ElmanCell):
+    """Plain ReLU cell whose recurrent matrix starts as the identity.
+
+    Args:
+        activation: phi.
+        normalise: layer norm inside the step, as in NRU's experiments.
+        scale: multiple of the identity at the start; Le et al. take 0.01 where short memory suffices.
+    """
+
+    paper = "Le 2015"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        activation: Activation = "relu",
+        normalise: bool = False,
+        scale: float = 1.0,
+    ):
+        self.scale = scale  # first, since the base class starts the parameters
+        super().__init__(input_size, hidden_size, bias=bias, activation=activation, normalise=normalise)
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        super().reset_parameters(generator)
+        gaussian_(self.from_input.weight, 0.001, generator=generator)
+        identity_(self.W_h, scale=self.scale)
+
+
+class LinearRNNCell(PlainCell):
+    """Plain cell without a nonlinearity; its matrix starts orthogonal.
+
+    Args:
+        normalise: layer norm inside the step; the cell is then no longer linear.
+    """
+
+    paper = "Henaff 2016"
+
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, normalise: bool = False):
+        super().__init__(input_size, hidden_size, bias=bias, normalise=normalise)
+        if not normalise:
+            self.singular_values_at_zero = Gains(input=(1.0, 1.0), state=(1.0, 1.0))
+
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        return State(weights.norm(inputs.a + linear(state.h, weights.W_h)))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, LowRank, Matrix, activation, linear
+from unfading.cells.base import Activation, Cell, LowRank, Matrix, activation, known_activation, linear
 from unfading.errors import check_rank, check_share
 from unfading.initialise import gaussian_
 
@@ -56,7 +56,7 @@ class FastRNNCell(Cell):
         trainable: learn alpha and beta. Otherwise they stay as given, in [0, 1] (the incremental RNN's ablation).
     """
 
-    paper = "Kusupati et al. 2018"
+    paper = "Kusupati 2018"
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class FastRNNCell(Cell):
         trainable: bool = True,
     ):
         super().__init__(input_size, hidden_size)
-        self.activation: Activation = activation
+        self.activation = known_activation(activation)
         self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
         self.U = nn.Parameter(torch.empty(hidden_size, hidden_size))
         self.start = [_logit("alpha", alpha, trainable), _logit("beta", beta, trainable)]
@@ -112,7 +112,7 @@ class FastGRNNCell(Cell):
         nu: where nu starts, in (0, 1).
     """
 
-    paper = "Kusupati et al. 2018"
+    paper = "Kusupati 2018"
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class FastGRNNCell(Cell):
             check_rank("rank", rank, hidden_size)
         if input_rank is not None:
             check_rank("input_rank", input_rank, min(input_size, hidden_size))
-        self.gate_activation: Activation = gate_activation
+        self.gate_activation = known_activation(gate_activation)
         self.start = [_logit("zeta", zeta, True), _logit("nu", nu, True)]
         self.W = Matrix(hidden_size, input_size, rank=input_rank)
         self.U = Matrix(hidden_size, hidden_size, rank=rank)

@@ -8,7 +8,8 @@
 
 Before: Cho et al. 2014, STAR eq. 25-27, NRU's baseline. After: `nn.GRU` and cuDNN. With equal weights the two differ by
 about 0.1. STAR prints the mirror image of the gate (z for 1 - z): the same functions, with W_xz, W_hz, b_z negated.
-Claim (STAR): at zero, with orthogonal matrices, dh/dx has singular values 0.5 and dh/dh 0.25..0.75, in both forms.
+At zero, with orthogonal matrices, dh/dx has singular values 0.5 and dh/dh has them in 0.25..0.75, in both forms. With
+`normalise=True` each gate and the candidate pass a layer norm (`normalise.py`) before their sigmoid or tanh.
 """
 
 from typing import NamedTuple
@@ -17,6 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains, linear
+from unfading.cells.normalise import LayerNorm, Normalise, Plain
 from unfading.initialise import orthogonal_, orthogonal_linear_
 
 
@@ -28,11 +30,15 @@ class Inputs(NamedTuple):
 class Weights(NamedTuple):
     W_rz: Tensor  # [2H, H] rows: r, z
     W_n: Tensor  # [H, H]
+    norm_rz: LayerNorm | Plain
+    norm_n: LayerNorm | Plain
 
 
 class WeightsAfter(NamedTuple):
     W_rz: Tensor  # [2H, H] rows: r, z
     W_n: Tensor  # [H, H]
+    norm_rz: LayerNorm | Plain
+    norm_n: LayerNorm | Plain
     c_n: Tensor  # [H]
 
 
@@ -45,18 +51,31 @@ class GRUCell(Cell):
 
     Args:
         reset_after: reset the product W_hn h + c_n instead of h, as `nn.GRU` does.
+        normalise: layer norm of each gate and of the candidate inside the step.
     """
 
-    paper = "Cho et al. 2014"
-    singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.25, 0.75))
+    paper = "Cho 2014"
+    singular_values_at_zero: Gains | None = Gains(input=(0.5, 0.5), state=(0.25, 0.75))
     bounded_state = 1.0
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, reset_after: bool = False):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        reset_after: bool = False,
+        normalise: bool = False,
+    ):
         super().__init__(input_size, hidden_size)
         self.reset_after = reset_after
         self.from_input = nn.Linear(input_size, 3 * hidden_size, bias=bias)  # rows: r, z, n
         self.W_h = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))  # rows: r, z, n
         self.c_n = nn.Parameter(torch.empty(hidden_size)) if reset_after and bias else None
+        self.norm_rz = Normalise(2, hidden_size, on=normalise)
+        self.norm_n = Normalise(1, hidden_size, on=normalise)
+        if normalise:
+            self.singular_values_at_zero = None
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
@@ -64,6 +83,8 @@ class GRUCell(Cell):
         orthogonal_(self.W_h, blocks=3, generator=generator)
         if self.c_n is not None:
             nn.init.zeros_(self.c_n)
+        self.norm_rz.reset_parameters()
+        self.norm_n.reset_parameters()
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         H = self.output_size
@@ -73,16 +94,17 @@ class GRUCell(Cell):
         H = self.output_size
         W_rz, W_n = self.W_h.split([2 * H, H])
         if not self.reset_after:
-            return Weights(W_rz, W_n)
-        return WeightsAfter(W_rz, W_n, W_n.new_zeros(H) if self.c_n is None else self.c_n)
+            return Weights(W_rz, W_n, self.norm_rz(), self.norm_n())
+        c_n = W_n.new_zeros(H) if self.c_n is None else self.c_n
+        return WeightsAfter(W_rz, W_n, self.norm_rz(), self.norm_n(), c_n)
 
     def initial_state(self, batch: int) -> State:
         return State(self.W_h.new_zeros(batch, self.output_size))
 
     def step(self, inputs: Inputs, state: State, weights: Weights | WeightsAfter) -> State:
-        r, z = torch.sigmoid(inputs.rz + linear(state.h, weights.W_rz)).chunk(2, dim=-1)
+        r, z = torch.sigmoid(weights.norm_rz(inputs.rz + linear(state.h, weights.W_rz))).chunk(2, dim=-1)
         if isinstance(weights, WeightsAfter):
-            n = torch.tanh(inputs.n + r * (linear(state.h, weights.W_n) + weights.c_n))
+            n = inputs.n + r * (linear(state.h, weights.W_n) + weights.c_n)
         else:
-            n = torch.tanh(inputs.n + linear(r * state.h, weights.W_n))
-        return State(z * state.h + (1 - z) * n)
+            n = inputs.n + linear(r * state.h, weights.W_n)
+        return State(z * state.h + (1 - z) * torch.tanh(weights.norm_n(n)))

@@ -19,12 +19,14 @@ What the mathematics says (with A_k = I + eta_k (phi' P U - alpha I), and c = 2 
 - At the published start (eta = 0.01, g_0 = h) the Jacobian is about +I: an ordinary residual network. With g_0 = 0 it is
   about 0.01, and the cell hardly learns.
 - U = I + V H with r < D has ||U|| >= 1 = alpha, so the published form breaks the hypotheses of the theorem. A full U
-  (rank = D) of norm below alpha meets them.
+  (rank = D) of norm below alpha meets them. (Section 3.2 of the paper writes alpha I + V H; eq. 9 and alpha = 1 make it I.)
+- At the start the state grows by an order of exp(eta K T (lambda - 1)), lambda the top eigenvalue of P U: at 128 units, rank
+  32, K = 5 it can overflow float32 before T = 784. Shrink eta like 1 / (K T), or take a smaller rank.
 - With -h in the place of h the Jacobian is I - c' A_K ... A_1, c' = 1 for g_0 = 0 and 0 for g_0 = h: the latter is a pure
   accumulator, and at K = 1 with P = I its U gets no gradient at all.
 
 No released code is known. The authors' later TARNN code fixes what the paper leaves open: g_0 = h, V, H, W ~ N(0, 0.1^2),
-b = 0. A table of eta belongs to sequences of its own length; past its end the last row holds, here and nowhere there.
+b = 0. A table of eta belongs to sequences of its own length; past its end, here, the last row holds.
 """
 
 import math
@@ -33,8 +35,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, LowRank, Matrix, activation, linear
-from unfading.errors import check_count, check_rank
+from unfading.cells.base import Activation, Cell, LowRank, Matrix, activation, known_activation, linear
+from unfading.errors import check_count, check_number, check_rank
 from unfading.initialise import gaussian_
 
 
@@ -51,13 +53,78 @@ class State(NamedTuple):
     h: Tensor  # [B, D]
 
 
-class IncrementalRNNCell(Cell):
+class InnerStepsCell(Cell):
+    """What incremental networks share: the input's map, the table of step sizes, and the K inner steps."""
+
+    shared = ("eta",)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool,
+        inner_steps: int,
+        steps: int,
+        eta: float,
+        learn_eta: bool,
+        alpha: float,
+        activation: Activation,
+        from_zero: bool,
+        minus: bool,
+    ):
+        super().__init__(input_size, hidden_size)
+        check_count("inner_steps", inner_steps)
+        check_count("steps", steps)
+        check_number("eta", eta)
+        check_number("alpha", alpha)
+        self.inner_steps = inner_steps
+        self.eta_start = eta
+        self.alpha = alpha
+        self.activation = known_activation(activation)
+        self.from_zero = from_zero
+        self.minus = minus
+        self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
+        table = torch.empty(steps, inner_steps)
+        if learn_eta:
+            self.eta = nn.Parameter(table)
+        else:
+            self.register_buffer("eta", table)
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        gaussian_(self.from_input.weight, 0.1, generator=generator)
+        if self.from_input.bias is not None:
+            nn.init.zeros_(self.from_input.bias)
+        self.eta.detach().fill_(self.eta_start)
+
+    def step_sizes(self, start: int, stop: int) -> Tensor:
+        """eta of the steps start..stop - 1, [T, 1, K]."""
+        rows = torch.arange(start, stop, device=self.eta.device).clamp(max=self.eta.shape[0] - 1)
+        return self.eta[rows].unsqueeze(1)
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        return Inputs(self.from_input(x), self.step_sizes(start, start + x.shape[0]))
+
+    def initial_state(self, batch: int) -> State:
+        return State(self.from_input.weight.new_zeros(batch, self.output_size))
+
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        phi = activation(self.activation)
+        h = -state.h if self.minus else state.h
+        g = torch.zeros_like(state.h) if self.from_zero else state.h
+        for eta in inputs.eta.split(1, dim=-1):
+            s = g + h
+            g = g + eta * (phi(linear(s, weights.M) + inputs.u) - self.alpha * s)
+        return State(g)
+
+
+class IncrementalRNNCell(InnerStepsCell):
     """Recurrent cell that evolves its state towards an equilibrium.
 
     Args:
         inner_steps: K.
-        rank: r of U = I + V H; None takes a quarter of the hidden size, rounded up (32 of 128: the paper's Yelp model).
-            The full hidden size keeps V H as one dense matrix.
+        rank: r of U = I + V H; None takes an eighth of the hidden size, rounded up. The full hidden size keeps V H as one
+            dense matrix.
         projection_rank: rank of a P = I + V_P H_P of its own; 0 leaves P out (eq. 5); None ties P = U (eq. 9).
         steps: rows of the table of eta: row m serves time step m, the last row all later ones. The paper has one row per
             step of its sequences; 1 gives one eta per inner step for all time.
@@ -69,8 +136,7 @@ class IncrementalRNNCell(Cell):
         minus: -h_{m-1} in the place of h_{m-1}, which turns the limit of the Jacobian from -I to I.
     """
 
-    paper = "Kag et al. 2020"
-    shared = ("eta",)
+    paper = "Kag 2020"
 
     def __init__(
         self,
@@ -89,47 +155,41 @@ class IncrementalRNNCell(Cell):
         from_zero: bool = False,
         minus: bool = False,
     ):
-        super().__init__(input_size, hidden_size)
-        rank = math.ceil(hidden_size / 4) if rank is None else rank
-        check_count("inner_steps", inner_steps)
+        super().__init__(
+            input_size,
+            hidden_size,
+            bias=bias,
+            inner_steps=inner_steps,
+            steps=steps,
+            eta=eta,
+            learn_eta=learn_eta,
+            alpha=alpha,
+            activation=activation,
+            from_zero=from_zero,
+            minus=minus,
+        )
+        rank = math.ceil(hidden_size / 8) if rank is None else rank
         check_rank("rank", rank, hidden_size)
-        check_count("steps", steps)
         if projection_rank is not None:
             check_rank("projection_rank", projection_rank, hidden_size, least=0)
-        self.inner_steps = inner_steps
-        self.eta_start = eta
-        self.alpha = alpha
-        self.activation: Activation = activation
-        self.from_zero = from_zero
-        self.minus = minus
-        self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
         self.U = _near_identity(hidden_size, rank)
         self.tied = projection_rank is None
         self.P = _near_identity(hidden_size, projection_rank) if projection_rank else None
-        table = torch.empty(steps, inner_steps)
-        if learn_eta:
-            self.eta = nn.Parameter(table)
-        else:
-            self.register_buffer("eta", table)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        gaussian_(self.from_input.weight, 0.1, generator=generator)
-        if self.from_input.bias is not None:
-            nn.init.zeros_(self.from_input.bias)
+        super().reset_parameters(generator)
         for matrix in (self.U, self.P):
             if matrix is not None:
                 # One dense V H starts with norm about 0.6; two factors start as the authors' do.
                 std = 0.1 if len(matrix.factors) == 2 else 0.3 / math.sqrt(self.output_size)
                 for factor in matrix.factors:
                     gaussian_(factor, std, generator=generator)
-        self.eta.detach().fill_(self.eta_start)
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
-        u = self.from_input(x)
+        inputs = super().project(x, start)
         P = self.U if self.tied else self.P
-        rows = torch.arange(start, start + x.shape[0], device=x.device).clamp(max=self.eta.shape[0] - 1)
-        return Inputs(u if P is None else linear(u, P()), self.eta[rows].unsqueeze(1))
+        return inputs if P is None else inputs._replace(u=linear(inputs.u, P()))
 
     def weights(self) -> Weights:
         U = self.U()
@@ -137,24 +197,12 @@ class IncrementalRNNCell(Cell):
             return Weights(_square(U))
         return Weights(U if self.P is None else _product(self.P(), U))
 
-    def initial_state(self, batch: int) -> State:
-        return State(self.from_input.weight.new_zeros(batch, self.output_size))
-
-    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
-        phi = activation(self.activation)
-        h = -state.h if self.minus else state.h
-        g = torch.zeros_like(state.h) if self.from_zero else state.h
-        for eta in inputs.eta.split(1, dim=-1):
-            s = g + h
-            g = g + eta * (phi(linear(s, weights.M) + inputs.u) - self.alpha * s)
-        return State(g)
-
 
 class SiRNNCell(IncrementalRNNCell):
     """Incremental RNN with a single inner step, K = 1 (eq. 6).
 
     Args:
-        rank: r of U = I + V H; None takes a quarter of the hidden size, rounded up.
+        rank: r of U = I + V H; None takes an eighth of the hidden size, rounded up.
         projection_rank: rank of a P = I + V_P H_P of its own; 0 leaves P out; None ties P = U.
         steps: rows of the table of eta: row m serves time step m, the last row all later ones.
         eta: where every step size starts.

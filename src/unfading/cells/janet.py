@@ -8,7 +8,7 @@
 JANET: van der Westhuizen & Lasenby 2018; beta = 1 in their later text and in their code, 0 in their first text and in
 NRU's baseline (whose code also draws the chrono bias from integers 1..T_max). ForgetLSTM: STAR eq. 22-24, the tanh inside
 the recurrence; STAR's released code runs another cell under this name, JANET with beta = 1 and a tanh on the output.
-Claim (STAR), ForgetLSTM: at zero, with orthogonal matrices, dh/dx has singular values 0.5 and dh/dh 0..1.
+At zero, with orthogonal matrices, dh/dx of ForgetLSTM has singular values 0.5, dh/dh has them in 0..1.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains, linear
-from unfading.errors import check_max_lag
+from unfading.errors import check_max_lag, check_number
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
 
 
@@ -72,10 +72,11 @@ class JANETCell(ForgetGateCell):
         beta: what is taken off inside the gate on the candidate, so that more is written than forgotten.
     """
 
-    paper = "van der Westhuizen & Lasenby 2018"
+    paper = "Westhuizen 2018"
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, beta: float = 1.0):
         super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+        check_number("beta", beta)
         self.beta = beta
         if beta == 0.0:
             self.bounded_state = 1.0
@@ -93,7 +94,7 @@ class ForgetLSTMCell(ForgetGateCell):
         max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1]. None starts b_f at 1.
     """
 
-    paper = "Turkoglu et al. 2019"
+    paper = "Turkoglu 2019"
     singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.0, 1.0))
     bounded_state = 1.0
 

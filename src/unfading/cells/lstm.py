@@ -11,6 +11,8 @@ Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000; STAR eq.
 W_hi). One bias per gate, as the papers count; `nn.LSTM` stores two. Claim (STAR): at zero, with orthogonal matrices,
 dh/dx and dh/dh with c held have all singular values 0.25; the Jacobian of the whole state (h, c) does not.
 
+With `normalise=True` each gate's pre-activation passes a layer norm (`normalise.py`) before its sigmoid or tanh.
+
 Peepholes (Gers & Schmidhuber 2000) let the gates see the cell state: p_i * c_{t-1} and p_f * c_{t-1} inside i and f,
 p_o * c_t inside o. NRU's LSTM baseline has them: its parameter counts come out with the peepholes only.
 """
@@ -21,6 +23,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains, linear
+from unfading.cells.normalise import LayerNorm, Normalise, Plain
 from unfading.errors import check_max_lag
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, uniform_
 
@@ -31,6 +34,7 @@ class Inputs(NamedTuple):
 
 class Weights(NamedTuple):
     W_h: Tensor  # [4H, H] rows: i, f, z, o
+    norm: LayerNorm | Plain
 
 
 class PeepholeWeights(NamedTuple):
@@ -48,7 +52,7 @@ class State(NamedTuple):
 class _Gates(Cell):
     """What both forms share: the input's matrix, the recurrent one, and where they start."""
 
-    singular_values_at_zero = Gains(input=(0.25, 0.25), state=(0.25, 0.25))
+    singular_values_at_zero: Gains | None = Gains(input=(0.25, 0.25), state=(0.25, 0.25))
     bounded_state = 1.0
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None):
@@ -83,19 +87,35 @@ class LSTMCell(_Gates):
     Args:
         max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1] and b_i = -b_f.
             None starts the forget bias at 1, the others at 0.
+        normalise: layer norm of each gate inside the step.
     """
 
-    paper = "Hochreiter & Schmidhuber 1997"
+    paper = "Hochreiter 1997"
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        max_lag: int | None = None,
+        normalise: bool = False,
+    ):
         super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+        self.norm = Normalise(4, hidden_size, on=normalise)
+        if normalise:
+            self.singular_values_at_zero = None
         self.reset_parameters()
 
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        super().reset_parameters(generator)
+        self.norm.reset_parameters()
+
     def weights(self) -> Weights:
-        return Weights(self.W_h)
+        return Weights(self.W_h, self.norm())
 
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
-        i, f, z, o = (inputs.a + linear(state.h, weights.W_h)).chunk(4, dim=-1)
+        i, f, z, o = weights.norm(inputs.a + linear(state.h, weights.W_h)).chunk(4, dim=-1)
         c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(z)
         return State(torch.sigmoid(o) * torch.tanh(c), c)
 
@@ -110,7 +130,7 @@ class PeepholeLSTMCell(_Gates):
             None starts the forget bias at 1, the others at 0.
     """
 
-    paper = "Gers & Schmidhuber 2000"
+    paper = "Gers 2000"
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None):
         super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)

@@ -11,10 +11,12 @@ Here M is the memory size, k the number of heads, and every f is a learnt linear
 Chandar et al. 2019, eq. 9-17, with the biases that its parameter counts need. An optional ReLU on alpha, beta and v (before
 the norm) makes writing heads only add and erasing heads only take away; the authors use it for language alone.
 
-The authors' released code differs: its heads do not see x_t, and the contributions of the heads are averaged, not summed
-(at k = 4 a quarter of the step). `NRU.released(...)` gives that form, whose counts are the paper's "23.5k" and "165k". Both
-start as nn.Linear does, as the released code; the paper says nothing. The multiplicative memory, which the paper mentions for
-language and never prints, is here m_t = m_{t-1} * (1 + sum_i alpha_i v_i^w - sum_i beta_i v_i^e) from m_0 = 1.
+The authors' released code differs: its heads do not see x_t, and the contributions of the heads are averaged, not summed (at
+k = 4 a quarter of the step). `NRU.released(...)` gives that form, whose counts are the paper's "23.5k" and "165k". The
+printed sum grows fast from its start (at the copying size, memory entries reach 1e5 to 1e9 within 100 steps); averaged heads
+grow more slowly. Both start as nn.Linear does, as the released code; the paper says nothing. The multiplicative memory, which
+the paper mentions for language and never prints, is here m_t = m_{t-1} * (1 + sum_i alpha_i v_i^w - sum_i beta_i v_i^e) from
+m_0 = 1. With `normalise=True` the argument of the ReLU passes a layer norm (`normalise.py`).
 """
 
 import math
@@ -25,11 +27,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, linear
-from unfading.errors import check_count
+from unfading.cells.normalise import LayerNorm, Normalise, Plain
+from unfading.errors import check_count, check_number
 from unfading.initialise import uniform_
-
-# As torch's own normalisation: keeps a direction of norm zero at zero.
-SMALLEST_NORM = 1e-12
 
 
 class Inputs(NamedTuple):
@@ -39,6 +39,7 @@ class Inputs(NamedTuple):
 
 class Weights(NamedTuple):
     W_h: Tensor  # [H, H + M] from [h_{t-1}, m_{t-1}]
+    norm: LayerNorm | Plain
     W_heads: Tensor  # [n, H + M] from [h_t, m_{t-1}]; rows: alpha, beta, directions to write, directions to erase
 
 
@@ -61,9 +62,10 @@ class NRUCell(Cell):
         heads_see_input: feed x_t to the heads, as printed.
         mean_over_heads: average the heads' contributions instead of summing them.
         multiplicative: multiply the memory instead of adding to it.
+        normalise: layer norm of h's pre-activation inside the step.
     """
 
-    paper = "Chandar et al. 2019"
+    paper = "Chandar 2019"
     released = {"heads_see_input": False, "mean_over_heads": True}
 
     def __init__(
@@ -81,12 +83,14 @@ class NRUCell(Cell):
         heads_see_input: bool = True,
         mean_over_heads: bool = False,
         multiplicative: bool = False,
+        normalise: bool = False,
     ):
         super().__init__(input_size, hidden_size)
         erase_heads = heads if erase_heads is None else erase_heads
         check_count("memory_size", memory_size)
         check_count("heads", heads)
         check_count("erase_heads", erase_heads)
+        check_number("norm", norm)
         if not norm >= 1:
             raise ValueError(f"norm must be at least 1 to be a norm; got {norm}. Nearest valid: 1.")
         if factored:
@@ -103,6 +107,7 @@ class NRUCell(Cell):
         n = sum(self.head_rows)
         self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
         self.W_h = nn.Parameter(torch.empty(hidden_size, hidden_size + memory_size))
+        self.layer_norm = Normalise(1, hidden_size, on=normalise)
         self.heads_from_input = nn.Parameter(torch.empty(n, input_size)) if heads_see_input else None
         self.W_heads = nn.Parameter(torch.empty(n, hidden_size + memory_size))
         self.b_heads = nn.Parameter(torch.empty(n)) if bias else None
@@ -120,6 +125,7 @@ class NRUCell(Cell):
             for tensor in tensors:
                 if tensor is not None:
                     uniform_(tensor, 1 / math.sqrt(fan_in), generator=generator)
+        self.layer_norm.reset_parameters()
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         if self.heads_from_input is not None:
@@ -128,14 +134,14 @@ class NRUCell(Cell):
         return Inputs(self.from_input(x), bias.expand(x.shape[0], 1, -1))
 
     def weights(self) -> Weights:
-        return Weights(self.W_h, self.W_heads)
+        return Weights(self.W_h, self.layer_norm(), self.W_heads)
 
     def initial_state(self, batch: int) -> State:
         m = self.W_h.new_ones if self.multiplicative else self.W_h.new_zeros
         return State(self.W_h.new_zeros(batch, self.output_size), m(batch, self.memory_size))
 
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
-        h = torch.relu(inputs.h + linear(torch.cat([state.h, state.m], dim=-1), weights.W_h))
+        h = torch.relu(weights.norm(inputs.h + linear(torch.cat([state.h, state.m], dim=-1), weights.W_h)))
         heads = inputs.heads + linear(torch.cat([h, state.m], dim=-1), weights.W_heads)
         alpha, beta, write, erase = heads.split(self.head_rows, dim=-1)
         change = self._along(alpha, write, self.heads) - self._along(beta, erase, self.erase_heads)
@@ -149,7 +155,11 @@ class NRUCell(Cell):
         v = direction.reshape(-1, heads, self.memory_size)
         if self.relu_heads:
             amount, v = torch.relu(amount), torch.relu(v)
-        v = v / torch.linalg.vector_norm(v, ord=self.norm, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
+        # A direction does not depend on its length, so each row is first brought to a largest entry of 1: the fifth powers
+        # of the norm would leave float32 for entries above 5e7 or below 1e-9. The norm is then at least 1, or 0 for zeros.
+        largest = v.detach().abs().amax(dim=-1, keepdim=True)
+        v = v / largest.clamp_min(torch.finfo(v.dtype).tiny)
+        v = v / torch.linalg.vector_norm(v, ord=self.norm, dim=-1, keepdim=True).clamp_min(0.5)
         total = (amount.unsqueeze(-1) * v).sum(dim=-2)
         return total / heads if self.mean_over_heads else total
 

@@ -5,7 +5,8 @@
     h_t = tanh((1 - k_t) * h_{t-1} + k_t * z_t)
 
 Turkoglu et al. 2019, eq. 10-12. Claim: at zero state with orthogonal weights both Jacobians have all singular values 0.5,
-so that gradients neither grow nor fade on their way through layers and time; with a chrono bias this no longer holds.
+so that what comes back from the layer above and from the next step together keeps its size; along one edge of the lattice
+alone it still fades like 0.5^n, and with a chrono bias the claim no longer holds.
 
 The authors' released code differs: with a_t the argument of the sigmoid it computes
 
@@ -22,7 +23,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains, linear
-from unfading.errors import check_max_lag
+from unfading.errors import check_max_lag, check_number
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
 
 
@@ -48,13 +49,14 @@ class STARCell(Cell):
         shift: what the released code adds inside the gate on the candidate (there 1).
     """
 
-    paper = "Turkoglu et al. 2019"
+    paper = "Turkoglu 2019"
     released = {"shift": 1.0}
     bounded_state = 1.0
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, shift: float = 0.0):
         super().__init__(input_size, hidden_size)
         check_max_lag(max_lag, bias)
+        check_number("shift", shift)
         self.max_lag = max_lag
         self.shift = shift
         self.from_input = nn.Linear(input_size, 2 * hidden_size, bias=bias)  # rows: z, then k

@@ -22,7 +22,7 @@ class UGRNNCell(ForgetGateCell):
         max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1]. None starts b_f at 1.
     """
 
-    paper = "Collins et al. 2016"
+    paper = "Collins 2016"
     singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.0, 1.0))
     bounded_state = 1.0
 
