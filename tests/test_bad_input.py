@@ -13,6 +13,26 @@ lstm = unfading.LSTM(2, 5, 2)
 h = torch.zeros(1, 3, 5)
 
 
+class Misdeclared(unfading.ElmanCell):
+    """Declares of its inputs what is not so."""
+
+    def __init__(self, how):
+        super().__init__(2, 5)
+        self.how = how
+        self.shared = {"name": ("b",), "shared": ("a",)}.get(how, ())
+
+    def project(self, x, start=0):
+        inputs = super().project(x)
+        return {"tuple": tuple(inputs), "time": inputs._replace(a=inputs.a[1:, :2])}.get(self.how, inputs)
+
+    def output(self, state):
+        return state.h[..., :4] if self.how == "width" else state.h
+
+
+def misdeclared(how):
+    return unfading.Recurrent(lambda size: Misdeclared(how), 2)(x)
+
+
 class Wrong(unfading.ElmanCell):
     """Returns what it should not."""
 
@@ -24,6 +44,11 @@ class Wrong(unfading.ElmanCell):
         new = super().step(inputs, state, weights)
         changed = {"shape": new.h[:, 1:], "dtype": new.h.double()}
         return new.h if self.how == "kind" else new._replace(h=changed[self.how])
+
+
+def autocast(layer, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return layer(x)
 
 
 CASES = {
@@ -57,7 +82,8 @@ CASES = {
         r"state h must have shape \[2, 3, 5\] for this input; got \[1, 3, 5\]",
     ),
     "state unbatched": (lambda: star(x[:, 0], (h,)), ValueError, r"must have shape \[1, 5\]"),
-    "state dtype": (lambda: star(x, (h.double(),)), TypeError, "must be torch.float32 on cpu; got torch.float64"),
+    "state dtype": (lambda: star(x, (h.double(),)), TypeError, "must be torch.float32; got torch.float64. Convert"),
+    "state device": (lambda: star(x, (h.to("meta"),)), ValueError, "lives on cpu, its state h on meta. Move"),
     "state entries": (lambda: star(x, (None,)), TypeError, "got NoneType for h"),
     "hidden size": (lambda: unfading.STAR(2, 0), ValueError, "hidden_size must be at least 1; got 0. Nearest valid: 1"),
     "hidden size kind": (lambda: unfading.STAR(2, 5.0), TypeError, r"hidden_size must be an int of at least 1; got 5.0"),
@@ -68,7 +94,7 @@ CASES = {
     "backend": (lambda: unfading.STAR(2, 5, backend="referense"), ValueError, "Did you mean 'reference'"),
     "backend block": (lambda: unfading.use_backend("x").__enter__(), ValueError, "unknown backend 'x'. Known: auto, reference"),
     "layer dtype": (lambda: unfading.STAR(2, 5, dtype=torch.int64), TypeError, "floating-point type; got torch.int64"),
-    "activation": (lambda: unfading.Elman(2, 5, activation="tahn")(x), ValueError, "Did you mean 'tanh'"),
+    "activation": (lambda: unfading.Elman(2, 5, activation="tahn"), ValueError, "Did you mean 'tanh'"),
     "max_lag": (lambda: unfading.LSTM(2, 5, max_lag=1), ValueError, "max_lag must be at least 2; got 1"),
     "max_lag without bias": (lambda: unfading.STAR(2, 5, bias=False, max_lag=9), ValueError, "bias=False leaves none"),
     "square": (lambda: unfading.NRU(2, 5, memory_size=65), ValueError, r"65 \* 4 = 260. Nearest memory_size: 64"),
@@ -93,6 +119,36 @@ CASES = {
     "step kind": (lambda: unfading.Recurrent(lambda n: Wrong(n, 5, how="kind"), 2)(x), TypeError, "must return its state, h"),
     "step shape": (lambda: unfading.Recurrent(lambda n: Wrong(n, 5, how="shape"), 2)(x), ValueError, "must keep the shapes"),
     "step dtype": (lambda: unfading.Recurrent(lambda n: Wrong(n, 5, how="dtype"), 2)(x), TypeError, "must keep the dtypes"),
+    "cell called": (lambda: unfading.STARCell(2, 5)(x), TypeError, "is a cell, one step of a network, and cannot be called"),
+    "make_cell a cell": (lambda: unfading.Recurrent(unfading.STARCell(2, 5), 2), TypeError, "got one STARCell"),
+    "inputs kind": (lambda: misdeclared("tuple"), TypeError, "project must return a NamedTuple of tensors; got tuple"),
+    "shared name": (lambda: misdeclared("name"), ValueError, "shared names 'b', which is no field of its inputs: a"),
+    "shared shape": (lambda: misdeclared("shared"), ValueError, r"must give a of shape \[7, 1, n\]; got \[7, 3, 5\]"),
+    "inputs shape": (lambda: misdeclared("time"), ValueError, r"must give a of shape \[6, 3, n\]; got \[6, 2, 5\]"),
+    "output width": (lambda: misdeclared("width"), ValueError, "declares output_size=5, and its output has 4 features"),
+    "autocast float64": (lambda: autocast(star, x.double()), TypeError, "got input in torch.float64"),
+    "eta kind": (lambda: unfading.SiRNN(2, 5, eta="0.1"), TypeError, "eta must be a number; got '0.1'"),
+    "norm kind": (lambda: unfading.NRU(2, 5, norm="5"), TypeError, "norm must be a number"),
+    "shift kind": (lambda: unfading.STAR(2, 5, shift=None), TypeError, "shift must be a number; got None"),
+    "power of two": (lambda: unfading.EURNN(2, 100), ValueError, "got 100. Nearest: 128; or give a capacity"),
+    "power of two below": (lambda: unfading.GORU(2, 70), ValueError, "got 70. Nearest: 64"),
+    "even": (lambda: unfading.EURNN(2, 5, capacity=2), ValueError, "must be even, got 5. Nearest: 6"),
+    "capacity": (lambda: unfading.EURNN(2, 4, capacity=0), ValueError, "capacity must be at least 1"),
+    "reflectors": (lambda: unfading.SpectralRNN(2, 5, reflectors=6), ValueError, "reflectors=6 for size 5"),
+    "margin": (lambda: unfading.SpectralRNN(2, 5, margin=2.0), ValueError, "margin must lie in"),
+    "depth": (lambda: unfading.RecurrentHighway(2, 5, depth=0), ValueError, "depth must be at least 1"),
+    "scales": (lambda: unfading.StatisticalRNN(2, 5, scales=[]), ValueError, "at least one time scale"),
+    "scales kind": (lambda: unfading.StatisticalRNN(2, 5, scales=0.5), ValueError, "at least one time scale; got 0.5"),
+    "scale one": (lambda: unfading.StatisticalRNN(2, 5, scales=[1.0]), ValueError, "never moves"),
+    "tau": (lambda: unfading.ContinuousRNN(2, 5, tau=0), ValueError, "tau must be above 0; got 0"),
+    "gaps": (lambda: unfading.ContinuousRNN(1, 5, gaps_in_input=True), ValueError, "input_size must be at least 2"),
+    "bounded eta": (lambda: unfading.StableIncrementalRNN(2, 5, eta=2.0, bounded_eta=True), ValueError, "got eta=2.0"),
+    "widths": (lambda: unfading.DeepTransition(2, 5, network=[0]), ValueError, "each width of network must be at least 1"),
+    "iterations": (lambda: unfading.EquilibriumRNN(2, 5, iterations=0), ValueError, "iterations must be at least 1"),
+    "zoneout": (lambda: unfading.STAR(2, 5, zoneout=1.5), ValueError, r"zoneout must lie in \[0, 1\]"),
+    "all dropped": (lambda: unfading.STAR(2, 5, recurrent_dropout=1.0), ValueError, "take a rate below 1"),
+    "nothing to drop": (lambda: unfading.EquilibriumRNN(2, 5, recurrent_dropout=0.1), ValueError, "no recurrent matrix"),
+    "checkpoint_every": (lambda: unfading.STAR(2, 5, checkpoint_every=0), ValueError, "checkpoint_every must be at least 1"),
     "model": (
         lambda: unfading.Model(torch.nn.Identity(), unfading.STAR(2, 5, batch_first=True), unfading.LastStep(5, 2)),
         ValueError,

@@ -20,7 +20,7 @@ def orthogonal_cell(cell, options):
     with torch.no_grad():
         for parameter in made.parameters():
             blocks = len(parameter) // N
-            if parameter.dim() == 2 and parameter.shape == (blocks * N, N) and blocks:
+            if parameter.dim() == 2 and blocks and parameter.shape == (blocks * N, N):
                 orthogonal_(parameter, blocks=blocks)
             else:
                 parameter.zero_()

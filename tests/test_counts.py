@@ -52,6 +52,38 @@ def test_incremental_ptb_and_pixel_mnist():
     assert [sum(p.numel() for p in cell.parameters()) for cell in (ptb, pixel)] == [73_772, 4_112]
 
 
+def test_recurrent_highway_in_star_table_2():
+    """One layer of recurrence depth L with three uncoupled transforms; the paper prints 795k at 16."""
+    counts = [count(unfading.RecurrentHighway(1, 128, depth=depth, coupled=False), 10) for depth in (1, 2, 4, 8, 16)]
+    assert counts == [51_210, 100_746, 199_818, 397_962, 794_250]
+
+
+def test_nru_baselines_with_layer_norm_and_statistics():
+    assert count(unfading.OrthogonalRNN(10, 143, normalise=True), 9) == 23_604
+    assert count(unfading.IdentityRNN(1, 400, normalise=True), 10) == 165_610
+    scales = [0.0, 0.5, 0.9, 0.99, 0.999]
+    assert count(unfading.StatisticalRNN(10, 60, statistics=55, summary_size=16, scales=scales), 9) == 23_010
+    assert count(unfading.StatisticalRNN(1, 150, statistics=155, summary_size=50, scales=scales), 10) == 164_770
+
+
+def test_unitary_family():
+    assert count(unfading.EURNN(1, 1024), 10) == 17_418
+    assert count(unfading.GORU(1, 256), 10) == 136_202
+    assert count(unfading.UnitaryRNN(1, 512, learn_initial_state=True), 10) == 16_394
+    cell = unfading.FullUnitaryRNNCell(1, 16)
+    assert cell.skew.numel() + cell.symmetric.numel() == 16**2
+
+
+def test_antisymmetric_counts_its_free_entries():
+    assert count(unfading.AntisymmetricRNN(1, 128), 10) == 9_674
+
+
+def test_soft_orthogonal_and_stable():
+    assert count(unfading.SoftOrthogonalRNN(1, 128), 10) == 17_930
+    cell = unfading.StableIncrementalRNNCell(1, 128, rank=8, steps=784)
+    assert sum(p.numel() for p in cell.parameters()) == 4_112
+
+
 def test_fast_har2():
     """EdgeML: FastGRNN with ranks 5 and 40 has 7,169 parameters (28.0 KB); dense, without ranks, 7,444."""
     assert count(unfading.FastGRNN(9, 80, input_rank=5, rank=40), 2) == 7_169

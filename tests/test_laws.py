@@ -85,6 +85,12 @@ OTHER = {
     "projection_rank": 1,
     "erase_heads": 1,
     "activation": "sigmoid",
+    "capacity": 2,
+    "reflectors": 3,
+    "network": [3],
+    "scales": [0.5, 0.9],
+    "tolerance": 1e15,
+    "iterations": 1,
     "gate_activation": "tanh",
     "memory_size": 16,
     "heads": 1,
@@ -114,7 +120,9 @@ def test_every_option_changes_parameters_or_output(cell):
         sizes = [[p.shape for p in made.parameters()] for made in (before, after)]
         if sizes[0] == sizes[1]:
             a, b = (laws.run(made, x)[0][0] for made in (before, after))
-            assert not torch.equal(a, b), f"{name(cell)}({option.name}={other!r}) does what {option.default!r} does"
+            penalties = before.penalty(), after.penalty()
+            differ = not torch.equal(a, b) or penalties[0] != penalties[1]
+            assert differ, f"{name(cell)}({option.name}={other!r}) does what {option.default!r} does"
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)

@@ -4,12 +4,15 @@ import sys
 
 import pytest
 import torch
+from torch.autograd.gradcheck import GradcheckError
 
+import unfading
 from tests import laws
 from unfading.cells.elman import ElmanCell
 from unfading.cells.incremental import IncrementalRNNCell
 from unfading.cells.lstm import LSTMCell
 from unfading.cells.star import STARCell
+from unfading.cells.wrap import ZoneoutCell
 
 
 class SwapsTwoGates(LSTMCell):
@@ -62,8 +65,13 @@ class RemembersCalls(ElmanCell):
         return super().project(x * self.calls)
 
 
+class NeverUsesItsMatrix(ElmanCell):
+    def step(self, inputs, state, weights):
+        return state._replace(h=torch.tanh(inputs.a) + 0 * state.h @ weights.W_h)
+
+
 def fails(law, *arguments):
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises((AssertionError, GradcheckError)):
         law(*arguments)
 
 
@@ -92,6 +100,10 @@ def test_a_detached_state_breaks_the_gradient():
     fails(laws.step_has_the_right_gradient, laws.make(DetachesTheState, {}))
 
 
+def test_an_unused_matrix_breaks_the_gradient_law():
+    fails(laws.every_parameter_gets_a_gradient, laws.make(NeverUsesItsMatrix, {}))
+
+
 def test_a_swallowed_nan_breaks_the_nan_law():
     fails(laws.nan_stays_in_its_row, laws.make(SwallowsNaN, {}))
 
@@ -106,6 +118,49 @@ def test_a_hidden_seed_breaks_the_seed_law():
 
 def test_state_on_self_breaks_the_copies():
     fails(laws.survives_copying, laws.make(RemembersCalls, {}))
+
+
+def test_an_adjoint_cut_short_breaks_the_implicit_gradient(monkeypatch):
+    from tests.test_equilibrium import test_implicit_gradient_is_that_of_500_unrolled_steps as law
+
+    module = sys.modules["unfading.cells.equilibrium"]
+    whole = module._settle
+    calls = []
+
+    def cut(f, s, iterations, tolerance):
+        calls.append(s)
+        return whole(f, s, iterations if len(calls) % 2 else 1, tolerance)
+
+    monkeypatch.setattr(module, "_settle", cut)
+    fails(law, "tanh", False)
+
+
+def test_a_mask_per_segment_breaks_the_dropout_law(monkeypatch):
+    from tests.test_segments import test_one_dropout_mask_serves_all_segments as law
+
+    monkeypatch.setattr(sys.modules["unfading.segments"], "_with_constants", lambda inputs, constants: inputs)
+    fails(law)
+
+
+def test_segments_that_ignore_their_length_break_the_memory_law(monkeypatch):
+    from tests.test_segments import test_checkpointing_saves_memory as law
+
+    module = sys.modules["unfading.backend"]
+    whole = module.run_in_segments
+    monkeypatch.setattr(module, "run_in_segments", lambda *a, **k: whole(*a, **{**k, "every": 1}))
+    fails(law, unfading.LSTM, 1000)
+
+
+def test_zoneout_turned_round_breaks_its_law(monkeypatch):
+    from tests.test_noise import test_zoneout_keeps_entries_and_is_their_expectation_in_evaluation as law
+
+    whole = ZoneoutCell.step
+
+    def inverted(self, inputs, state, weights):
+        return whole(self, inputs._replace(masks=tuple(1 - m for m in inputs.masks)), state, weights)
+
+    monkeypatch.setattr(ZoneoutCell, "step", inverted)
+    fails(law)
 
 
 def test_lengths_ignored_break_the_padding(monkeypatch):

@@ -125,6 +125,9 @@ def test_settings_come_along():
     [
         (lambda: unfading.from_torch(nn.LSTM(3, 5, proj_size=2)), "proj_size=2"),
         (lambda: unfading.from_torch(nn.Linear(3, 5)), "got Linear"),
+        (lambda: unfading.to_torch(nn.LSTM(3, 5)), "got LSTM"),
+        (lambda: unfading.to_torch(unfading.LSTM(3, 5, zoneout=0.1)), "neither recurrent dropout nor zoneout"),
+        (lambda: unfading.to_torch(unfading.LSTM(3, 5, normalise=True)), "normalise=True"),
         (lambda: unfading.to_torch(unfading.STAR(3, 5)), "got STAR"),
         (lambda: unfading.to_torch(unfading.GRU(3, 5)), "reset_after=False"),
         (lambda: unfading.to_torch(unfading.Elman(3, 5, activation="sigmoid")), "activation='sigmoid'"),

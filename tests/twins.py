@@ -4,51 +4,36 @@
 one array [T, n] per part of the state.
 """
 
+from functools import partial
+
 import numpy as np
 
-
-def sigmoid(a):
-    return 1 / (1 + np.exp(-a))
-
-
-def relu(a):
-    return np.maximum(a, 0)
+from tests import twins_structured as structured
+from tests.twins_common import PHI, affine, gates, norms, relu, sigmoid, states
 
 
-PHI = {"tanh": np.tanh, "relu": relu, "sigmoid": sigmoid}
-
-
-def gates(p, count):
-    """Per gate its own W_x, W_h, b, cut out of the stacked parameters."""
-    W_x, W_h = np.split(p["from_input.weight"], count), np.split(p["W_h"], count)
-    b = np.split(p["from_input.bias"], count) if "from_input.bias" in p else [0.0] * count
-    return list(zip(W_x, W_h, b, strict=True))
-
-
-def states(*parts):
-    return [np.array(part) for part in parts]
-
-
-def elman(p, o, x):
+def elman(p, o, x, phi="tanh"):
     ((W_x, W_h, b),) = gates(p, 1)
+    (norm,) = norms(p, o, "norm", 1)
     h, hs = np.zeros(len(W_h)), []
     for x_t in x:
-        h = PHI[o.get("activation", "tanh")](W_x @ x_t + W_h @ h + b)
+        h = PHI[o.get("activation", phi)](norm(W_x @ x_t + W_h @ h + b))
         hs.append(h)
     return states(hs)
 
 
 def lstm(p, o, x):
     (Wi, Ui, bi), (Wf, Uf, bf), (Wz, Uz, bz), (Wo, Uo, bo) = gates(p, 4)
+    n_i, n_f, n_z, n_o = norms(p, o, "norm", 4)
     p_i, p_f, p_o = p.get("peepholes", (0.0, 0.0, 0.0))
     h = c = np.zeros(len(Ui))
     hs, cs = [], []
     for x_t in x:
-        i = sigmoid(Wi @ x_t + Ui @ h + p_i * c + bi)
-        f = sigmoid(Wf @ x_t + Uf @ h + p_f * c + bf)
-        z = np.tanh(Wz @ x_t + Uz @ h + bz)
+        i = sigmoid(n_i(Wi @ x_t + Ui @ h + p_i * c + bi))
+        f = sigmoid(n_f(Wf @ x_t + Uf @ h + p_f * c + bf))
+        z = np.tanh(n_z(Wz @ x_t + Uz @ h + bz))
         c = f * c + i * z
-        o_t = sigmoid(Wo @ x_t + Uo @ h + p_o * c + bo)
+        o_t = sigmoid(n_o(Wo @ x_t + Uo @ h + p_o * c + bo))
         h = o_t * np.tanh(c)
         hs.append(h)
         cs.append(c)
@@ -57,15 +42,16 @@ def lstm(p, o, x):
 
 def gru(p, o, x):
     (Wr, Ur, br), (Wz, Uz, bz), (Wn, Un, bn) = gates(p, 3)
+    (n_r, n_z), (n_n,) = norms(p, o, "norm_rz", 2), norms(p, o, "norm_n", 1)
     # STAR eq. 25-27: there z weighs the candidate, so its z is one minus ours.
     h, hs = np.zeros(len(Ur)), []
     for x_t in x:
-        z = sigmoid(-Wz @ x_t - Uz @ h - bz)
-        r = sigmoid(Wr @ x_t + Ur @ h + br)
+        z = sigmoid(-n_z(Wz @ x_t + Uz @ h + bz))
+        r = sigmoid(n_r(Wr @ x_t + Ur @ h + br))
         if o.get("reset_after"):
-            n = np.tanh(Wn @ x_t + bn + r * (Un @ h + p.get("c_n", 0.0)))
+            n = np.tanh(n_n(Wn @ x_t + bn + r * (Un @ h + p.get("c_n", 0.0))))
         else:
-            n = np.tanh(Wn @ x_t + Un @ (r * h) + bn)
+            n = np.tanh(n_n(Wn @ x_t + Un @ (r * h) + bn))
         h = (1 - z) * h + z * n
         hs.append(h)
     return states(hs)
@@ -95,7 +81,7 @@ def ugrnn(p, o, x):
 
 def star(p, o, x):
     Wz, Wx = np.split(p["from_input.weight"], 2)
-    bz, bk = np.split(p["from_input.bias"], 2)
+    bz, bk = np.split(p["from_input.bias"], 2) if "from_input.bias" in p else (0.0, 0.0)
     h, hs = np.zeros(len(Wz)), []
     for x_t in x:
         z = np.tanh(Wz @ x_t + bz)
@@ -111,10 +97,12 @@ def star(p, o, x):
 
 
 def fast_rnn(p, o, x):
+    W, b = affine(p)
     alpha, beta = sigmoid(p["logits"])
+    phi = PHI[o.get("activation", "tanh")]
     h, hs = np.zeros(len(p["U"])), []
     for x_t in x:
-        h = beta * h + alpha * np.tanh(p["from_input.weight"] @ x_t + p["U"] @ h + p["from_input.bias"])
+        h = beta * h + alpha * phi(W @ x_t + p["U"] @ h + b)
         hs.append(h)
     return states(hs)
 
@@ -139,7 +127,7 @@ def fast_grnn(p, o, x):
 
 def incremental(p, o, x):
     """Eq. 9 with its two products, P [U (g + h) + W x + b], not the merged one of the cell."""
-    W, b = p["from_input.weight"], p.get("from_input.bias", 0.0)
+    W, b = affine(p)
     eye = np.eye(len(W))
     U = eye + product(p, "U")
     P = {None: U, 0: eye}.get(o.get("projection_rank"))
@@ -161,7 +149,8 @@ def nru(p, o, x):
     M, k1 = o.get("memory_size", 64), o.get("heads", 4)
     k2, norm = o.get("erase_heads", k1), o.get("norm", 5.0)
     g = relu if o.get("relu_heads") else (lambda a: a)
-    H = len(p["W_h"])
+    H, (W_i, b) = len(p["W_h"]), affine(p)
+    (n_h,) = norms(p, o, "layer_norm", 1)
     h, m = np.zeros(H), np.ones(M) if o.get("multiplicative") else np.zeros(M)
     hs, ms = [], []
 
@@ -173,7 +162,7 @@ def nru(p, o, x):
         return [row / max((np.abs(row) ** norm).sum() ** (1 / norm), 1e-12) for row in rows]
 
     for x_t in x:
-        h = relu(p["W_h"][:, :H] @ h + p["from_input.weight"] @ x_t + p["W_h"][:, H:] @ m + p.get("from_input.bias", 0.0))
+        h = relu(n_h(p["W_h"][:, :H] @ h + W_i @ x_t + p["W_h"][:, H:] @ m + b))
         a = p["W_heads"][:, :H] @ h + p["W_heads"][:, H:] @ m + p.get("b_heads", 0.0)
         if "heads_from_input" in p:
             a = a + p["heads_from_input"] @ x_t
@@ -189,17 +178,34 @@ def nru(p, o, x):
 
 
 TWINS = {
+    "AntisymmetricRNN": structured.antisymmetric,
+    "ContinuousRNN": structured.continuous,
+    "DeepTransition": structured.deep_transition,
     "Elman": elman,
+    "EquilibriumRNN": structured.equilibrium,
+    "EURNN": structured.eurnn,
     "FastGRNN": fast_grnn,
     "FastRNN": fast_rnn,
     "ForgetLSTM": forget_lstm,
+    "FullUnitaryRNN": structured.full_unitary,
+    "GatedAntisymmetricRNN": structured.gated_antisymmetric,
+    "GORU": structured.goru,
     "GRU": gru,
+    "IdentityRNN": partial(elman, phi="relu"),
     "IncrementalRNN": incremental,
     "JANET": janet,
+    "LinearRNN": partial(elman, phi="none"),
     "LSTM": lstm,
     "NRU": nru,
+    "OrthogonalRNN": partial(elman, phi="relu"),
     "PeepholeLSTM": lstm,
+    "RecurrentHighway": structured.highway,
     "SiRNN": incremental,
+    "SoftOrthogonalRNN": elman,
+    "SpectralRNN": structured.spectral,
+    "StableIncrementalRNN": structured.stable_incremental,
     "STAR": star,
+    "StatisticalRNN": structured.statistical,
     "UGRNN": ugrnn,
+    "UnitaryRNN": structured.unitary,
 }

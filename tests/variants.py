@@ -1,15 +1,38 @@
-"""Which cells and options the laws run over: every cell the catalogue finds at its defaults, and these options besides."""
+"""Which cells and options the laws run over: every cell the catalogue finds, with and without bias, and these."""
 
 import pytest
 
 from unfading import catalogue
 
 OPTIONS = {
-    "Elman": [{"activation": "relu"}],
-    "FastGRNN": [{"rank": 2, "input_rank": 1, "gate_activation": "tanh"}, {"bias": False}],
+    "AntisymmetricRNN": [{"epsilon": 0.3, "gamma": 0.1, "sigma": 2.0}],
+    "ContinuousRNN": [
+        {"exponential": True, "tau": 2.0, "alpha": 0.5, "gap": 0.7},
+        {"gaps_in_input": True, "activation": "relu"},
+        {"gaps_in_input": True, "exponential": True},
+    ],
+    "DeepTransition": [{"network": [3, 4], "inner_steps": 2, "steps": 3, "alpha": 0.8}, {"network": [], "learn_eta": False}],
+    "Elman": [{"activation": "relu"}, {"normalise": True}],
+    "EquilibriumRNN": [{"activation": "tanh", "alpha": 0.8}, {"activation": "sigmoid", "minus": True}],
+    "EURNN": [{"capacity": 3}, {"complex_state": True}, {"complex_state": True, "capacity": 2}],
+    "FullUnitaryRNN": [{"exponential": True}],
+    "GatedAntisymmetricRNN": [{"epsilon": 0.3, "gamma": 0.1}],
+    "GORU": [{"capacity": 3}],
+    "IdentityRNN": [{"normalise": True, "scale": 0.5}],
+    "LinearRNN": [{"normalise": True}],
+    "OrthogonalRNN": [{"normalise": True}],
+    "RecurrentHighway": [{"coupled": False, "depth": 3}, {"depth": 1}, {"max_lag": 30, "coupled": False}],
+    "SoftOrthogonalRNN": [{"activation": "relu", "strength": 0.1}],
+    "SpectralRNN": [{"reflectors": 5, "margin": 0.3, "activation": "tanh"}, {"reflectors": 1}],
+    "StableIncrementalRNN": [
+        {"inner_steps": 3, "rank": 2, "steps": 4, "eta": 0.2},
+        {"bounded_eta": True, "alpha": 0.7, "activation": "tanh", "eta": 0.3},
+    ],
+    "StatisticalRNN": [{"statistics": 4, "summary_size": 3, "scales": [0.0, 0.5, 0.999]}],
+    "FastGRNN": [{"rank": 2, "input_rank": 1, "gate_activation": "tanh"}],
     "FastRNN": [{"trainable": False, "alpha": 0.01, "beta": 0.99}],
     "ForgetLSTM": [{"max_lag": 30}],
-    "GRU": [{"reset_after": True}, {"reset_after": True, "bias": False}, {"bias": False}],
+    "GRU": [{"reset_after": True}, {"reset_after": True, "bias": False}, {"normalise": True}],
     "IncrementalRNN": [
         {"steps": 4, "inner_steps": 3, "eta": 0.3, "activation": "tanh"},
         {"rank": 2, "projection_rank": 1, "eta": 0.2, "from_zero": True},
@@ -19,7 +42,7 @@ OPTIONS = {
         {"rank": 5, "eta": 0.2, "bias": False},
     ],
     "JANET": [{"beta": 0.0, "max_lag": 30}],
-    "LSTM": [{"max_lag": 30}, {"bias": False}],
+    "LSTM": [{"max_lag": 30}, {"normalise": True}],
     "NRU": [
         {"memory_size": 9, "heads": 1},
         {"memory_size": 4, "heads": 4, "erase_heads": 1, "relu_heads": True, "norm": 3.0},
@@ -27,6 +50,7 @@ OPTIONS = {
         {"memory_size": 4, "heads": 1, "heads_see_input": False, "mean_over_heads": True},
         {"memory_size": 4, "heads": 1, "heads_see_input": False, "bias": False},
         {"memory_size": 4, "heads": 1, "multiplicative": True},
+        {"memory_size": 4, "heads": 1, "normalise": True},
     ],
     "PeepholeLSTM": [{"max_lag": 30}],
     "SiRNN": [{"steps": 3, "eta": 0.2}],
@@ -38,19 +62,29 @@ def name(cell):
     return cell.__name__.removesuffix("Cell")
 
 
+def hidden_size(cell):
+    """A size that divides nothing, where the cell allows one."""
+    return 8 if name(cell) in ("EURNN", "GORU") else 5
+
+
 def _label(options):
     return "-".join(f"{key}={value}" for key, value in options.items())
 
 
 def every_cell():
     """(cell class, options) for every cell and variant, as pytest parameters."""
-    found = [(cell, options) for cell in catalogue.cells() for options in [{}, *OPTIONS.get(name(cell), [])]]
+    found = [(cell, o) for cell in catalogue.cells() for o in [{}, {"bias": False}, *OPTIONS.get(name(cell), [])]]
     return [pytest.param(c, o, id=f"{name(c)}-{_label(o)}" if o else name(c)) for c, o in found]
 
 
 def every_cell_that_claims(claim):
     """The same, of those that declare the claim."""
-    return [param for param in every_cell() if getattr(param.values[0](2, 5, **param.values[1]), claim) is not None]
+    found = []
+    for param in every_cell():
+        cell, options = param.values
+        if getattr(cell(2, hidden_size(cell), **options), claim) is not None:
+            found.append(param)
+    return found
 
 
 def test_every_variant_names_a_cell_that_exists():

@@ -1,0 +1,210 @@
+"""checkpoint_every: the same result and gradients from a fraction of the memory; truncated BPTT: carried state, cut graph."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import unfading
+from tests import laws
+from tests.user.quiet import QuietCell
+from tests.variants import hidden_size, name
+from unfading import catalogue
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def everything(layer, x, **keywords):
+    """Output, final state, and all gradients, through output and final state."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    output, state = layer(x, **keywords)
+    generator = torch.Generator().manual_seed(5)
+    weighted = sum((p * torch.randn(p.shape, generator=generator, dtype=p.dtype)).sum() for p in (output, *state))
+    weighted.backward()
+    return [output, *state, x.grad, *(p.grad for p in layer.parameters())]
+
+
+@pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+@pytest.mark.parametrize("form", [{}, {"bidirectional": True, "num_layers": 2}], ids=["one", "two-ways"])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([7, 2, 5])], ids=["full", "lengths"])
+def test_checkpointing_changes_no_gradient(cell, form, lengths):
+    layer = unfading.layer(cell)(laws.I, hidden_size(cell), dtype=torch.float64, **form)
+    x = laws.random_input()
+    want = everything(layer, x, lengths=lengths, start=2)
+    for every in (1, 3, 7, 10):
+        layer.checkpoint_every = every
+        for a, b in zip(everything(layer, x, lengths=lengths, start=2), want, strict=True):
+            assert_close(a, b, **EXACT)
+
+
+@pytest.mark.parametrize("noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}], ids=str)
+def test_checkpointing_recomputes_the_same_noise(noise):
+    layer, x = unfading.LSTM(2, 5, dtype=torch.float64, checkpoint_every=3, **noise), laws.random_input().requires_grad_()
+    torch.manual_seed(1)
+    output, _ = layer(x)
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+
+    def f(x):
+        torch.manual_seed(1)
+        return layer(x)[0].sum()
+
+    step = 1e-6
+    direction = torch.randn_like(x)
+    slope = (f(x + step * direction) - f(x - step * direction)) / (2 * step)
+    assert_close(slope, (gradient * direction).sum(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.3}], ids=str
+)
+@pytest.mark.parametrize("lengths", [None, torch.tensor([7, 2, 5])], ids=["full", "lengths"])
+def test_noise_in_segments_outlives_a_switch_to_evaluation(noise, lengths):
+    """The backward pass runs what the forward pass ran, though the layer has gone to eval() in between."""
+    layer = unfading.GRU(
+        2, 5, 2, bidirectional=True, checkpoint_every=3, learn_initial_state=True, dtype=torch.float64, **noise
+    )
+    x = laws.random_input()
+    gradients = []
+    for switch in (False, True):
+        torch.manual_seed(2)
+        layer.train().zero_grad()
+        output, _ = layer(x, lengths=lengths)
+        layer.train(not switch)
+        output.square().sum().backward()
+        assert layer.training != switch
+        gradients.append([p.grad.clone() for p in layer.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_segments_have_second_derivatives_and_run_under_transforms():
+    layer = unfading.STAR(2, 4, dtype=torch.float64, checkpoint_every=2)
+    x = laws.random_input(T=5, B=1).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x)[0].square().sum(), x)
+    parameters = dict(layer.named_parameters())
+    weights = list(layer.parameters())
+
+    def second(layer):
+        (first,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weights)
+
+    segmented = second(layer)
+    layer.checkpoint_every = None
+    for a, b in zip(segmented, second(layer), strict=True):
+        assert_close(a, b, **EXACT)
+    layer.checkpoint_every = 2
+    per_row = torch.func.vmap(
+        torch.func.grad(lambda p, x: torch.func.functional_call(layer, p, (x,))[0].square().sum()), (None, 1)
+    )(parameters, x.detach().unsqueeze(2))
+    assert all(torch.isfinite(g).all() for g in per_row.values())
+
+
+def test_segments_take_parameters_that_are_swapped_in():
+    """functional_call, outside of any transform: the recomputation uses the tensors of the forward pass."""
+    layer, x = unfading.STAR(2, 4, dtype=torch.float64, checkpoint_every=2), laws.random_input()
+    swapped = {name: torch.randn_like(p, requires_grad=True) for name, p in layer.named_parameters()}
+    gradients = []
+    for every in (None, 2):
+        layer.checkpoint_every = every
+        output, _ = torch.func.functional_call(layer, swapped, (x,))
+        gradients.append(torch.autograd.grad(output.square().sum(), list(swapped.values())))
+    for a, b in zip(*gradients, strict=True):
+        assert_close(a, b, **EXACT)
+
+
+def test_one_dropout_mask_serves_all_segments():
+    layer = unfading.LSTM(2, 5, recurrent_dropout=0.5, dtype=torch.float64)
+    x, outputs = laws.random_input(), []
+    for every in (None, 2):
+        layer.checkpoint_every = every
+        torch.manual_seed(4)
+        outputs.append(layer(x)[0])
+    assert_close(outputs[0], outputs[1], **EXACT)
+
+
+def bytes_saved(layer, x):
+    """Bytes that stay alive for the backward pass: what autograd saves, and what Python holds, as checkpoints do.
+
+    Distinct storages; input, output, final state, parameters and whatever was alive before are not counted.
+    """
+    saved = {}
+
+    def keep(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    before = {t.untyped_storage().data_ptr() for t in _alive()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        output, state = layer(x)
+    saved.update({t.untyped_storage().data_ptr(): t for t in _alive()})
+    skip = before | {t.untyped_storage().data_ptr() for t in (x, output, *state, *layer.parameters())}
+    return sum(t.untyped_storage().nbytes() for pointer, t in saved.items() if pointer not in skip)
+
+
+def _alive():
+    gc.collect()
+    # By type, since isinstance would wake lazy proxies that other modules keep.
+    return [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
+
+
+@pytest.mark.parametrize("T", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", [unfading.LSTM, unfading.STAR, unfading.IncrementalRNN])
+def test_checkpointing_saves_memory(kind, T):
+    layer, x = kind(2, 8), torch.randn(T, 1, 2)
+    plain = bytes_saved(layer, x)
+    layer.checkpoint_every = int(T**0.5)
+    segmented = bytes_saved(layer, x)
+    # The state at the start of every segment is there, or the measure would be blind.
+    assert segmented >= 8 * 4 * (T // layer.checkpoint_every - 1)
+    assert segmented < plain / 10
+
+
+def test_truncated_is_the_whole_with_the_graph_cut():
+    layer, x = unfading.IncrementalRNN(2, 5, inner_steps=2, steps=6, eta=0.2, dtype=torch.float64), laws.random_input()
+    with torch.no_grad():
+        layer.cells[0].eta.add_(0.1 * torch.rand_like(layer.cells[0].eta))
+    x.requires_grad_()
+    pieces = list(unfading.truncated(layer, x, 3))
+    assert [(p.start, p.stop) for p in pieces] == [(0, 3), (3, 6), (6, 7)]
+    assert_close(torch.cat([p.output for p in pieces]), layer(x)[0], **EXACT)
+    assert_close(pieces[-1].state.h, layer(x)[1].h, **EXACT)
+    (gradient,) = torch.autograd.grad(pieces[1].output.sum(), x)
+    assert gradient[3:6].abs().sum() > 0
+    assert gradient[:3].abs().sum() == 0
+
+
+def test_truncated_goes_on_from_a_state_and_a_start():
+    layer, x = (
+        unfading.SiRNN(2, 5, steps=6, eta=0.2, batch_first=True, dtype=torch.float64),
+        laws.random_input().transpose(0, 1),
+    )
+    whole = layer(x)[0]
+    _, state = layer(x[:, :2])
+    pieces = list(unfading.truncated(layer, x[:, 2:], 2, state=unfading.detach(state), start=2))
+    assert [(p.start, p.stop) for p in pieces] == [(2, 4), (4, 6), (6, 7)]
+    assert_close(torch.cat([p.output for p in pieces], dim=1), whole[:, 2:], **EXACT)
+
+
+def test_truncated_trains_a_model_between_pieces():
+    model = unfading.Model(nn.Identity(), unfading.STAR(2, 8), unfading.EveryStep(8, 1))
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    x = torch.randn(600, 8, 2)
+    target = x[..., :1].tanh()
+    losses = []
+    for piece in unfading.truncated(model, x, 20):
+        loss = (piece.output - target[piece.start : piece.stop]).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+def test_truncated_refuses_two_directions():
+    with pytest.raises(ValueError, match="bidirectional"):
+        unfading.truncated(unfading.STAR(2, 5, bidirectional=True), torch.randn(4, 1, 2), 2)
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        unfading.truncated(unfading.STAR(2, 5), torch.randn(4, 1, 2), 0)
