@@ -5,7 +5,7 @@ step, is the sum of their values. Always answering 1 gives a mean squared error 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +21,19 @@ T, BATCH, HIDDEN, STEPS = 40, 64, 64, 500
 CLIP, SEED = 1.0, 1
 GUESS = 1 / 6
 
-# Per cell the better of a few rates tried on this task with two seeds.
-RATES = {"IncrementalRNN": 4e-3, "STAR": 8e-3, "NRU": 4e-3, "LSTM": 1e-2}
+
+class Contestant(NamedTuple):
+    rate: float  # the better of a few tried on this task with two seeds
+    make: Callable[[], Recurrent]
+
+
+# NRU with the averaged heads of its authors' code: as printed, summed, it is unstable at this rate.
+CONTESTANTS = {
+    "IncrementalRNN": Contestant(4e-3, lambda: unfading.IncrementalRNN(2, HIDDEN, inner_steps=1, steps=T)),
+    "STAR": Contestant(8e-3, lambda: unfading.STAR(2, HIDDEN, max_lag=T)),
+    "NRU": Contestant(4e-3, lambda: unfading.NRU.released(2, HIDDEN, memory_size=16)),
+    "LSTM": Contestant(1e-2, lambda: unfading.LSTM(2, HIDDEN)),
+}
 
 
 class Outcome(NamedTuple):
@@ -31,16 +42,6 @@ class Outcome(NamedTuple):
     test: float
     parameters: int
     seconds: float
-
-
-def stacks() -> dict[str, Recurrent]:
-    """The four cells; NRU with the averaged heads of its authors' code, since the printed sum is unstable at this rate."""
-    return {
-        "IncrementalRNN": unfading.IncrementalRNN(2, HIDDEN, inner_steps=1, steps=T),
-        "STAR": unfading.STAR(2, HIDDEN, max_lag=T),
-        "NRU": unfading.NRU.released(2, HIDDEN, memory_size=16),
-        "LSTM": unfading.LSTM(2, HIDDEN),
-    }
 
 
 def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -52,13 +53,15 @@ def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.stack([values, marks], dim=-1), (values * marks).sum(0).unsqueeze(1)
 
 
-def train(name: str, rnn: Recurrent) -> Iterator[float | Outcome]:
+def train(name: str) -> Iterator[float | Outcome]:
     """Yield the error of every step, then the outcome."""
+    rate, make = CONTESTANTS[name]
+    torch.manual_seed(SEED)
+    rnn = make()
     model = Model(nn.Identity(), rnn, LastStep(rnn.output_size, 1))
     # The step sizes of the incremental RNN are small numbers; a tenth of the rate keeps them so.
     step_sizes = [p for key, p in model.named_parameters() if key.endswith("eta")]
     others = [p for key, p in model.named_parameters() if not key.endswith("eta")]
-    rate = RATES[name]
     groups: list[dict[str, Any]] = [{"params": others, "lr": rate}, {"params": step_sizes, "lr": rate / 10}]
     optimiser = torch.optim.Adam(groups)
     generator = torch.Generator().manual_seed(SEED)
@@ -102,10 +105,9 @@ def main() -> None:
         TextColumn("error {task.fields[error]:.4f}"),
     )
     with Progress(*columns, TimeRemainingColumn(), console=console, refresh_per_second=4) as progress:
-        torch.manual_seed(SEED)
-        for name, rnn in stacks().items():
+        for name in CONTESTANTS:
             task = progress.add_task(name, total=STEPS, error=float("nan"))
-            for news in train(name, rnn):
+            for news in train(name):
                 if isinstance(news, Outcome):
                     outcomes.append(news)
                 else:
@@ -120,7 +122,7 @@ def main() -> None:
         share = f"{outcome.test / GUESS:.1%}"
         table.add_row(
             outcome.name,
-            f"{RATES[outcome.name]:g}",
+            f"{CONTESTANTS[outcome.name].rate:g}",
             f"{outcome.test:.5f}",
             share,
             f"{outcome.parameters:,}",

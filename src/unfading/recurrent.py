@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 from unfading.backend import check_backend, run
 from unfading.cells.base import Cell
-from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell, innermost
+from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.door import Sequences, enter, enter_state, leave, leave_state
 from unfading.errors import check_count, check_share
 from unfading.lengths import zero_past
@@ -93,8 +93,8 @@ class Recurrent(nn.Module):
         self.cells = nn.ModuleList(cells)
         self.to(device=device, dtype=dtype)
         self.output_size = cells[-1].output_size * self.directions
-        # A plain list, so that the parameters keep the cells' own names.
-        self._noisy = [_with_noise(cell, recurrent_dropout, zoneout) for cell in cells]
+        # Each cell with what runs it. A plain list, so that the parameters keep the cells' own names.
+        self._noisy = [(cell, _with_noise(cell, recurrent_dropout, zoneout)) for cell in cells]
 
         initial = [cell.initial_state(1) for cell in cells]
         # One stacked state where all cells agree; a tuple of states where they differ.
@@ -117,7 +117,7 @@ class Recurrent(nn.Module):
                 step, and the reverse direction starts at its own end.
             start: absolute index of x's first step, where x continues an earlier piece.
         """
-        sequences, output, _, finals = self._run(x, state, lengths, start)
+        sequences, output, finals = self._run(x, state, lengths, start)
         state = leave_state(finals, stacked=self.stacked_state, batched=sequences.batched, axis=0)
         return leave(output, sequences, batch_first=self.batch_first), state
 
@@ -128,12 +128,19 @@ class Recurrent(nn.Module):
 
         Each part is [T, layers * directions, B, n], also with batch_first and for a PackedSequence; zeros past a row's end.
         """
-        sequences, _, trajectories, _ = self._run(x, state, lengths, start)
+        trajectories: list[Any] = []
+        sequences, _, _ = self._run(x, state, lengths, start, trajectories)
         return leave_state(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
 
     def _run(
-        self, x: Tensor | PackedSequence, state: Any, lengths: Tensor | None, start: int
-    ) -> tuple[Sequences, Tensor, list[Any], list[Any]]:
+        self,
+        x: Tensor | PackedSequence,
+        state: Any,
+        lengths: Tensor | None,
+        start: int,
+        trajectories: list[Any] | None = None,
+    ) -> tuple[Sequences, Tensor, list[Any]]:
+        """What came in, the output of the last layer, and all final states; `trajectories`, where given, takes the rest."""
         name, cells = type(self).__name__, self.runners
         like = cells[0].initial_state(1)[0]
         sequences = enter(x, lengths, start, name, self.input_size, batch_first=self.batch_first, like=like)
@@ -141,7 +148,7 @@ class Recurrent(nn.Module):
         if state is not None:
             states = enter_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
         output, lengths = sequences.x, sequences.lengths
-        trajectories, finals = [], []
+        finals = []
         for depth in range(self.num_layers):
             if depth:
                 output = nn.functional.dropout(output, self.dropout, self.training)
@@ -166,19 +173,19 @@ class Recurrent(nn.Module):
                         f"{side.shape[-1]} features."
                     )
                 sides.append(side if lengths is None else zero_past(side, lengths))
-                trajectories.append(trajectory)
+                if trajectories is not None:
+                    trajectories.append(trajectory)
                 finals.append(final)
             output = torch.cat(sides, dim=-1) if self.bidirectional else sides[0]
-        return sequences, output, trajectories, finals
+        return sequences, output, finals
 
     @property
     def runners(self) -> list[Cell]:
         """What runs: the cells, inside their noise."""
-        cells = cast(list[Cell], self.cells)
-        for i, cell in enumerate(cells):
-            if innermost(self._noisy[i]) is not cell:  # somebody has put another cell in its place
-                self._noisy[i] = _with_noise(cell, self.recurrent_dropout, self.zoneout)
-        return self._noisy
+        for i, cell in enumerate(cast(list[Cell], self.cells)):
+            if self._noisy[i][0] is not cell:  # somebody has put another cell in its place
+                self._noisy[i] = (cell, _with_noise(cell, self.recurrent_dropout, self.zoneout))
+        return [runner for _, runner in self._noisy]
 
     def _initial(self, batch: int) -> list[Any]:
         states = [cell.initial_state(batch) for cell in self.runners]
@@ -213,7 +220,7 @@ def _with_noise(cell: Cell, recurrent_dropout: float, zoneout: float) -> Cell:
 def _made_cell(make_cell: Callable[[int], Cell], size: int) -> Cell:
     if isinstance(make_cell, Cell):
         raise TypeError(
-            f"make_cell makes a cell for each layer; got one {type(make_cell).__name__}. Pass lambda size: a new one."
+            f"make_cell makes a cell for each layer; got one {type(make_cell).__name__}. Pass a function of the input size."
         )
     cell = make_cell(size)
     if not isinstance(cell, Cell):
