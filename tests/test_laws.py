@@ -8,7 +8,7 @@ import torch
 import unfading
 from tests import laws
 from tests.twins import TWINS
-from tests.variants import every_cell, name
+from tests.variants import OPTIONS, every_cell, name
 from unfading import catalogue
 
 each = pytest.mark.parametrize(("cell", "options"), every_cell())
@@ -95,6 +95,10 @@ OTHER = {
     "memory_size": 16,
     "heads": 1,
 }
+
+
+def test_every_variant_names_a_cell_that_exists():
+    assert set(OPTIONS) <= {name(cell) for cell in catalogue.cells()}
 
 
 def options_of(cell):

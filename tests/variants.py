@@ -85,7 +85,3 @@ def every_cell_that_claims(claim):
         if getattr(cell(2, hidden_size(cell), **options), claim) is not None:
             found.append(param)
     return found
-
-
-def test_every_variant_names_a_cell_that_exists():
-    assert set(OPTIONS) <= {name(cell) for cell in catalogue.cells()}
