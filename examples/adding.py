@@ -27,7 +27,7 @@ class Contestant(NamedTuple):
     make: Callable[[], Recurrent]
 
 
-# NRU with the averaged heads of its authors' code: as printed, summed, it is unstable at this rate.
+# NRU with the averaged heads of its authors' code: as printed, summed, its error leaps up on the way at this rate.
 CONTESTANTS = {
     "IncrementalRNN": Contestant(4e-3, lambda: unfading.IncrementalRNN(2, HIDDEN, inner_steps=1, steps=T)),
     "STAR": Contestant(8e-3, lambda: unfading.STAR(2, HIDDEN, max_lag=T)),
