@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "unfading"
 
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
-    ["errors"],
+    ["errors", "traced"],
     ["initialise", "lengths"],
     ["cells", "tasks"],
     ["scan"],

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from unfading.errors import check_count
 from unfading.lengths import zero_past
+from unfading.traced import traced
 
 
 class Sequences(NamedTuple):
@@ -159,7 +160,7 @@ def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     if lengths.shape != (B,):
         raise ValueError(f"lengths must have one entry per row, shape [{B}]; got {list(lengths.shape)}.")
     # Values that are traced or batched by a transform cannot be looked at, and are taken on trust.
-    if not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None:
+    if not traced():
         wrong = lengths[(lengths < 1) | (lengths > T)]
         if len(wrong):
             raise ValueError(f"lengths must lie in 1..{T}, the steps of the input; got {int(wrong[0])}.")

@@ -17,6 +17,7 @@ from torch.utils import _pytree
 from unfading.cells.base import Cell
 from unfading.lengths import flip
 from unfading.scan import leaf_names
+from unfading.traced import traced
 
 Scan = Callable[..., tuple[Any, Any]]
 
@@ -34,7 +35,7 @@ def run_in_segments(
     start: int,
 ) -> tuple[Any, Any]:
     """As `implementation(cell, cell.project(x, start), state, weights, ...)`, segment by segment of `every` steps."""
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+    if traced():
         return implementation(cell, cell.project(x, start), state, weights, lengths=lengths, reverse=reverse)
     if reverse:
         # Processing order from here on: what depends on time alone was declared shared, and is read in this order anyway.
@@ -45,8 +46,7 @@ def run_in_segments(
     for x_piece in x.split(every):
         segment = Segment(implementation, cell, lengths, start)
         leaves, tree = _pytree.tree_flatten(((x_piece, state, weights, constants), parameters))
-        *states, last = _pytree.tree_unflatten(Recomputed.apply(segment, tree, *leaves), segment.outputs)
-        state = last
+        *states, state = _pytree.tree_unflatten(Recomputed.apply(segment, tree, *leaves), segment.outputs)
         pieces.append(states)
         start += len(x_piece)
         lengths = None if lengths is None else lengths - len(x_piece)

@@ -25,6 +25,7 @@ from torch import Generator, Tensor, nn
 from unfading.cells.base import Activation, Cell, activation, at_least_float32, known_activation, linear
 from unfading.errors import check_count, check_number, check_positive
 from unfading.initialise import gaussian_
+from unfading.traced import traced
 
 
 class Inputs(NamedTuple):
@@ -156,11 +157,6 @@ def _settle(f: Callable[[Tensor], Tensor], s: Tensor, iterations: int, tolerance
         # Relative to the row's own size, which for a gradient may be anything.
         moving = moving & ((new - s).abs().amax(-1, keepdim=True) > epsilon * new.abs().amax(-1, keepdim=True))
         s = new
-        if _can_look() and not moving.any():
+        if not traced() and not moving.any():
             break
     return s
-
-
-def _can_look() -> bool:
-    """Whether values can steer the loop: not while they are traced or batched by a transform."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
