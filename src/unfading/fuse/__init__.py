@@ -1,0 +1,1 @@
+"""The recurrence compiler: a cell's `step` becomes a small program, its reverse, and one loop over time in C."""

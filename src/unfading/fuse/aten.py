@@ -1,0 +1,500 @@
+"""What each operation of torch is in the language of programs: one rule per operation.
+
+A rule gets a `Call` and returns what the operation made: a Row (a value, with or without the batch axis), a Matrix (a view
+of a recurrent matrix), or a list of these. Operations that torch itself can write in simpler ones have no rule here.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unfading.fuse.build import Builder
+from unfading.fuse.program import Block, NotFusable, Shape, Value
+
+ops = torch.ops.aten
+
+
+class Row(NamedTuple):
+    """A value; `batched` says whether the tensor it stands for has the batch axis in front."""
+
+    value: Value
+    batched: bool
+
+
+class Matrix(NamedTuple):
+    """W[r0:r1, c0:c1] of weight number `index`, or its transpose: what a dot can use as it is."""
+
+    index: int
+    flat: Value
+    shape: Shape
+    r0: int
+    r1: int
+    c0: int
+    c1: int
+    turned: bool = False
+
+    def t(self) -> "Matrix":
+        return self._replace(turned=not self.turned)
+
+    def cut(self, axis: int, start: int, stop: int) -> "Matrix":
+        if (axis == 0) != self.turned:
+            return self._replace(r0=self.r0 + start, r1=self.r0 + stop)
+        return self._replace(c0=self.c0 + start, c1=self.c0 + stop)
+
+    def block(self) -> Block:
+        """As v @ self uses it."""
+        return Block(self.index, self.r0, self.r1, self.c0, self.c1, transposed=not self.turned)
+
+    def entries(self, b: Builder) -> Value:
+        """As an ordinary value, for elementwise work."""
+        whole = b.reshape(self.flat, self.shape)
+        cut = b.slice(b.slice(whole, 0, self.r0, self.r1), 1, self.c0, self.c1)
+        return b.permute(cut, (1, 0)) if self.turned else cut
+
+
+class Call(NamedTuple):
+    """One operation: its arguments as rows and matrices, and the tensors without data that it made."""
+
+    build: Builder
+    packet: Any
+    args: Any
+    kwargs: dict[str, Any]
+    out: Any
+    dtype: torch.dtype
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def row(self, position: int) -> Row:
+        x = self.args[position]
+        if isinstance(x, Matrix):
+            return Row(x.entries(self.build), False)
+        if not isinstance(x, Row):
+            raise NotFusable(f"{self.packet} of {x!r}")
+        return x
+
+    def features(self, batched: bool, out: Tensor | None = None) -> Shape:
+        shape = tuple((self.out if out is None else out).shape)
+        return shape[1:] if batched else shape
+
+    def map(self, op: str, *operands: Any, attr: float | None = None) -> Row:
+        """An elementwise operation on rows and numbers, with the shape torch gave it."""
+        rows = [Row(x.entries(self.build), False) if isinstance(x, Matrix) else x for x in operands]
+        batched = any(isinstance(x, Row) and x.batched for x in rows)
+        rank = max((len(x.value.shape) + x.batched for x in rows if isinstance(x, Row)), default=0)
+        values: list[Value | float] = []
+        for x in rows:
+            if not isinstance(x, Row):
+                values.append(float(x))
+                continue
+            value = x.value
+            if batched and not x.batched and len(value.shape) == rank:  # its leading 1 stands for the batch
+                value = self.build.reshape(value, value.shape[1:])
+            values.append(value)
+        return Row(self.build.map(op, *values, attr=attr), batched)
+
+    def shaped(self, row: Row) -> Row:
+        return Row(self.build.expand(row.value, self.features(row.batched)), row.batched)
+
+    def axis(self, axis: int, row: Row) -> int:
+        """An axis of the tensor as one of the row's features; -1 for the batch."""
+        rank = len(row.value.shape) + row.batched
+        return axis % rank - row.batched
+
+
+def _elementwise(name: str) -> Callable[[Call], Row]:
+    def rule(call: Call) -> Row:
+        _same_precision(call)
+        return call.shaped(call.map(name, *call.args))
+
+    return rule
+
+
+def _same_precision(call: Call) -> None:
+    dtype = call.out.dtype
+    if dtype not in (call.dtype, torch.bool):
+        raise NotFusable(f"{call.packet} makes {dtype} of {call.dtype}; a fused step keeps one precision")
+
+
+def _scaled(name: str) -> Callable[[Call], Row]:
+    """add and sub, with their alpha."""
+
+    def rule(call: Call) -> Row:
+        _same_precision(call)
+        a, b = call.args[:2]
+        alpha = call.argument(2, "alpha", 1)
+        return call.shaped(call.map(name, a, b if alpha == 1 else call.map("mul", b, alpha)))
+
+    return rule
+
+
+def _rsub(call: Call) -> Row:
+    return call.shaped(call.map("sub", call.args[1], call.args[0]))
+
+
+def _power(call: Call) -> Row:
+    exponent = call.args[1]
+    if isinstance(exponent, Row) and (number := exponent.value.constant) is not None:
+        exponent = number
+    if not isinstance(exponent, int | float):
+        raise NotFusable("a power with an exponent that is a tensor")
+    if exponent == 0:
+        return call.shaped(Row(call.build.const(1.0), call.row(0).batched))
+    return call.shaped(call.map("power", call.args[0], attr=float(exponent)))
+
+
+def _rsqrt(call: Call) -> Row:
+    return call.map("recip", call.map("sqrt", call.args[0]))
+
+
+def _clamp(call: Call) -> Row:
+    """Where a bound holds, its gradient does not: as torch, which lets x through where x equals the bound."""
+    x = call.row(0)
+    low, high = call.argument(1, "min"), call.argument(2, "max")
+    if call.packet is ops.clamp_max:
+        low, high = None, call.args[1]
+    if low is not None:
+        x = call.map("where", call.map("lt", x, low), low, x)
+    if high is not None:
+        x = call.map("where", call.map("gt", x, high), high, x)
+    return call.shaped(x)
+
+
+def _where(call: Call) -> Row:
+    if len(call.args) != 3:
+        raise NotFusable("torch.where with a condition alone")
+    return call.shaped(call.map("where", *call.args))
+
+
+def _filled(call: Call) -> Row:
+    """full, zeros, ones and their kin."""
+    name = str(call.packet).rpartition(".")[2]
+    if name.startswith(("full", "new_full")):
+        number = call.argument(2 if name == "new_full" else 1, "fill_value")
+    elif name == "scalar_tensor":
+        number = call.args[0]
+    else:
+        number = 1.0 if "ones" in name else 0.0
+    if isinstance(number, Row):
+        raise NotFusable(f"{call.packet} with a tensor")
+    shape = tuple(call.out.shape)
+    like = next((x for x in call.args if isinstance(x, Row)), None)
+    batched = like is not None and like.batched and len(shape) > 0 and shape[0] > 1_000_000
+    return Row(call.build.expand(call.build.const(number), shape[1:] if batched else shape), batched)
+
+
+def _same(call: Call) -> Any:
+    x = call.args[0]
+    if call.out.dtype not in (call.dtype, torch.bool) and not (isinstance(x, Row) and x.value.constant is not None):
+        raise NotFusable(f"{call.packet} makes {call.out.dtype} of {call.dtype}; a fused step keeps one precision")
+    return x
+
+
+def _detach(call: Call) -> Row:
+    return call.map("stop", call.row(0))
+
+
+def _reshape(call: Call) -> Any:
+    x = call.args[0]
+    if isinstance(x, Matrix) and tuple(call.out.shape) == (x.r1 - x.r0, x.c1 - x.c0) and not x.turned:
+        return x
+    row = call.row(0)
+    if row.batched and (not call.out.shape or call.out.shape[0] <= 1_000_000 or call.features(True) and math.prod(call.features(True)) != row.value.size):
+        raise NotFusable(f"{call.packet} mixes the batch with the features")  # fmt: skip
+    return Row(call.build.reshape(row.value, call.features(row.batched)), row.batched)
+
+
+def _expand(call: Call) -> Row:
+    row = call.row(0)
+    grown = len(call.out.shape) > len(row.value.shape) + row.batched
+    if row.batched and grown:
+        raise NotFusable("an axis put in front of the batch")
+    if not row.batched and call.out.shape and call.out.shape[0] > 1_000_000:
+        value = row.value
+        if len(value.shape) == len(call.out.shape):
+            value = call.build.reshape(value, value.shape[1:])
+        return Row(call.build.expand(value, tuple(call.out.shape[1:])), True)
+    return call.shaped(row)
+
+
+def _permute(call: Call) -> Any:
+    x = call.args[0]
+    rank = 2 if isinstance(x, Matrix) else len(x.value.shape) + x.batched
+    if call.packet is ops.permute:
+        axes = [axis % rank for axis in call.args[1]]
+    else:
+        axes = list(range(rank))
+        a, b = (0, 1) if call.packet is ops.t else (call.args[1] % rank, call.args[2] % rank)
+        if rank > 1:
+            axes[a], axes[b] = axes[b], axes[a]
+    if isinstance(x, Matrix):
+        return x.t() if axes == [1, 0] else x
+    if x.batched and axes[0] != 0:
+        raise NotFusable(f"{call.packet} moves the batch axis")
+    return Row(call.build.permute(x.value, tuple(axis - x.batched for axis in axes[x.batched :])), x.batched)
+
+
+def _cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
+    if isinstance(x, Matrix):
+        return x.cut(axis % 2, start, stop)
+    own = call.axis(axis, x)
+    if own < 0:
+        if (start, stop) == (0, 1_000_003):
+            return x
+        raise NotFusable(f"{call.packet} along the batch")
+    return Row(call.build.slice(x.value, own, start, stop), x.batched)
+
+
+def _extent(x: Any, axis: int) -> int:
+    if isinstance(x, Matrix):
+        return (x.c1 - x.c0) if (axis % 2 == 1) != x.turned else (x.r1 - x.r0)
+    shape = (1_000_003, *x.value.shape) if x.batched else x.value.shape
+    return int(shape[axis])
+
+
+def _slice(call: Call) -> Any:
+    x, axis = call.args[0], call.argument(1, "dim", 0)
+    size = _extent(x, axis)
+    start, stop, step = call.argument(2, "start") or 0, call.argument(3, "end"), call.argument(4, "step", 1)
+    if step != 1:
+        raise NotFusable("a slice with a stride")
+    start, stop, _ = slice(start, stop).indices(size)
+    return _cut(call, x, axis, start, max(start, stop))
+
+
+def _select(call: Call) -> Row:
+    x, axis, index = call.args
+    size = _extent(x, axis)
+    piece = _cut(call, x, axis, index % size, index % size + 1)
+    row = Row(piece.entries(call.build), False) if isinstance(piece, Matrix) else piece
+    return Row(call.build.reshape(row.value, call.features(row.batched)), row.batched)
+
+
+def _split(call: Call) -> list[Any]:
+    x, axis = call.args[0], call.argument(2, "dim", 0)
+    out, start = [], 0
+    for piece in call.out:
+        size = piece.shape[axis]
+        out.append(_cut(call, x, axis, start, start + size))
+        start += size
+    return out
+
+
+def _unbind(call: Call) -> list[Row]:
+    x, axis = call.row(0), call.argument(1, "dim", 0)
+    return [
+        Row(call.build.reshape(cut.value, call.features(x.batched, piece)), x.batched)
+        for i, piece in enumerate(call.out)
+        for cut in [_cut(call, x, axis, i, i + 1)]
+    ]
+
+
+def _cat(call: Call) -> Row:
+    rows = [Row(x.entries(call.build), False) if isinstance(x, Matrix) else x for x in call.args[0]]
+    batched = any(row.batched for row in rows)
+    axis = call.argument(1, "dim", 0) % len(call.out.shape) - batched
+    if axis < 0:
+        raise NotFusable("torch.cat along the batch")
+    if not all(row.batched == batched for row in rows):
+        raise NotFusable("torch.cat of a parameter with a value of each row; expand the parameter first")
+    return Row(call.build.cat([row.value for row in rows if row.value.size], axis), batched)
+
+
+def _stack(call: Call) -> Row:
+    rows = call.args[0]
+    batched = rows[0].batched
+    axis = call.argument(1, "dim", 0) % len(call.out.shape) - batched
+    if axis < 0 or not all(isinstance(row, Row) and row.batched == batched for row in rows):
+        raise NotFusable("torch.stack along the batch, or of parameters with values")
+    shapes = [row.value.shape[:axis] + (1,) + row.value.shape[axis:] for row in rows]
+    pieces = [call.build.reshape(row.value, shape) for row, shape in zip(rows, shapes, strict=True)]
+    return Row(call.build.cat(pieces, axis), batched)
+
+
+def _axes(call: Call, position: int, row: Row) -> list[int]:
+    rank = len(row.value.shape) + row.batched
+    dims = call.argument(position, "dim")
+    dims = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+    axes = [axis % rank - row.batched for axis in dims]
+    if -1 in axes:
+        raise NotFusable(f"{call.packet} over the batch; rows do not mix")
+    return axes
+
+
+def _reduced(call: Call, op: str, x: Row, axes: list[int], out: Tensor | None = None) -> Row:
+    value = call.build.reduce(op, x.value, axes)
+    return Row(call.build.reshape(value, call.features(x.batched, out)), x.batched)
+
+
+def _sum(call: Call) -> Row:
+    x = call.row(0)
+    return _reduced(call, "sum", x, _axes(call, 1, x))
+
+
+def _mean(call: Call) -> Row:
+    x = call.row(0)
+    axes = _axes(call, 1, x)
+    count = math.prod(x.value.shape[axis] for axis in axes)
+    return call.map("mul", _reduced(call, "sum", x, axes), 1 / count)
+
+
+def _amax(call: Call) -> Row:
+    x = call.row(0)
+    if call.packet is ops.amin:
+        return call.map("neg", _reduced(call, "amax", call.map("neg", x), _axes(call, 1, x)))
+    return _reduced(call, "amax", x, _axes(call, 1, x))
+
+
+def _norm(call: Call) -> Row:
+    """(sum |x|^p)^(1/p), with gradient 0 where the norm is 0, as torch has it."""
+    x, order = call.row(0), float(call.argument(1, "ord", 2))
+    axes = _axes(call, 2, x)
+    size = call.map("abs", x)
+    if order == math.inf:
+        return _reduced(call, "amax", size, axes)
+    if order <= 0:
+        raise NotFusable(f"a norm of order {order}")
+    total = _reduced(call, "sum", call.map("power", size, attr=order), axes)
+    if order == 1:
+        return total
+    empty = call.map("eq", total, 0.0)
+    return call.map("where", empty, 0.0, call.map("power", call.map("where", empty, 1.0, total), attr=1 / order))
+
+
+def _var_mean(call: Call) -> list[Row]:
+    x = call.row(0)
+    axes = _axes(call, 1, x)
+    count = math.prod(x.value.shape[axis] for axis in axes)
+    correction = call.argument(2, "correction", 1)
+    free = count - (1 if correction is None else float(correction))
+    mean = Row(call.build.map("mul", call.build.reduce("sum", x.value, axes), 1 / count), x.batched)
+    apart = call.map("sub", x, mean)
+    squares = _reduced(call, "sum", call.map("mul", apart, apart), axes, call.out[0])
+    kept = Row(call.build.reshape(mean.value, call.features(x.batched, call.out[1])), x.batched)
+    return [call.map("mul", squares, 1 / free), kept]
+
+
+def _layer_norm(call: Call) -> list[Row]:
+    x, shape, gain, shift, epsilon = call.args
+    axes = list(range(len(x.value.shape) - len(shape), len(x.value.shape)))
+    count = math.prod(shape)
+    b = call.build
+    mean = Row(b.map("mul", b.reduce("sum", x.value, axes), 1 / count), x.batched)
+    apart = call.map("sub", x, mean)
+    variance = Row(b.map("mul", b.reduce("sum", b.map("mul", apart.value, apart.value), axes), 1 / count), x.batched)
+    scale = call.map("recip", call.map("sqrt", call.map("add", variance, epsilon)))
+    y = call.map("mul", apart, scale)
+    y = y if gain is None else call.map("mul", y, gain)
+    return [y if shift is None else call.map("add", y, shift), mean, scale]
+
+
+def _softmax(call: Call) -> Row:
+    x = call.row(0)
+    axis = call.axis(call.args[1], x)
+    if axis < 0:
+        raise NotFusable("softmax over the batch; rows do not mix")
+    b = call.build
+    largest = Row(b.map("stop", b.reduce("amax", x.value, [axis])), x.batched)
+    apart = call.map("sub", x, largest)
+    e = call.map("exp", apart)
+    total = Row(b.reduce("sum", e.value, [axis]), x.batched)
+    return call.map("sub", apart, call.map("log", total)) if call.packet is ops._log_softmax else call.map("div", e, total)
+
+
+def _mm(call: Call) -> Row:
+    v, matrix = call.args[-2:]
+    if not isinstance(v, Row) or not v.batched:
+        raise NotFusable("a product of two matrices inside the step; do it in weights(), once per call")
+    if not isinstance(matrix, Matrix):
+        raise NotFusable("a product with a matrix that was made inside the step; make it in weights(), once per call")
+    if len(v.value.shape) != 1:
+        raise NotFusable(f"a product of a recurrent matrix with rows of shape {v.value.shape}")
+    product = Row(call.build.dot([(v.value, matrix.block())]), True)
+    if call.packet is not ops.addmm:
+        return product
+    alpha, beta = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
+    product = product if alpha == 1 else call.map("mul", product, alpha)
+    added = call.args[0] if beta == 1 else call.map("mul", call.args[0], beta)
+    return call.map("add", product, added)
+
+
+def _mv(call: Call) -> Row:
+    v, vector = call.row(0), call.row(1)
+    if not v.batched:
+        raise NotFusable("a product of a matrix with a vector inside the step; do it in weights(), once per call")
+    return _reduced(call, "sum", call.map("mul", v, vector), [0])
+
+
+def _bmm(call: Call) -> Row:
+    a, b = call.row(0), call.row(1)
+    if not (a.batched and b.batched):
+        raise NotFusable("a batched product with a parameter")
+    (i, j), k = a.value.shape, b.value.shape[1]
+    left, right = call.build.reshape(a.value, (i, j, 1)), call.build.reshape(b.value, (1, j, k))
+    return _reduced(call, "sum", Row(call.build.map("mul", left, right), True), [1])
+
+
+UNARY = {
+    **{getattr(ops, name): name for name in "neg exp expm1 log log1p tanh sigmoid relu abs sqrt sign sin cos erf".split()},
+    ops.reciprocal: "recip",
+    ops.sgn: "sign",
+}
+BINARY = {
+    **{getattr(ops, name): name for name in "mul div gt ge lt le eq ne".split()},
+    ops.maximum: "max",
+    ops.minimum: "min",
+    ops.logical_and: "mul",
+    ops.bitwise_and: "mul",
+}
+RULES: dict[Any, Callable[[Call], Any]] = {
+    **{op: _elementwise(name) for op, name in (UNARY | BINARY).items()},
+    ops.add: _scaled("add"),
+    ops.sub: _scaled("sub"),
+    ops.rsub: _rsub,
+    ops.pow: _power,
+    ops.rsqrt: _rsqrt,
+    **dict.fromkeys((ops.clamp, ops.clamp_min, ops.clamp_max, ops.hardtanh), _clamp),
+    ops.where: _where,
+    **dict.fromkeys(
+        (ops.full, ops.full_like, ops.new_full, ops.zeros, ops.zeros_like, ops.new_zeros, ops.ones, ops.ones_like, ops.new_ones),
+        _filled,
+    ),
+    ops.scalar_tensor: _filled,
+    **dict.fromkeys((ops.clone, ops.contiguous, ops.alias, ops._to_copy, ops.lift_fresh, ops.lift_fresh_copy), _same),
+    ops.detach: _detach,
+    **dict.fromkeys((ops.view, ops.reshape, ops._unsafe_view, ops._reshape_alias, ops.unsqueeze, ops.squeeze), _reshape),
+    ops.expand: _expand,
+    **dict.fromkeys((ops.permute, ops.transpose, ops.t), _permute),
+    ops.slice: _slice,
+    ops.select: _select,
+    **dict.fromkeys((ops.split, ops.split_with_sizes), _split),
+    ops.unbind: _unbind,
+    ops.cat: _cat,
+    ops.stack: _stack,
+    ops.sum: _sum,
+    ops.mean: _mean,
+    **dict.fromkeys((ops.amax, ops.amin), _amax),
+    ops.linalg_vector_norm: _norm,
+    ops.var_mean: _var_mean,
+    ops.native_layer_norm: _layer_norm,
+    **dict.fromkeys((ops._softmax, ops._log_softmax), _softmax),
+    **dict.fromkeys((ops.mm, ops.addmm), _mm),
+    ops.mv: _mv,
+    ops.bmm: _bmm,
+}
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operations without a rule of their own, written by torch in simpler ones. Importing these takes torch a second."""
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    further = [ops.silu, ops.softplus, ops.elu, ops.leaky_relu, ops.hardsigmoid, ops.hardswish, ops.gelu, ops.mish]
+    further += [ops.addcmul, ops.addcdiv, ops.lerp, ops.log_sigmoid_forward, ops.var, ops.std, ops.square, ops.celu, ops.selu]
+    return {**core_aten_decompositions(), **get_decompositions(further)}

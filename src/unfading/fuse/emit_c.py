@@ -1,0 +1,212 @@
+"""From programs to C: the whole loop over time, forward and backward, as functions of plain pointers.
+
+    int forward(void** tensors, T, B, tile, first, last, reverse, order, lengths)
+
+A *tile* of rows runs through all of its time before the next one starts: its state stays in the nearest cache, and no
+thread waits for another. `order` lists the rows by falling length, so that at every step the rows still running are the
+first m of their tile. A row that has ended is touched no more. With lengths, the factors of the products after the loop are
+kept packed, without the steps that no row has. `kernel.h` holds what all kernels share, `emit_step.py` the step itself.
+"""
+
+from importlib.resources import files
+from typing import NamedTuple
+
+from unfading.fuse.differentiate import Outer, Source
+from unfading.fuse.emit_step import Step
+from unfading.fuse.program import Block, Program
+from unfading.fuse.schedule import schedule
+
+OWN = ("exp", "tanh", "sigmoid")  # of kernel.h
+LIBM = ("expm1", "log", "log1p", "fabs", "sqrt", "sin", "cos", "erf", "pow")
+
+
+class Function(NamedTuple):
+    """A C function: its source, and what its array of pointers holds, in order."""
+
+    name: str
+    source: str
+    pointers: tuple[tuple[str, int], ...]
+    blocks: tuple[Block, ...]  # packed matrices, after the pointers
+
+
+class Factor(NamedTuple):
+    """A factor of a product after the loop: `width` entries of a source."""
+
+    source: Source
+    width: int
+
+
+def factors(outer: tuple[Outer, ...]) -> list[Factor]:
+    """All factors, each once; those of kind sequence are stored by the step itself."""
+    found = {}
+    for product in outer:
+        found[Factor(product.dy, product.block.width)] = None
+        found[Factor(product.v, product.block.length)] = None
+    return list(found)
+
+
+def source(real: str, functions: list[Function]) -> str:
+    """A whole translation unit in the precision `real`, float or double."""
+    own, libm = ("_f", "f") if real == "float" else ("_d", "")
+    names = [f"#define {name}_x {name}{own}" for name in OWN] + [f"#define {name}_x {name}{libm}" for name in LIBM]
+    header = files("unfading.fuse").joinpath("kernel.h").read_text()
+    return "\n".join([f"typedef {real} real;", header, *names, *(function.source for function in functions)])
+
+
+def emit_forward(name: str, program: Program) -> Function:
+    """The loop of a forward program."""
+    step = Step(program, schedule(program), backward=False)
+    load, final, swap = [], [], []
+    for i, n in _states(program).items():
+        initial, last = step.pointer("initial", i), step.pointer("final", i)
+        load.append(f"memcpy(now{i} + r * PAD({n}), {initial} + row[r] * {n}, sizeof(real) * {n});")
+        final.append(f"memcpy({last} + row[m] * {n}, now{i} + m * PAD({n}), sizeof(real) * {n});")
+        swap.append(f"{{ real* swap = now{i}; now{i} = new{i}; new{i} = swap; }}")
+    frame = f"""    for (int r = 0; r < rows; r++) {{
+{_lines(load, 6)}
+    }}
+    int m = rows;
+    for (int64_t s = 0;; s++) {{
+      while (m > 0 && len[m - 1] <= s) {{  /* rows that have ended */
+        m--;
+{_lines(final, 8)}
+      }}
+      if (m == 0) break;
+      for (int r = 0; r < m; r++) place[r] = (reverse ? len[r] - 1 - s : s) * B + row[r];
+{_lines(step.lines, 6)}
+{_lines(swap, 6)}
+    }}"""
+    return _function(name, step, program, frame)
+
+
+def emit_backward(name: str, program: Program, outer: tuple[Outer, ...]) -> Function:
+    """The loop of a reverse program, from each row's last step to its first."""
+    step = Step(program, schedule(program), backward=True)
+    join, add, write, swap = [], [], [], []
+    for i, n in _states(program).items():
+        d_final, d_next, d_initial = (step.pointer(kind, i) for kind in ("dfinal", "dnext", "dinitial"))
+        join.append(f"if ({d_final}) memcpy(now{i} + m * PAD({n}), {d_final} + row[m] * {n}, sizeof(real) * {n});")
+        join.append(f"else memset(now{i} + m * PAD({n}), 0, sizeof(real) * {n});")
+        add.append(f"if ({d_next}) for (int r = 0; r < m; r++) {{")
+        add.append(f"  const real* d = {d_next} + place[r] * {n};")
+        add.append(f"  for (int i = 0; i < {n}; i++) now{i}[r * PAD({n}) + i] += d[i];")
+        add.append("}")
+        write.append(f"memcpy({d_initial} + row[r] * {n}, now{i} + r * PAD({n}), sizeof(real) * {n});")
+        swap.append(f"{{ real* swap = now{i}; now{i} = new{i}; new{i} = swap; }}")
+    for i, n in _held(program).items():
+        target = step.pointer("dinput", i)
+        write.append(f"memcpy({target} + row[r] * {n}, held{i} + r * PAD({n}), sizeof(real) * {n});")
+    summed = [
+        f"memcpy((double*){step.pointer('dweight', i)} + number * {n}, sum{i}, sizeof(double) * {n});"
+        for i, n in _summed(program).items()
+    ]
+    packing = [line for k, factor in enumerate(factors(outer)) for line in _packing(step, k, factor)]
+    frame = f"""    int m = 0;
+    int64_t packed = 0;
+    if (order) for (int64_t b = 0; b < b0; b++) packed += LENGTH(order[b]);
+    for (int64_t s = len[0] - 1; s >= 0; s--) {{
+      while (m < rows && len[m] > s) {{  /* rows whose last step this is */
+{_lines(join, 8)}
+        m++;
+      }}
+      for (int r = 0; r < m; r++) {{
+        place[r] = (reverse ? len[r] - 1 - s : s) * B + row[r];
+        before[r] = (reverse ? len[r] - s : s - 1) * B + row[r];
+        line[r] = order ? packed + r : place[r];
+      }}
+{_lines(add, 6)}
+{_lines(step.lines, 6)}
+{_lines(packing, 6)}
+      packed += m;
+{_lines(swap, 6)}
+    }}
+    while (m < rows) {{  /* rows of length 0 */
+{_lines(join, 6)}
+      m++;
+    }}
+    for (int r = 0; r < rows; r++) {{
+{_lines(write, 6)}
+    }}
+{_lines(summed, 4)}"""
+    return _function(name, step, program, frame)
+
+
+def _function(name: str, step: Step, program: Program, frame: str) -> Function:
+    """The function around the loop: tensors by name, buffers, and the rows of each tile."""
+    names = [f"{kind}{index}" for kind, index in step.pointers] + [f"m{k}" for k in range(len(step.blocks))]
+    tensors = [f"real* {name} = tensors[{i}]; (void){name};" for i, name in enumerate(names)]
+    buffers, taken = [], "0"
+    widths = [(f"s{k}", size) for k, size in enumerate(step.plan.sizes)]
+    for i, n in _states(program).items():
+        widths += [(f"now{i}", n), (f"new{i}", n)]
+    widths += [(f"held{i}", n) for i, n in _held(program).items()]
+    for buffer, n in widths:
+        buffers.append(f"real* {buffer} = mem + ({taken}) * tile;")
+        taken += f" + PAD({n})"
+    sums = sum(_summed(program).values())
+    start = 0
+    for i, n in _summed(program).items():
+        buffers.append(f"double* sum{i} = (double*)(mem + ({taken}) * tile) + {start};")
+        start += n
+    text = f"""
+#define LENGTH(b) (lengths[b] < 0 ? 0 : (lengths[b] > T ? T : lengths[b]))
+int {name}(void** tensors, int64_t T, int64_t B, int64_t tile, int64_t first, int64_t last, int reverse,
+    const int64_t* order, const int64_t* lengths) {{
+{_lines(tensors, 2)}
+  const size_t numbers = sizeof(real) * ({taken}) * tile + sizeof(double) * {sums};
+  char* memory = aligned_alloc(64, (numbers + 5 * sizeof(int64_t) * tile + 127) / 64 * 64);
+  if (!memory) return 1;
+  for (int64_t number = first; number < last; number++) {{
+    const int64_t b0 = number * tile;
+    const int rows = B - b0 < tile ? B - b0 : tile;
+    memset(memory, 0, numbers);
+    real* mem = (real*)memory;
+{_lines(buffers, 4)}
+    int64_t *row = (int64_t*)(memory + numbers), *len = row + tile, *place = len + tile, *before = place + tile, *line = before + tile;
+    (void)before; (void)line;
+    for (int r = 0; r < rows; r++) {{
+      row[r] = order ? order[b0 + r] : b0 + r;
+      len[r] = lengths ? LENGTH(row[r]) : T;
+    }}
+{frame}
+  }}
+  free(memory);
+  return 0;
+}}
+#undef LENGTH
+"""
+    return Function(name, text, tuple(step.pointers), tuple(step.blocks))
+
+
+def _packing(step: Step, k: int, factor: Factor) -> list[str]:
+    """Copy a factor of a product after the loop to its line, where lines are packed."""
+    kind, index, start = factor.source
+    if kind == "sequence":
+        return []
+    target, n = step.pointer("packed", k), factor.width
+    if kind == "dinput":
+        base = f"{step.pointer(kind, index)} + place[r] * {step.program.widths[kind, index]}"
+    else:
+        base = step.base(kind, index)
+    copy = f"memcpy({target} + line[r] * {n}, {base} + {start}, sizeof(real) * {n});"
+    return [f"if ({target}) for (int r = 0; r < m; r++) {copy}"]
+
+
+def _states(program: Program) -> dict[int, int]:
+    return {i: program.widths["next", i] for kind, i in sorted(program.widths) if kind == "next"}
+
+
+def _held(program: Program) -> dict[int, int]:
+    """Gradients of inputs that hold for all time: summed over it, row by row."""
+    stored = sorted({store.index for store in program.stores if store.kind == "dinput"})
+    return {i: program.widths["dinput", i] for i in stored if program.kinds[i] == "constant"}
+
+
+def _summed(program: Program) -> dict[int, int]:
+    """Gradients of weights used entry by entry: summed over rows and time, in double."""
+    stored = sorted({store.index for store in program.stores if store.kind == "dweight"})
+    return {i: program.widths["dweight", i] for i in stored}
+
+
+def _lines(lines: list[str], indent: int) -> str:
+    return "\n".join(" " * indent + line if not line.startswith("#") else line for line in lines)

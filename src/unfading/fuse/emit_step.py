@@ -1,0 +1,275 @@
+"""The body of a kernel: one step of a program in C, for the first m rows of a tile.
+
+Written for a frame (`emit_c.py`) in which s is the number of the step, `place[r]` row r's step in a tensor [T, B, ...],
+`before[r]` the step before it, `row[r]` its row of the batch, `line[r]` its line in a sequence kept for after the loop, and
+now0, new0, ... the state, or its gradient, before and after.
+"""
+
+from unfading.fuse.program import REDUCTIONS, VIEWS, Program, Shape, Value, pieces_of
+from unfading.fuse.schedule import Schedule
+
+EXPRESSIONS = {
+    "neg": "-{0}",
+    "exp": "exp_x({0})",
+    "expm1": "expm1_x({0})",
+    "log": "log_x({0})",
+    "log1p": "log1p_x({0})",
+    "tanh": "tanh_x({0})",
+    "sigmoid": "sigmoid_x({0})",
+    "relu": "({0} < 0 ? (real)0 : {0})",
+    "abs": "fabs_x({0})",
+    "sqrt": "sqrt_x({0})",
+    "recip": "1 / {0}",
+    "sign": "(real)(({0} > 0) - ({0} < 0))",
+    "sin": "sin_x({0})",
+    "cos": "cos_x({0})",
+    "erf": "erf_x({0})",
+    "power": "pow_x({0}, {attr})",
+    "copy": "{0}",
+    "stop": "{0}",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "max": "({0} > {1} || {0} != {0} ? {0} : {1})",
+    "min": "({0} < {1} || {0} != {0} ? {0} : {1})",
+    "gt": "(real)({0} > {1})",
+    "ge": "(real)({0} >= {1})",
+    "lt": "(real)({0} < {1})",
+    "le": "(real)({0} <= {1})",
+    "eq": "(real)({0} == {1})",
+    "ne": "(real)({0} != {1})",
+    "where": "({0} != 0 ? {1} : {2})",
+}
+
+
+class Step:
+    """Writes the lines of a step, and notes which tensors they need."""
+
+    def __init__(self, program: Program, plan: Schedule, *, backward: bool):
+        self.program, self.plan, self.backward = program, plan, backward
+        self.blocks = program.blocks()
+        self.pointers: dict[tuple[str, int], None] = {}  # in order of use
+        self.lines: list[str] = []
+        for level in plan.levels:
+            for shape, values in level.loops:
+                self._loop(shape, values)
+            for value in level.rest:
+                if value.op == "dot":
+                    self._dot(value)
+                elif value.op in REDUCTIONS:
+                    self._reduction(value)
+                else:
+                    self._join(value)
+
+    def pointer(self, kind: str, index: int) -> str:
+        self.pointers[kind, index] = None
+        return f"{kind}{index}"
+
+    # -- where things lie: a base for row r, declared once per loop, and an index into it ---------------------------------
+
+    def base(self, kind: str, i: int) -> str:
+        """Of what row r reads."""
+        width = self.program.widths[kind, i]
+        if kind == "weight":
+            return self.pointer(kind, i)
+        if kind == "carry" or (kind == "state" and not self.backward):
+            return f"now{i} + r * PAD({width})"
+        if kind == "state":
+            return f"(s ? {self.pointer('next', i)} + before[r] * {width} : {self.pointer('initial', i)} + row[r] * {width})"
+        place = "place[r]"
+        if kind == "input":
+            place = {"sequence": "place[r]", "shared": "s", "constant": "row[r]"}[self.program.kinds[i]]
+        return f"{self.pointer(kind, i)} + {place} * {width}"
+
+    def _target(self, kind: str, index: int) -> tuple[str, str]:
+        """The base for row r of what a store writes, and how it is written."""
+        width = self.program.widths[kind, index]
+        if kind == "dstate":
+            return f"new{index} + r * PAD({width})", "="
+        if kind == "dweight":
+            return f"sum{index}", "+="
+        if kind == "dinput" and self.program.kinds[index] == "constant":
+            return f"held{index} + r * PAD({width})", "+="
+        place = {"sequence": "line[r]"}.get(kind, "place[r]")
+        if kind == "dinput" and self.program.kinds[index] == "shared":
+            place = "(s * B + row[r])"
+        return f"{self.pointer(kind, index)} + {place} * {width}", "="
+
+    # -- loops ------------------------------------------------------------------------------------------------------------
+
+    def _loop(self, shape: Shape, values: list[Value]) -> None:
+        loop = _Loop(self, shape)
+        for value in values:
+            args = [loop.read(arg) for arg in value.args]
+            expression = EXPRESSIONS[value.op].format(*args, attr=_number(value.attr) if value.op == "power" else "")
+            loop.body.append(f"const real v{value.id} = {expression};")
+            loop.local[value.id] = f"v{value.id}"
+            if value.id in self.plan.slots:
+                loop.write(f"s{self.plan.slots[value.id]} + r * PAD({value.size})", "=", loop.flat, f"v{value.id}")
+            for kind, index, start in self.plan.stores.get(value.id, ()):
+                base, how = self._target(kind, index)
+                loop.write(base, how, _plus(start, loop.flat), f"v{value.id}")
+                if kind == "next":  # the state of the next step, beside the trajectory
+                    width = self.program.widths[kind, index]
+                    loop.write(f"new{index} + r * PAD({width})", "=", _plus(start, loop.flat), f"v{value.id}")
+        self.lines += loop.written()
+
+    def _join(self, value: Value) -> None:
+        """A concatenation that could not be lifted: each piece is copied to its place."""
+        for start, _, piece in pieces_of(value.args, value.attr):
+            loop = _Loop(self, piece.shape)
+            index = list(loop.index)
+            index[value.attr] = _plus(start, index[value.attr])
+            target = f"s{self.plan.slots[value.id]} + r * PAD({value.size})"
+            loop.write(target, "=", _flatten(value.shape, index), loop.read(piece))
+            self.lines += loop.written()
+
+    def _reduction(self, value: Value) -> None:
+        x, over = value.args[0], value.attr
+        kept = ["0" if axis in over else index for axis, index in enumerate(_indices(x.shape))]
+        target = f"s{self.plan.slots[value.id]}[r * PAD({value.size}) + {_flatten(value.shape, kept)}]"
+        loop = _Loop(self, x.shape)
+        entry = loop.read(x)
+        outside = [axis for axis in range(len(x.shape)) if axis not in over]
+        first = [f"for (int r = 0; r < m; r++) {{", *loop.bases_declared()]
+        if value.op == "sum" and outside and outside[-1] == len(x.shape) - 1 and x.shape[-1] > 1:
+            # The last axis stays: whole vectors are added.
+            nest = _nest(x.shape, [*over, *outside])
+            first.append(f"  memset(&s{self.plan.slots[value.id]}[r * PAD({value.size})], 0, sizeof(real) * {value.size});")
+            self.lines += [*first, *loop.body_lines(nest, f"{target} += {entry};"), "}"]
+            return
+        start, each = ("0", "q += {x};") if value.op == "sum" else ("-INFINITY", "q = {x} > q || {x} != {x} ? {x} : q;")
+        simd = ["#pragma omp simd reduction(+:q)"] if value.op == "sum" else []
+        inner = _nest(x.shape, list(over))
+        body = ["{", f"  real q = {start};", *inner[:-1], *simd, inner[-1] + " {", *loop.loads(), f"    {each.format(x=entry)}", "  }"]
+        self.lines += [*first, *_nest(x.shape, outside), *body, f"  {target} = q;", "}", "}"]
+
+    def _dot(self, value: Value) -> None:
+        parts = []
+        for v, block in zip(value.args, value.attr, strict=True):
+            k = self.blocks.index(block)
+            if v.op == "leaf":
+                base, width = f"now{v.attr.index} + {v.attr.start}", self.program.widths[v.attr.kind, v.attr.index]
+            else:
+                base, width = f"s{self.plan.slots[v.id]}", v.size
+            parts.append(f"{{{base}, PAD({width}), m{k}, {v.size}}}")
+        slot = self.plan.slots[value.id]
+        self.lines.append(f"{{ const Part parts[] = {{{', '.join(parts)}}}; product(parts, {len(parts)}, m, {value.size}, s{slot}); }}")
+
+
+class _Loop:
+    """One loop over rows and features while it is written: bases of rows, then loads, then the body."""
+
+    def __init__(self, step: Step, shape: Shape):
+        self.step, self.shape = step, shape
+        self.index = _indices(shape)
+        self.flat = _flatten(shape, self.index)
+        self.bases: dict[str, str] = {}
+        self.loaded: dict[str, str] = {}
+        self.local: dict[int, str] = {}
+        self.body: list[str] = []
+
+    def read(self, value: Value) -> str:
+        """A value at the loop's index."""
+        if value.op == "const":
+            return _number(value.attr)
+        if value.op == "zero":
+            return "(real)0"
+        if value.id in self.local:
+            return self.local[value.id]
+        base, index = self._entry(value, self.index[len(self.index) - len(value.shape) :])
+        if index is None:
+            return base
+        entry = f"{self._name(base)}[{index}]"
+        if entry not in self.loaded:
+            self.loaded[entry] = f"x{len(self.loaded)}"
+            self.body.append(f"const real {self.loaded[entry]} = {entry};")
+        return self.loaded[entry]
+
+    def write(self, base: str, how: str, index: str, value: str) -> None:
+        self.body.append(f"{self._name(base)}[{index}] {how} {value};")
+
+    def _name(self, base: str) -> str:
+        return self.bases.setdefault(base, f"b{len(self.bases)}")
+
+    def _entry(self, value: Value, index: list[str]) -> tuple[str, str | None]:
+        """The base and the flat index of an entry, through all views."""
+        while value.op in VIEWS:
+            inner = value.args[0]
+            if value.op == "expand":
+                own = index[len(value.shape) - len(inner.shape) :]
+                index = ["0" if size == 1 else at for size, at in zip(inner.shape, own, strict=True)]
+            elif value.op == "permute":
+                turned = dict(zip(value.attr, index, strict=True))
+                index = [turned[axis] for axis in range(len(index))]
+            elif value.op == "slice":
+                axis, start, _ = value.attr
+                index = [_plus(start, at) if k == axis else at for k, at in enumerate(index)]
+            else:
+                index = _unflatten(inner.shape, _flatten(value.shape, index))
+            value = inner
+        if value.op in ("const", "zero"):
+            return (_number(value.attr) if value.op == "const" else "(real)0"), None
+        flat = _flatten(value.shape, index)
+        if value.op == "leaf":
+            return self.step.base(value.attr.kind, value.attr.index), _plus(value.attr.start, flat)
+        return f"s{self.step.plan.slots[value.id]} + r * PAD({value.size})", flat
+
+    def bases_declared(self) -> list[str]:
+        return [f"  {_type(base)} {name} = {base};" for base, name in self.bases.items()]
+
+    def written(self) -> list[str]:
+        nest = _nest(self.shape, list(range(len(self.shape))))
+        return ["for (int r = 0; r < m; r++) {", *self.bases_declared(), *nest[:-1], "#pragma omp simd", nest[-1] + " {",
+                *(f"    {line}" for line in self.body), "  }", "}"]  # fmt: skip
+
+    def loads(self) -> list[str]:
+        return [f"    {line}" for line in self.body]
+
+    def body_lines(self, nest: list[str], last: str) -> list[str]:
+        return [*nest[:-1], "#pragma omp simd", nest[-1] + " {", *self.loads(), f"    {last}", "  }"]
+
+
+def _type(base: str) -> str:
+    return "double* restrict" if base.startswith("sum") else "real*"
+
+
+def _indices(shape: Shape) -> list[str]:
+    return [f"i{axis}" for axis in range(len(shape))]
+
+
+def _nest(shape: Shape, axes: list[int]) -> list[str]:
+    """Loops over these axes, outermost first; a loop of one where there is none."""
+    return [f"  for (int i{axis} = 0; i{axis} < {shape[axis]}; i{axis}++)" for axis in axes] or ["  for (int one = 0; one < 1; one++)"]
+
+
+def _number(x: float) -> str:
+    if x != x:
+        return "(real)NAN"
+    if x in (float("inf"), float("-inf")):
+        return "(real)INFINITY" if x > 0 else "(-(real)INFINITY)"
+    return f"(real){x!r}" if x >= 0 else f"((real){x!r})"
+
+
+def _plus(start: int, index: str) -> str:
+    return index if start == 0 else f"{start} + {index}" if index != "0" else str(start)
+
+
+def _flatten(shape: Shape, index: list[str]) -> str:
+    terms, stride = [], 1
+    for size, at in zip(reversed(shape), reversed(index), strict=True):
+        if at != "0" and size != 1:
+            terms.append(f"({at})" if stride == 1 and " " in at else at if stride == 1 else f"{stride} * ({at})")
+        stride *= size
+    return " + ".join(reversed(terms)) or "0"
+
+
+def _unflatten(shape: Shape, flat: str) -> list[str]:
+    if len(shape) == 1:
+        return [flat]
+    out, stride = [], 1
+    for size in reversed(shape):
+        out.append("0" if size == 1 else f"({flat}) / {stride} % {size}" if stride > 1 else f"({flat}) % {size}")
+        stride *= size
+    return out[::-1]

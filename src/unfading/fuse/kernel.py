@@ -1,0 +1,229 @@
+"""A compiled step: tensors in, tensors out, the loop over time in C between them.
+
+    trajectory, final, saved = kernel.forward(inputs, states, weights, ...)
+    d_inputs, d_states, d_weights = kernel.backward(d_trajectory, d_final, ...)
+
+All tensors are those of one call, contiguous, on the CPU, in the kernel's precision. Nothing is kept between calls.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unfading.fuse.cache import library
+from unfading.fuse.differentiate import Outer, differentiate
+from unfading.fuse.emit_c import Factor, Function, emit_backward, emit_forward, factors, source
+from unfading.fuse.program import Block, Program
+from unfading.fuse.threads import run_tiles
+
+Pointer = ctypes.c_void_p
+Tensors = dict[tuple[str, int], Tensor | None]
+
+ROWS = 24  # of a tile, at most: a multiple of the six rows of a product's registers, and small enough for the first cache
+ADVISED = 1 << 22  # bytes from which memory is asked for in large pages: first touches cost more than the arithmetic
+
+
+class Walk(NamedTuple):
+    """How time is gone through: the direction, and each row's length with the order of rows by it."""
+
+    reverse: bool
+    lengths: Tensor | None
+    order: Tensor | None
+
+    @staticmethod
+    def of(lengths: Tensor | None, reverse: bool) -> "Walk":
+        if lengths is None:
+            return Walk(reverse, None, None)
+        lengths = lengths.to("cpu", torch.int64).contiguous()
+        return Walk(reverse, lengths, torch.argsort(lengths, descending=True, stable=True))
+
+
+class Kernel:
+    """The three loops of one program, in one precision: to run, to run keeping what the gradient needs, and back."""
+
+    def __init__(self, program: Program, dtype: torch.dtype):
+        self.program = program
+        self.forward_program, self.reverse_program, self.outer = differentiate(program)
+        self.dtype = dtype
+        self.infer = emit_forward("infer", program)
+        self.train = emit_forward("train", self.forward_program)
+        self.back = emit_backward("back", self.reverse_program, self.outer)
+        self.source = source("float" if dtype == torch.float32 else "double", [self.infer, self.train, self.back])
+        self.library = library(self.source)
+        long, pointer = ctypes.c_int64, ctypes.c_void_p
+        for function in (self.infer, self.train, self.back):
+            entry = getattr(self.library, function.name)
+            entry.argtypes = [pointer, long, long, long, long, long, ctypes.c_int, pointer, pointer]
+            entry.restype = ctypes.c_int
+        self.library.pack.argtypes = [pointer, long, long, long, long, pointer]
+        self.library.pack.restype = None
+        self.library.packed_size.argtypes = [long, long]
+        self.library.packed_size.restype = long
+        self.library.advise.argtypes = [pointer, long]
+        self.library.advise.restype = None
+        self.states = [program.widths["next", i] for i in range(len({i for kind, i in program.widths if kind == "next"}))]
+        self.saved = self.forward_program.widths.get(("saved", 0), 0)
+        self.work = sum(block.length * block.width for block in program.blocks()) + 16 * sum(self.states)
+
+    def forward(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], walk: Walk, *, keep: bool
+    ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        """The states after every step [T, B, n], the final ones [B, n], and what the gradient needs, if it is to be kept."""
+        T, B = self.extent(inputs, states)
+        new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
+        trajectory = [self.advised(new((T, B, n))) for n in self.states]
+        final = [state.new_empty((B, n)) for state, n in zip(states, self.states, strict=True)]
+        saved = self.advised(states[0].new_empty((T, B, self.saved))) if keep and self.saved else None
+        tensors = _named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
+        self.launch(self.train if keep else self.infer, tensors, weights, walk, T, B)
+        return trajectory, final, saved
+
+    def backward(
+        self,
+        d_trajectory: Sequence[Tensor | None],
+        d_final: Sequence[Tensor | None],
+        inputs: Sequence[Tensor],
+        states: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        trajectory: Sequence[Tensor],
+        saved: Tensor | None,
+        walk: Walk,
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The gradients of inputs, initial states and weights."""
+        T, B = self.extent(inputs, states)
+        kinds, widths = self.program.kinds, self.reverse_program.widths
+        new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
+        d_inputs: list[Tensor | None] = []
+        for i, kind in enumerate(kinds):
+            n = widths.get(("dinput", i))
+            shape = (1, B, n) if kind == "constant" else (T, B, n)
+            d_inputs.append(None if n is None else self.advised(new(shape)))
+        d_initial = [torch.empty_like(state) for state in states]
+        tensors = _named(
+            input=inputs, initial=states, next=trajectory, saved=[saved], dnext=d_trajectory, dfinal=d_final,
+            dinput=d_inputs, dinitial=d_initial,
+        )  # fmt: skip
+        tiles = -(-B // self.tile(B))
+        for kind, i in self.back.pointers:
+            if kind == "dweight":
+                tensors[kind, i] = states[0].new_empty((tiles, widths[kind, i]), dtype=torch.float64)
+        lines = T * B if walk.lengths is None else int(walk.lengths.clamp(0, T).sum())
+        for (kind, i), n in widths.items():
+            if kind == "sequence":
+                tensors[kind, i] = self.advised(states[0].new_empty((lines, n)))
+        needed = factors(self.outer)
+        for k, factor in enumerate(needed):
+            packed = walk.lengths is not None and factor.source.kind != "sequence"
+            tensors["packed", k] = self.advised(states[0].new_empty((lines, factor.width))) if packed else None
+        self.launch(self.back, tensors, weights, walk, T, B)
+
+        d_weights = []
+        for i, weight in enumerate(weights):
+            entries = tensors.get(("dweight", i))
+            d_weights.append(torch.zeros_like(weight, memory_format=torch.contiguous_format) if entries is None
+                             else entries.sum(0).to(weight.dtype).reshape(weight.shape))  # fmt: skip
+        for product in self.outer:
+            self._add_product(d_weights[product.block.weight], product, needed, tensors, walk, T, B)
+        out = []
+        for i, (d, kind) in enumerate(zip(d_inputs, kinds, strict=True)):
+            out.append(torch.zeros_like(inputs[i]) if d is None else d.sum(1, keepdim=True) if kind == "shared" else d)
+        return out, d_initial, d_weights
+
+    def _add_product(
+        self, target: Tensor, product: Outer, needed: list[Factor], tensors: Tensors, walk: Walk, T: int, B: int
+    ) -> None:
+        block = product.block
+        target = target[block.r0 : block.r1, block.c0 : block.c1]
+        dy, v = Factor(product.dy, block.width), Factor(product.v, block.length)
+        if walk.lengths is not None:
+            pairs = [(_packed(dy, needed, tensors), _packed(v, needed, tensors))]
+        elif v.source.kind != "state":
+            pairs = [(_columns(dy, tensors), _columns(v, tensors))]
+        else:
+            # Before its first step a row's state is the initial one, before any other what the step before left.
+            a = _columns(dy, tensors)
+            before = _columns(Factor(v.source._replace(kind="next"), v.width), tensors)
+            initial = _columns(Factor(v.source._replace(kind="initial"), v.width), tensors)
+            rest = (T - 1) * B
+            if walk.reverse:
+                pairs = [(a[rest:], initial), (a[:rest], before[B:])]
+            else:
+                pairs = [(a[:B], initial), (a[B:], before[:rest])]
+        for a, b in pairs:
+            if len(a):
+                target.addmm_(*((b.T, a) if block.transposed else (a.T, b)))
+
+    def launch(self, function: Function, tensors: Tensors, weights: Sequence[Tensor], walk: Walk, T: int, B: int) -> None:
+        held: list[Tensor | None] = []
+        for kind, i in function.pointers:
+            tensor = weights[i] if kind == "weight" else tensors[kind, i]
+            held.append(tensor if tensor is None or kind in WRITTEN else tensor.contiguous())
+        held += [self.packed(block, weights[block.weight]) for block in function.blocks]
+        self.call(function, [None if tensor is None else tensor.data_ptr() for tensor in held], walk, T, B)
+
+    def call(self, function: Function, addresses: Sequence[int | None], walk: Walk, T: int, B: int) -> None:
+        """Run a loop on tensors given by address."""
+        entry = getattr(self.library, function.name)
+        array = (Pointer * len(addresses))(*addresses)
+        tile = self.tile(B)
+        order = None if walk.order is None else walk.order.data_ptr()
+        lengths = None if walk.lengths is None else walk.lengths.data_ptr()
+
+        def run(first: int, last: int) -> None:
+            if entry(array, T, B, tile, first, last, walk.reverse, order, lengths):
+                raise MemoryError(f"no memory for the buffers of a fused step over {tile} rows.")
+
+        run_tiles(run, -(-B // tile), T * B * self.work)
+
+    def packed(self, block: Block, weight: Tensor) -> Tensor:
+        """A block of a matrix as products read it."""
+        weight = weight.detach()
+        down, right = weight.stride()
+        start = weight.data_ptr() + (block.r0 * down + block.c0 * right) * weight.element_size()
+        if not block.transposed:
+            down, right = right, down
+        to = weight.new_empty(self.library.packed_size(block.length, block.width))
+        self.library.pack(start, down, right, block.length, block.width, to.data_ptr())
+        return to
+
+    def tile(self, B: int) -> int:
+        """Rows of a tile: near ROWS, the same for all tiles, at least one tile for each thread."""
+        tiles = max(-(-B // ROWS), min(B, torch.get_num_threads()))
+        return -(-B // tiles)
+
+    def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int]:
+        T = next((len(x) for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != "constant"), 0)
+        return T, states[0].shape[0]
+
+    def advised(self, tensor: Tensor) -> Tensor:
+        size = tensor.numel() * tensor.element_size()
+        if size >= ADVISED:
+            self.library.advise(tensor.data_ptr(), size)
+        return tensor
+
+
+WRITTEN = frozenset(["next", "final", "saved", "dinput", "dinitial", "dweight", "sequence", "packed"])
+
+
+def _named(**groups: Sequence[Tensor | None]) -> Tensors:
+    return {(kind, i): tensor for kind, group in groups.items() for i, tensor in enumerate(group)}
+
+
+def _columns(factor: Factor, tensors: Tensors) -> Tensor:
+    """A factor as [T * B, width]."""
+    kind, index, start = factor.source
+    tensor = tensors[kind, index]
+    assert tensor is not None
+    return tensor.reshape(-1, tensor.shape[-1])[:, start : start + factor.width]
+
+
+def _packed(factor: Factor, needed: list[Factor], tensors: Tensors) -> Tensor:
+    """A factor as [sum of lengths, width]."""
+    if factor.source.kind == "sequence":
+        return _columns(factor, tensors)
+    tensor = tensors["packed", needed.index(factor)]
+    assert tensor is not None
+    return tensor

@@ -1,0 +1,33 @@
+"""Tiles of rows over threads: as many as torch has, from a pool that is made when first needed and anew after a fork."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import torch
+
+WORTH = 20_000_000  # multiply-adds below which a second thread is not worth waking: about a millisecond
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="unfading")
+
+
+# The child of a fork has the pool's object and none of its threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def run_tiles(run: Callable[[int, int], None], tiles: int, work: int) -> None:
+    """Call `run(first, last)` over 0..tiles, in equal shares for the threads if there is enough work."""
+    threads = min(torch.get_num_threads(), tiles) if work >= WORTH else 1
+    if threads == 1:
+        run(0, tiles)
+        return
+    edges = [tiles * k // threads for k in range(threads + 1)]
+    # ctypes lets go of the interpreter's lock inside the kernel.
+    others = [_pool().submit(run, edges[k], edges[k + 1]) for k in range(1, threads)]
+    run(edges[0], edges[1])
+    for other in others:
+        other.result()
