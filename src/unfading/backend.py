@@ -13,11 +13,12 @@ from torch import Tensor
 
 from unfading.cells.base import Cell
 from unfading.errors import unknown
+from unfading.fuse.fused import fused, refusal
 from unfading.scan import scan
 from unfading.segments import run_in_segments
 
 # In the order in which "auto" tries them. The reference takes every cell, so it stands last.
-IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"reference": scan}
+IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "reference": scan}
 
 # What `use_backend` says. A plain global, hence one for all threads: Dynamo guards on it, so that a compiled layer follows
 # the block it runs in; it cannot trace a ContextVar and bakes a thread-local in.
@@ -42,6 +43,19 @@ def check_backend(name: str) -> None:
         raise ValueError(unknown("backend", name, ["auto", *IMPLEMENTATIONS]))
 
 
+def choose(cell: Cell, backend: str) -> Callable[..., tuple[Any, Any]]:
+    """The implementation that runs this cell now: the one that was named, or the first that does not refuse it."""
+    name = _override or backend
+    if name == "reference":
+        return scan
+    reason = refusal(cell)
+    if reason is None:
+        return fused
+    if name == "fused":
+        raise RuntimeError(f"{type(cell).__name__} cannot run fused: {reason}. backend='auto' takes the reference loop instead.")
+    return scan
+
+
 def run(
     cell: Cell,
     x: Tensor,
@@ -54,8 +68,7 @@ def run(
     checkpoint_every: int | None,
 ) -> tuple[Any, Any]:
     """Project x [T, B, I] and run the cell over it: the states after every step, and the final state, as `scan`."""
-    name = _override or backend
-    implementation = IMPLEMENTATIONS["reference" if name == "auto" else name]
+    implementation = choose(cell, backend)
     # Matrices are built in the precision of their parameters; autocast is for the products with them.
     casting = torch.is_autocast_enabled(x.device.type)
     with torch.autocast(x.device.type, enabled=False) if casting else nullcontext():

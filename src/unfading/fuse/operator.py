@@ -1,0 +1,224 @@
+"""The compiled loop as an operator of torch: grad, vmap, second derivatives, torch.compile and export.
+
+Two bare operators, without a gradient of their own, stand for the loops in compiled and exported graphs; an
+autograd.Function with its rule for vmap stands around each. The gradient of the backward loop is that of the reference.
+`torch.library.register_autograd` is not used: under torch.func.grad it raises, and forward-mode derivatives come out as
+silent zeros. Forward mode goes to the reference loop; `refuse` in `fused.py` sees to that.
+"""
+
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unfading.fuse.evaluate import next_states
+from unfading.fuse.kernel import Walk
+from unfading.fuse.plan import PROGRAMS, kernel
+from unfading.fuse.program import Program
+from unfading.scan import scan
+
+Tensors = tuple[Tensor | None, ...]
+
+
+def _forward(
+    key: str, inputs: list[Tensor], states: list[Tensor], weights: list[Tensor], lengths: Tensor | None, reverse: bool, keep: bool
+) -> list[Tensor]:
+    compiled = kernel(key, states[0].dtype)
+    trajectory, final, saved = compiled.forward(inputs, states, weights, Walk.of(lengths, reverse), keep=keep)
+    return [*trajectory, *final, *([] if saved is None else [saved])]
+
+
+def _backward(
+    key: str,
+    gradients: list[Tensor | None],
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    kept: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+) -> list[Tensor]:
+    n = len(states)
+    d_inputs, d_states, d_weights = kernel(key, states[0].dtype).backward(
+        gradients[:n], gradients[n:], inputs, states, weights, kept[:n], kept[n] if len(kept) > n else None,
+        Walk.of(lengths, reverse),
+    )  # fmt: skip
+    return [*d_inputs, *d_states, *d_weights]
+
+
+forward_op = torch.library.custom_op(
+    "unfading::fused_forward",
+    _forward,
+    mutates_args=(),
+    schema="(str key, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep) -> Tensor[]",
+)
+backward_op = torch.library.custom_op(
+    "unfading::fused_backward",
+    _backward,
+    mutates_args=(),
+    schema="(str key, Tensor?[] gradients, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor[] kept, "
+    "Tensor? lengths, bool reverse) -> Tensor[]",
+)
+
+
+@forward_op.register_fake
+def _(
+    key: str, inputs: list[Tensor], states: list[Tensor], weights: list[Tensor], lengths: Tensor | None, reverse: bool, keep: bool
+) -> list[Tensor]:
+    compiled = kernel(key, states[0].dtype)
+    T, B = compiled.extent(inputs, states)
+    saved = [states[0].new_empty((T, B, compiled.saved))] if keep and compiled.saved else []
+    return [state.new_empty((T, *state.shape)) for state in states] + [torch.empty_like(state) for state in states] + saved
+
+
+@backward_op.register_fake
+def _(
+    key: str,
+    gradients: list[Tensor | None],
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    kept: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (*inputs, *states, *weights)]
+
+
+class Loop(torch.autograd.Function):
+    """(inputs, states, weights) -> (trajectory, final states, what the gradient needs)."""
+
+    @staticmethod
+    def forward(
+        key: str, sizes: tuple[int, int], lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        operator = forward_op if torch.compiler.is_compiling() else _forward
+        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        key, sizes, lengths, reverse, _, *tensors = inputs
+        n = sizes[1]
+        ctx.key, ctx.sizes, ctx.reverse, ctx.has_lengths = key, sizes, reverse, lengths is not None
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*output[2 * n :])
+        ctx.save_for_backward(*([lengths] if lengths is not None else []), *tensors, *output[:n], *output[2 * n :])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        lengths = saved[0] if ctx.has_lengths else None
+        tensors = saved[1:] if ctx.has_lengths else saved
+        n = ctx.sizes[1]
+        return (None,) * 5 + BackLoop.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, *gradients[: 2 * n], *tensors)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, keep: bool, *tensors: Tensor) -> Any:
+        made = [
+            Loop.apply(key, sizes, _member(lengths, dims[2], i), reverse, keep, *_members(tensors, dims[5:], i))
+            for i in range(info.batch_size)
+        ]
+        return _stacked(made)
+
+
+class BackLoop(torch.autograd.Function):
+    """(gradients, what Loop got and kept) -> gradients of inputs, states and weights."""
+
+    @staticmethod
+    def forward(
+        key: str, sizes: tuple[int, int], lengths: Tensor | None, reverse: bool, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        gradients, inputs, states, weights, kept = _all_parts(key, sizes, tensors)
+        operator = backward_op if torch.compiler.is_compiling() else _backward
+        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        ctx.key, ctx.sizes, lengths, ctx.reverse, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(lengths, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *second: Tensor | None) -> tuple[Tensor | None, ...]:
+        lengths, *tensors = ctx.saved_tensors
+        gradients, inputs, states, weights, kept = _all_parts(ctx.key, ctx.sizes, tensors)
+        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        program, sizes = PROGRAMS[ctx.key], ctx.sizes
+
+        def derivative(*arguments: Tensor) -> tuple[Tensor, ...]:
+            """What `forward` computes, as the gradient of the reference loop."""
+            cotangents, point = arguments[: len(given)], arguments[len(given) :]
+
+            def outputs(*point: Tensor) -> tuple[Tensor, ...]:
+                made = _reference(program, *_parts(sizes, point), lengths, ctx.reverse)
+                return tuple(made[i] for i in given)
+
+            return torch.func.vjp(outputs, *point)[1](cotangents)
+
+        _, pull = torch.func.vjp(derivative, *(gradients[i] for i in given), *inputs, *states, *weights)
+        zeros = [torch.zeros_like(x) if s is None else s for s, x in zip(second, (*inputs, *states, *weights), strict=True)]
+        found = pull(tuple(zeros))
+        to_gradients: list[Tensor | None] = [None] * len(gradients)
+        for i, gradient in zip(given, found, strict=False):
+            to_gradients[i] = gradient
+        return (None,) * 4 + (*to_gradients, *found[len(given) :], *[None] * len(kept))
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, *tensors: Tensor | None) -> Any:
+        made = [
+            BackLoop.apply(key, sizes, _member(lengths, dims[2], i), reverse, *_members(tensors, dims[4:], i))
+            for i in range(info.batch_size)
+        ]
+        return _stacked(made)
+
+
+class _Traced:
+    """A program in the place of a cell, for the reference loop."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        names = [f"input{i}" for i in range(len(program.kinds))]
+        self.Inputs = namedtuple("Inputs", names)  # noqa: PYI024
+        self.State = namedtuple("State", [f"state{i}" for i in range(sum(kind == "next" for kind, _ in program.widths))])  # noqa: PYI024
+        self.shared = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == "shared")
+        self.constant = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == "constant")
+
+    def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
+        return self.State(*next_states(self.program, inputs, state, weights))
+
+
+def _reference(
+    program: Program, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], lengths: Any, reverse: bool
+) -> tuple[Tensor, ...]:
+    cell: Any = _Traced(program)
+    trajectory, final = scan(cell, cell.Inputs(*inputs), cell.State(*states), weights, lengths=lengths, reverse=reverse)
+    return (*trajectory, *final)
+
+
+def _parts(sizes: tuple[int, int], tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Inputs, states, weights."""
+    inputs, states = sizes
+    return list(tensors[:inputs]), list(tensors[inputs : inputs + states]), list(tensors[inputs + states :])
+
+
+def _all_parts(key: str, sizes: tuple[int, int], tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+    """Gradients, inputs, states, weights, and what was kept."""
+    n = sizes[1]
+    weights = sum(kind == "weight" for kind, _ in PROGRAMS[key].widths)
+    end = 2 * n + sum(sizes) + weights
+    return tensors[: 2 * n], *_parts(sizes, tensors[2 * n : end]), list(tensors[end:])
+
+
+def _member(tensor: Tensor | None, dim: int | None, i: int) -> Tensor | None:
+    return tensor if tensor is None or dim is None else tensor.select(dim, i)
+
+
+def _members(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
+    return [_member(tensor, dim, i) for tensor, dim in zip(tensors, dims, strict=True)]
+
+
+def _stacked(made: list[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """What the members of a vmap made, along a new first axis: on a CPU they run one after the other."""
+    return tuple(torch.stack(parts) for parts in zip(*made, strict=True)), (0,) * len(made[0])

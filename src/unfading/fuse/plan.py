@@ -1,0 +1,176 @@
+"""What is known of a cell's compiled step before any data comes: its program, or why there is none."""
+
+import weakref
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from unfading.cells.base import Cell, LowRank
+from unfading.fuse.compiler import NoCompiler
+from unfading.fuse.kernel import Kernel
+from unfading.fuse.program import NotFusable, Program
+from unfading.fuse.trace import Signature, trace
+from unfading.scan import check_inputs, leaf_names
+
+PRECISIONS = (torch.float32, torch.float64)
+Structure = Any  # nested tuples of types
+
+
+class Plan(NamedTuple):
+    """The program of a cell, and how what its step is handed is laid out flat."""
+
+    key: str  # of the program, in PROGRAMS
+    signature: Signature
+    inputs: Structure
+    weights: Structure
+    dense: tuple[bool, ...]  # of each LowRank among the weights: whether one product is cheaper than two
+
+
+# Every program traced in this process, by the hash of its text: what the operators are told by name.
+PROGRAMS: dict[str, Program] = {}
+_kernels: dict[tuple[str, torch.dtype], Kernel] = {}
+# Per cell the plan, or the reason why there is none, and the options it was made with.
+_plans: "weakref.WeakKeyDictionary[Cell, tuple[Any, Plan | str]]" = weakref.WeakKeyDictionary()
+
+
+def plan(cell: Cell) -> Plan | str:
+    """The plan of a cell as it stands, or in words why its step cannot be compiled."""
+    options = _options(cell)
+    known = _plans.get(cell)
+    if known is None or known[0] != options:
+        known = _plans[cell] = (options, _made(cell))
+    return known[1]
+
+
+def kernel(key: str, dtype: torch.dtype) -> Kernel:
+    """The compiled program; built when first asked for. NoCompiler where it cannot be."""
+    found = _kernels.get((key, dtype))
+    if found is None:
+        if key not in PROGRAMS:
+            raise RuntimeError(
+                f"the fused program {key} is not known in this process; a layer with the same cell must be called once first."
+            )
+        found = _kernels[key, dtype] = Kernel(PROGRAMS[key], dtype)
+    return found
+
+
+def why_not(cell: Cell) -> str | None:
+    """In words why a cell's step does not run fused on the CPU; None where it does. Compiles it."""
+    found = plan(cell)
+    if isinstance(found, str):
+        return found
+    try:
+        kernel(found.key, found.signature.dtype)
+    except NoCompiler as error:
+        return str(error)
+    return None
+
+
+def flatten(tree: Any, leaves: list[Tensor]) -> Structure:
+    """Append the tensors of nested tuples to `leaves`; return the types around them."""
+    if isinstance(tree, Tensor):
+        leaves.append(tree)
+        return None
+    if isinstance(tree, tuple):
+        return (type(tree), *[flatten(part, leaves) for part in tree])
+    if isinstance(tree, LowRank):
+        leaves += (tree.left, tree.right)
+        return (LowRank, tree.identity)
+    raise NotFusable(f"a step is handed tensors, LowRank matrices and tuples of them; got {type(tree).__name__}")
+
+
+def unflatten(structure: Structure, leaves: list[Tensor]) -> Any:
+    """The tree again, from leaves that are taken away from the front."""
+    if structure is None:
+        return leaves.pop(0)
+    kind, *parts = structure
+    if kind is LowRank:
+        return LowRank(leaves.pop(0), leaves.pop(0), *parts)
+    members = [unflatten(part, leaves) for part in parts]
+    return kind(*members) if hasattr(kind, "_fields") else tuple(members)
+
+
+def with_dense(weights: Any, dense: Sequence[bool]) -> Any:
+    """The weights with those LowRank matrices written out for which one product is cheaper than two."""
+    if not any(dense):
+        return weights
+    choices = iter(dense)
+    return _pytree.tree_map(
+        lambda leaf: leaf.dense() if isinstance(leaf, LowRank) and next(choices) else leaf,
+        weights,
+        is_leaf=lambda node: isinstance(node, LowRank),
+    )
+
+
+def _made(cell: Cell) -> Plan | str:
+    # On the side, with the random numbers left as they were: masks are drawn in project.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = cell.initial_state(2)
+        dtype = state[0].dtype
+        if dtype not in PRECISIONS:
+            return f"{dtype} is compiled for no CPU; float32 and float64 are"
+        if state[0].device.type != "cpu":
+            return f"the C backend runs on the CPU; the parameters are on {state[0].device}"
+        inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
+        weights = cell.weights()
+    try:
+        check_inputs(cell, inputs, batch=2)
+        return _traced(cell, inputs, state, weights, dtype)
+    except NotFusable as error:
+        return str(error)
+
+
+def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtype) -> Plan:
+    low_rank = [w for w in _pytree.tree_leaves(weights, is_leaf=_is_low_rank) if _is_low_rank(w)]
+    dense = tuple(w.left.numel() + w.right.numel() >= w.left.shape[0] * w.right.shape[1] for w in low_rank)
+    weights = with_dense(weights, dense)
+    input_leaves: list[Tensor] = []
+    weight_leaves: list[Tensor] = []
+    input_tree, weight_tree = flatten(inputs, input_leaves), flatten(weights, weight_leaves)
+    for name, leaves, rank in (("project", input_leaves, 3), ("initial_state", list(state), 2)):
+        for leaf in leaves:
+            if leaf.dim() != rank or leaf.dtype != dtype:
+                raise NotFusable(f"{name} gives {leaf.dtype} {list(leaf.shape)}; fused steps take {dtype} of {rank} axes")
+    kinds = tuple(
+        "shared" if name in cell.shared else "constant" if name in cell.constant else "sequence" for name in leaf_names(inputs)
+    )
+    signature = Signature(
+        tuple(leaf.shape[-1] for leaf in input_leaves),
+        kinds,
+        tuple(part.shape[-1] for part in state),
+        tuple(tuple(leaf.shape) for leaf in weight_leaves),
+        dtype,
+    )
+
+    def step(inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
+        made = cell.step(unflatten(input_tree, list(inputs)), type(state)(*states), unflatten(weight_tree, list(weights)))
+        if not isinstance(made, tuple) or len(made) != len(states):
+            raise NotFusable(f"step must return its state, {len(states)} tensors; got {type(made).__name__}")
+        return made
+
+    program = trace(step, signature)
+    key = sha256(f"{program}\n{sorted(program.widths.items())}\n{kinds}".encode()).hexdigest()[:16]
+    PROGRAMS.setdefault(key, program)
+    return Plan(key, signature, input_tree, weight_tree, dense)
+
+
+def _is_low_rank(node: Any) -> bool:
+    return isinstance(node, LowRank)
+
+
+def _options(cell: Cell) -> Any:
+    """All that a step may read beside its arguments: the plain attributes of the cell and of the modules in it."""
+    found: list[Any] = []
+    for module in cell.modules():
+        found.append(type(module).step if isinstance(module, Cell) else type(module))
+        found.extend(value for value in module.__dict__.values() if isinstance(value, _PLAIN))
+    parameter = next(cell.parameters(), None)
+    found.append(None if parameter is None else (parameter.dtype, parameter.device))
+    return found
+
+
+_PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
