@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 # -ffast-math is not here, nor any part of it that moves NaN, inf or signed zero: linked with it, a library flushes denormals
 # for the whole process.
-FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd", "-shared", "-fPIC", "-std=gnu11")
+FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp-simd", "-shared", "-fPIC", "-std=gnu11")
 
 # The first that the compiler takes is added: some for ARM know only the second, and some neither. Which one that is follows
 # from compiler and processor, so a library can be filed without asking.

@@ -5,7 +5,7 @@
 A *tile* of rows runs through all of its time before the next one starts: its state stays in the nearest cache, and no
 thread waits for another. `order` lists the rows by falling length, so that at every step the rows still running are the
 first m of their tile. A row that has ended is touched no more. With lengths, the factors of the products after the loop are
-kept packed, without the steps that no row has. `kernel.h` holds what all kernels share, `emit_step.py` the step itself.
+kept packed, without the steps that no row has. `step.h` holds what all kernels share, `products.c` the matrix products, `emit_step.py` the step itself.
 """
 
 from importlib.resources import files
@@ -16,12 +16,12 @@ from unfading.fuse.emit_step import Step
 from unfading.fuse.program import Block, Program
 from unfading.fuse.schedule import schedule
 
-OWN = ("exp", "tanh", "sigmoid")  # of kernel.h
+OWN = ("exp", "tanh", "sigmoid")  # of step.h
 LIBM = ("expm1", "log", "log1p", "fabs", "sqrt", "sin", "cos", "erf", "pow")
 
 
 class Function(NamedTuple):
-    """A C function: its source, and what its array of pointers holds, in order."""
+    """A C function: its source, and what its array of pointers holds after the product, in order."""
 
     name: str
     source: str
@@ -49,7 +49,7 @@ def source(real: str, functions: list[Function]) -> str:
     """A whole translation unit in the precision `real`, float or double."""
     own, libm = ("_f", "f") if real == "float" else ("_d", "")
     names = [f"#define {name}_x {name}{own}" for name in OWN] + [f"#define {name}_x {name}{libm}" for name in LIBM]
-    header = files("unfading.fuse").joinpath("kernel.h").read_text()
+    header = files("unfading.fuse").joinpath("step.h").read_text()
     return "\n".join([f"typedef {real} real;", header, *names, *(function.source for function in functions)])
 
 
@@ -134,7 +134,8 @@ def emit_backward(name: str, program: Program, outer: tuple[Outer, ...]) -> Func
 def _function(name: str, step: Step, program: Program, frame: str) -> Function:
     """The function around the loop: tensors by name, buffers, and the rows of each tile."""
     names = [f"{kind}{index}" for kind, index in step.pointers] + [f"m{k}" for k in range(len(step.blocks))]
-    tensors = [f"real* {name} = tensors[{i}]; (void){name};" for i, name in enumerate(names)]
+    tensors = ["const Product product = (Product)tensors[0]; (void)product;"]
+    tensors += [f"real* {name} = tensors[{i}]; (void){name};" for i, name in enumerate(names, start=1)]
     buffers, taken = [], "0"
     widths = [(f"s{k}", size) for k, size in enumerate(step.plan.sizes)]
     for i, n in _states(program).items():

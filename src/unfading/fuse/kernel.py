@@ -8,18 +8,21 @@ All tensors are those of one call, contiguous, on the CPU, in the kernel's preci
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unfading.fuse.cache import library
-from unfading.fuse.differentiate import Outer, differentiate
+from unfading.fuse.differentiate import Outer, Reversed, differentiate
 from unfading.fuse.emit_c import Factor, Function, emit_backward, emit_forward, factors, source
 from unfading.fuse.program import Block, Program
 from unfading.fuse.threads import run_tiles
 
 Pointer = ctypes.c_void_p
+Long = ctypes.c_int64
 Tensors = dict[tuple[str, int], Tensor | None]
 
 ROWS = 24  # of a tile, at most: a multiple of the six rows of a product's registers, and small enough for the first cache
@@ -41,32 +44,68 @@ class Walk(NamedTuple):
         return Walk(reverse, lengths, torch.argsort(lengths, descending=True, stable=True))
 
 
+@cache
+def products(dtype: torch.dtype) -> ctypes.CDLL:
+    """The matrix products of a precision."""
+    real = "float" if dtype == torch.float32 else "double"
+    made = library(f"typedef {real} real;\n" + files("unfading.fuse").joinpath("products.c").read_text())
+    made.pack.argtypes = [Pointer, Long, Long, Long, Long, Pointer]
+    made.pack.restype = None
+    made.packed_size.argtypes = [Long, Long]
+    made.packed_size.restype = Long
+    made.advise.argtypes = [Pointer, Long]
+    made.advise.restype = None
+    return made
+
+
+class Loops(NamedTuple):
+    """A program, its reverse, and the C functions of both."""
+
+    program: Program
+    reversed: Reversed
+    infer: Function
+    train: Function
+    back: Function
+
+    @staticmethod
+    def of(program: Program, suffix: str = "") -> "Loops":
+        made = differentiate(program)
+        return Loops(
+            program,
+            made,
+            emit_forward(f"infer{suffix}", program),
+            emit_forward(f"train{suffix}", made.forward),
+            emit_backward(f"back{suffix}", made.reverse, made.outer),
+        )
+
+
+def compiled(programs: Sequence[Program], dtype: torch.dtype) -> "list[Kernel]":
+    """The kernels of some programs, compiled together."""
+    loops = [Loops.of(program, f"_{i}") for i, program in enumerate(programs)]
+    functions = [function for loop in loops for function in (loop.infer, loop.train, loop.back)]
+    made = library(source("float" if dtype == torch.float32 else "double", functions))
+    return [Kernel(loop, dtype, made) for loop in loops]
+
+
 class Kernel:
     """The three loops of one program, in one precision: to run, to run keeping what the gradient needs, and back."""
 
-    def __init__(self, program: Program, dtype: torch.dtype):
-        self.program = program
-        self.forward_program, self.reverse_program, self.outer = differentiate(program)
+    def __init__(self, loops: "Loops", dtype: torch.dtype, made: ctypes.CDLL):
+        self.program, self.reverse_program, self.outer = loops.program, loops.reversed.reverse, loops.reversed.outer
+        self.infer, self.train, self.back = loops.infer, loops.train, loops.back
         self.dtype = dtype
-        self.infer = emit_forward("infer", program)
-        self.train = emit_forward("train", self.forward_program)
-        self.back = emit_backward("back", self.reverse_program, self.outer)
-        self.source = source("float" if dtype == torch.float32 else "double", [self.infer, self.train, self.back])
-        self.library = library(self.source)
-        long, pointer = ctypes.c_int64, ctypes.c_void_p
+        self.entries = {}
         for function in (self.infer, self.train, self.back):
-            entry = getattr(self.library, function.name)
-            entry.argtypes = [pointer, long, long, long, long, long, ctypes.c_int, pointer, pointer]
+            entry = getattr(made, function.name)
+            entry.argtypes = [Pointer, Long, Long, Long, Long, Long, ctypes.c_int, Pointer, Pointer]
             entry.restype = ctypes.c_int
-        self.library.pack.argtypes = [pointer, long, long, long, long, pointer]
-        self.library.pack.restype = None
-        self.library.packed_size.argtypes = [long, long]
-        self.library.packed_size.restype = long
-        self.library.advise.argtypes = [pointer, long]
-        self.library.advise.restype = None
-        self.states = [program.widths["next", i] for i in range(len({i for kind, i in program.widths if kind == "next"}))]
-        self.saved = self.forward_program.widths.get(("saved", 0), 0)
-        self.work = sum(block.length * block.width for block in program.blocks()) + 16 * sum(self.states)
+            self.entries[function.name] = entry
+        self.products = products(dtype)
+        self.product = ctypes.cast(self.products.product, Pointer).value
+        widths = loops.reversed.forward.widths
+        self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
+        self.saved = widths.get(("saved", 0), 0)
+        self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
     def forward(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], walk: Walk, *, keep: bool
@@ -166,8 +205,8 @@ class Kernel:
 
     def call(self, function: Function, addresses: Sequence[int | None], walk: Walk, T: int, B: int) -> None:
         """Run a loop on tensors given by address."""
-        entry = getattr(self.library, function.name)
-        array = (Pointer * len(addresses))(*addresses)
+        entry = self.entries[function.name]
+        array = (Pointer * (1 + len(addresses)))(self.product, *addresses)
         tile = self.tile(B)
         order = None if walk.order is None else walk.order.data_ptr()
         lengths = None if walk.lengths is None else walk.lengths.data_ptr()
@@ -185,8 +224,8 @@ class Kernel:
         start = weight.data_ptr() + (block.r0 * down + block.c0 * right) * weight.element_size()
         if not block.transposed:
             down, right = right, down
-        to = weight.new_empty(self.library.packed_size(block.length, block.width))
-        self.library.pack(start, down, right, block.length, block.width, to.data_ptr())
+        to = weight.new_empty(self.products.packed_size(block.length, block.width))
+        self.products.pack(start, down, right, block.length, block.width, to.data_ptr())
         return to
 
     def tile(self, B: int) -> int:
@@ -201,7 +240,7 @@ class Kernel:
     def advised(self, tensor: Tensor) -> Tensor:
         size = tensor.numel() * tensor.element_size()
         if size >= ADVISED:
-            self.library.advise(tensor.data_ptr(), size)
+            self.products.advise(tensor.data_ptr(), size)
         return tensor
 
 

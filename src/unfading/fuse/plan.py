@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell, LowRank
 from unfading.fuse.compiler import NoCompiler
-from unfading.fuse.kernel import Kernel
+from unfading.fuse.kernel import Kernel, compiled
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.trace import Signature, trace
 from unfading.scan import check_inputs, leaf_names
@@ -54,7 +54,8 @@ def kernel(key: str, dtype: torch.dtype) -> Kernel:
             raise RuntimeError(
                 f"the fused program {key} is not known in this process; a layer with the same cell must be called once first."
             )
-        found = _kernels[key, dtype] = Kernel(PROGRAMS[key], dtype)
+        (found,) = compiled([PROGRAMS[key]], dtype)
+        _kernels[key, dtype] = found
     return found
 
 
