@@ -24,6 +24,7 @@ LAYERS = [
     ["cells", "tasks"],
     ["scan"],
     ["segments"],
+    ["fuse"],
     ["catalogue"],
     ["backend"],
     ["door"],

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from unfading.cells.base import Cell
 from unfading.errors import unknown
-from unfading.fuse.fused import fused, refusal
+from unfading.fuse.fused import fused, fused_outputs, refusal
 from unfading.scan import scan
 from unfading.segments import run_in_segments
+from unfading.traced import traced
 
 # In the order in which "auto" tries them. The reference takes every cell, so it stands last.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "reference": scan}
@@ -69,12 +70,39 @@ def run(
 ) -> tuple[Any, Any]:
     """Project x [T, B, I] and run the cell over it: the states after every step, and the final state, as `scan`."""
     implementation = choose(cell, backend)
-    # Matrices are built in the precision of their parameters; autocast is for the products with them.
-    casting = torch.is_autocast_enabled(x.device.type)
-    with torch.autocast(x.device.type, enabled=False) if casting else nullcontext():
-        weights = cell.weights()
+    weights = _weights(cell, x)
     if checkpoint_every is None:
         return implementation(cell, cell.project(x, start), state, weights, lengths=lengths, reverse=reverse)
     return run_in_segments(
         implementation, cell, x, state, weights, every=checkpoint_every, lengths=lengths, reverse=reverse, start=start
     )
+
+
+def outputs(
+    cell: Cell,
+    x: Tensor,
+    state: Any,
+    *,
+    lengths: Tensor | None,
+    reverse: bool,
+    start: int,
+    backend: str,
+    checkpoint_every: int | None,
+) -> tuple[Tensor, Any]:
+    """As `run`, but of the states only `cell.output`, and in pieces of time where no gradient is wanted."""
+    if not torch.is_grad_enabled() and not traced() and choose(cell, backend) is fused:
+        made = fused_outputs(cell, x, state, _weights(cell, x), lengths=lengths, reverse=reverse, start=start)
+        if made is not None:
+            return made
+    trajectory, final = run(
+        cell, x, state, lengths=lengths, reverse=reverse, start=start, backend=backend, checkpoint_every=checkpoint_every
+    )
+    # As the state, in the precision of the parameters, also under autocast.
+    return cell.output(trajectory).to(trajectory[0].dtype), final
+
+
+def _weights(cell: Cell, x: Tensor) -> Any:
+    """Matrices are built in the precision of their parameters; autocast is for the products with them."""
+    casting = torch.is_autocast_enabled(x.device.type)
+    with torch.autocast(x.device.type, enabled=False) if casting else nullcontext():
+        return cell.weights()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
-from unfading.backend import check_backend, run
+from unfading.backend import check_backend, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.door import Sequences, enter, enter_state, leave, leave_state
@@ -155,26 +155,25 @@ class Recurrent(nn.Module):
             sides = []
             for direction in range(self.directions):
                 i = depth * self.directions + direction
-                trajectory, final = run(
-                    cells[i],
-                    output,
-                    states[i],
-                    lengths=lengths,
-                    reverse=direction == 1,
-                    start=start,
-                    backend=self.backend,
-                    checkpoint_every=self.checkpoint_every,
-                )
-                # As the state, in the precision of the parameters, also under autocast.
-                side = cells[i].output(trajectory).to(trajectory[0].dtype)
+                arguments = {
+                    "lengths": lengths,
+                    "reverse": direction == 1,
+                    "start": start,
+                    "backend": self.backend,
+                    "checkpoint_every": self.checkpoint_every,
+                }
+                if trajectories is None:
+                    side, final = outputs(cells[i], output, states[i], **arguments)
+                else:
+                    trajectory, final = run(cells[i], output, states[i], **arguments)
+                    trajectories.append(trajectory)
+                    side = cells[i].output(trajectory).to(trajectory[0].dtype)
                 if side.shape[-1] != cells[i].output_size:
                     raise ValueError(
                         f"{type(self.cells[i]).__name__} declares output_size={cells[i].output_size}, and its output has "
                         f"{side.shape[-1]} features."
                     )
                 sides.append(side if lengths is None else zero_past(side, lengths))
-                if trajectories is not None:
-                    trajectories.append(trajectory)
                 finals.append(final)
             output = torch.cat(sides, dim=-1) if self.bidirectional else sides[0]
         return sequences, output, finals

@@ -123,7 +123,7 @@ def describe() -> Description:
         entries=sum(path.suffix == ".so" for path, _ in files),
         bytes=sum(size for _, size in files),
         writable=not trouble,
-        trouble="; ".join([]),
+        trouble="; ".join([*troubles, trouble] if trouble else troubles),
     )
 
 

@@ -89,6 +89,7 @@ def emit_backward(name: str, program: Program, outer: tuple[Outer, ...]) -> Func
         join.append(f"else memset(now{i} + m * PAD({n}), 0, sizeof(real) * {n});")
         add.append(f"if ({d_next}) for (int r = 0; r < m; r++) {{")
         add.append(f"  const real* d = {d_next} + place[r] * {n};")
+        add.append("#pragma omp simd")
         add.append(f"  for (int i = 0; i < {n}; i++) now{i}[r * PAD({n}) + i] += d[i];")
         add.append("}")
         write.append(f"memcpy({d_initial} + row[r] * {n}, now{i} + r * PAD({n}), sizeof(real) * {n});")

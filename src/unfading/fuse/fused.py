@@ -9,6 +9,7 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.fuse.compiler import NoCompiler
+from unfading.fuse.inference import Inference, can_be_cut, outputs_in_pieces, steps_of_a_piece
 from unfading.fuse.operator import Loop
 from unfading.fuse.plan import Plan, flatten, kernel, plan, with_dense
 from unfading.fuse.program import NotFusable
@@ -40,6 +41,20 @@ def fused(
     made = Loop.apply(found.key, sizes, lengths, reverse, keep, *tensors)
     n = len(state)
     return type(state)(*made[:n]), type(state)(*made[n : 2 * n])
+
+
+def fused_outputs(
+    cell: Cell, x: Tensor, state: Any, weights: Any, *, lengths: Tensor | None, reverse: bool, start: int
+) -> tuple[Tensor, Any] | None:
+    """`cell.output` of every step and the final state, without a gradient and in pieces of time; None where one is enough."""
+    found = plan(cell)
+    if isinstance(found, str) or not can_be_cut(cell, lengths=lengths, reverse=reverse):
+        return None
+    steps = steps_of_a_piece(found, x.shape[1])
+    if len(x) <= steps:
+        return None
+    inference = Inference(kernel(found.key, found.signature.dtype), found, weights)
+    return outputs_in_pieces(inference, cell, x, state, steps=steps, lengths=lengths, reverse=reverse, start=start)
 
 
 def refusal(cell: Cell) -> str | None:

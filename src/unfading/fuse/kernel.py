@@ -108,7 +108,14 @@ class Kernel:
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
     def forward(
-        self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], walk: Walk, *, keep: bool
+        self,
+        inputs: Sequence[Tensor],
+        states: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        walk: Walk,
+        *,
+        keep: bool,
+        packed: Sequence[Tensor] | None = None,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """The states after every step [T, B, n], the final ones [B, n], and what the gradient needs, if it is to be kept."""
         T, B = self.extent(inputs, states)
@@ -117,7 +124,7 @@ class Kernel:
         final = [state.new_empty((B, n)) for state, n in zip(states, self.states, strict=True)]
         saved = self.advised(states[0].new_empty((T, B, self.saved))) if keep and self.saved else None
         tensors = _named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
-        self.launch(self.train if keep else self.infer, tensors, weights, walk, T, B)
+        self.launch(self.train if keep else self.infer, tensors, weights, walk, T, B, packed)
         return trajectory, final, saved
 
     def backward(
@@ -195,12 +202,21 @@ class Kernel:
             if len(a):
                 target.addmm_(*((b.T, a) if block.transposed else (a.T, b)))
 
-    def launch(self, function: Function, tensors: Tensors, weights: Sequence[Tensor], walk: Walk, T: int, B: int) -> None:
+    def launch(
+        self,
+        function: Function,
+        tensors: Tensors,
+        weights: Sequence[Tensor],
+        walk: Walk,
+        T: int,
+        B: int,
+        packed: Sequence[Tensor] | None = None,
+    ) -> None:
         held: list[Tensor | None] = []
         for kind, i in function.pointers:
             tensor = weights[i] if kind == "weight" else tensors[kind, i]
             held.append(tensor if tensor is None or kind in WRITTEN else tensor.contiguous())
-        held += [self.packed(block, weights[block.weight]) for block in function.blocks]
+        held += packed or [self.packed(block, weights[block.weight]) for block in function.blocks]
         self.call(function, [None if tensor is None else tensor.data_ptr() for tensor in held], walk, T, B)
 
     def call(self, function: Function, addresses: Sequence[int | None], walk: Walk, T: int, B: int) -> None:

@@ -1,0 +1,66 @@
+"""Running a compiled step where no gradient is wanted: weights packed once, and nothing stored but what is returned.
+
+A long sequence is run in pieces of time that stay in the cache: what `project` makes of a piece, and the states of its
+steps, live in memory that the next piece uses again. The first touch of fresh memory costs more than the arithmetic.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from unfading.cells.base import Cell
+from unfading.cells.wrap import WrapperCell
+from unfading.fuse.kernel import Kernel, Walk
+from unfading.fuse.plan import Plan, flatten, with_dense
+
+PIECE = 1 << 21  # bytes of projected input and states in one piece
+
+
+class Inference:
+    """A compiled step with its weights, packed for as long as this lives."""
+
+    def __init__(self, kernel: Kernel, plan: Plan, weights: Any):
+        leaves: list[Tensor] = []
+        flatten(with_dense(weights, plan.dense), leaves)
+        self.kernel = kernel
+        self.weights = [leaf.detach().contiguous() for leaf in leaves]
+        self.packed = [kernel.packed(block, self.weights[block.weight]) for block in kernel.infer.blocks]
+
+    def run(self, inputs: Any, states: Sequence[Tensor], walk: Walk) -> tuple[list[Tensor], list[Tensor]]:
+        """The states after every step, and the final ones."""
+        leaves: list[Tensor] = []
+        flatten(inputs, leaves)
+        trajectory, final, _ = self.kernel.forward(leaves, states, self.weights, walk, keep=False, packed=self.packed)
+        return trajectory, final
+
+
+def steps_of_a_piece(plan: Plan, batch: int) -> int:
+    """How many steps of a sequence make up one piece."""
+    signature = plan.signature
+    width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == "sequence")
+    return max(1, PIECE // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
+
+
+def can_be_cut(cell: Cell, *, lengths: Tensor | None, reverse: bool) -> bool:
+    """Whether pieces of time make the whole: not where one draw of noise serves all of it, and not backwards where rows of
+    different lengths are at different steps at the same time, and the step matters."""
+    drawn = isinstance(cell, WrapperCell) and cell.training
+    return not drawn and not cell.constant and not (reverse and lengths is not None and cell.shared)
+
+
+def outputs_in_pieces(
+    inference: Inference, cell: Cell, x: Tensor, state: Any, *, steps: int, lengths: Tensor | None, reverse: bool, start: int
+) -> tuple[Tensor, Any]:
+    """`cell.output` of every step, and the final state."""
+    T, B = x.shape[:2]
+    output = inference.kernel.advised(state[0].new_empty((T, B, cell.output_size)))
+    states: Sequence[Tensor] = state
+    begins = range(0, T, steps)
+    for a in reversed(begins) if reverse else begins:
+        b = min(a + steps, T)
+        own = None if lengths is None else lengths - a  # a kernel takes those below 0 as ended, or not yet begun
+        inputs = cell.project(x[a:b], start + (T - b if reverse else a))
+        trajectory, states = inference.run(inputs, states, Walk.of(own, reverse))
+        output[a:b] = cell.output(type(state)(*trajectory))
+    return output, type(state)(*states)
