@@ -14,12 +14,12 @@ from torch import Tensor
 from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.fuse.fused import fused, fused_outputs, refusal
-from unfading.scan import scan
+from unfading.scan import reference
 from unfading.segments import run_in_segments
 from unfading.traced import traced
 
 # In the order in which "auto" tries them. The reference takes every cell, so it stands last.
-IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "reference": scan}
+IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "reference": reference}
 
 # What `use_backend` says. A plain global, hence one for all threads: Dynamo guards on it, so that a compiled layer follows
 # the block it runs in; it cannot trace a ContextVar and bakes a thread-local in.
@@ -48,13 +48,13 @@ def choose(cell: Cell, backend: str) -> Callable[..., tuple[Any, Any]]:
     """The implementation that runs this cell now: the one that was named, or the first that does not refuse it."""
     name = _override or backend
     if name == "reference":
-        return scan
+        return reference
     reason = refusal(cell)
     if reason is None:
         return fused
     if name == "fused":
         raise RuntimeError(f"{type(cell).__name__} cannot run fused: {reason}. backend='auto' takes the reference loop instead.")
-    return scan
+    return reference
 
 
 def run(
@@ -72,7 +72,7 @@ def run(
     implementation = choose(cell, backend)
     weights = _weights(cell, x)
     if checkpoint_every is None:
-        return implementation(cell, cell.project(x, start), state, weights, lengths=lengths, reverse=reverse)
+        return implementation(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start)
     return run_in_segments(
         implementation, cell, x, state, weights, every=checkpoint_every, lengths=lengths, reverse=reverse, start=start
     )

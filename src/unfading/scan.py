@@ -4,6 +4,8 @@ Never removed, never optimised. The loop runs over `unbind(0)`, not over `x[t]`:
 writes a whole tensor of zeros per step, which makes the loop quadratic in T.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,6 +54,44 @@ def scan(
     if lengths is not None:
         trajectory = [zero_past(part, lengths) for part in trajectory]
     return type(state)(*trajectory), state
+
+
+def reference(
+    cell: Cell,
+    x: Tensor,
+    state: Any,
+    weights: Any,
+    *,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+    start: int = 0,
+    constants: Mapping[str, Tensor] = MappingProxyType({}),
+) -> tuple[Any, Any]:
+    """Project x [T, B, I] and `scan`: what every implementation does, in the plainest way.
+
+    Args:
+        constants: values for the fields named in `cell.constant`, where x is a piece of a sequence that has them already.
+    """
+    return scan(cell, projected(cell, x, start, constants), state, weights, lengths=lengths, reverse=reverse)
+
+
+def projected(cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> Any:
+    """What `cell.project` gives, with the fields that hold for all time taken from `constants`, where they are there."""
+    inputs = cell.project(x, start)
+    if not constants:
+        return inputs
+    leaves, tree = _pytree.tree_flatten(inputs)
+    named = zip(leaf_names(inputs), leaves, strict=True)
+    return _pytree.tree_unflatten([constants.get(name, value) for name, value in named], tree)
+
+
+def constants_of(cell: Cell, x: Tensor, start: int) -> dict[str, Tensor]:
+    """The fields that hold for all time, from the first step of x alone."""
+    if not cell.constant:
+        return {}
+    inputs = cell.project(x[:1], start)
+    named = zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True)
+    return {name: value for name, value in named if name in cell.constant}
 
 
 def leaf_names(inputs: Any, prefix: str = "") -> list[str]:

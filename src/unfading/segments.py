@@ -16,7 +16,7 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.lengths import flip
-from unfading.scan import leaf_names
+from unfading.scan import constants_of
 from unfading.traced import traced
 
 Scan = Callable[..., tuple[Any, Any]]
@@ -34,13 +34,13 @@ def run_in_segments(
     reverse: bool,
     start: int,
 ) -> tuple[Any, Any]:
-    """As `implementation(cell, cell.project(x, start), state, weights, ...)`, segment by segment of `every` steps."""
+    """As `implementation(cell, x, state, weights, ...)`, segment by segment of `every` steps."""
     if traced():
-        return implementation(cell, cell.project(x, start), state, weights, lengths=lengths, reverse=reverse)
+        return implementation(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start)
     if reverse:
         # Processing order from here on: what depends on time alone was declared shared, and is read in this order anyway.
         x = flip(x, lengths)
-    constants = _constants(cell, cell.project(x[:1], start)) if cell.constant else {}
+    constants = constants_of(cell, x, start)
     parameters = {f"cell.{name}": value for name, value in cell.named_parameters()}
     pieces = []
     for x_piece in x.split(every):
@@ -71,8 +71,9 @@ class Segment(nn.Module):
         self.training_flags = [module.training for module in cell.modules()]
 
     def forward(self, x: Tensor, state: Any, weights: Any, constants: dict[str, Tensor]) -> list[Tensor]:
-        inputs = _with_constants(self.cell.project(x, self.start), constants)
-        trajectory, last = self.implementation(self.cell, inputs, state, weights, lengths=self.lengths)
+        trajectory, last = self.implementation(
+            self.cell, x, state, weights, lengths=self.lengths, start=self.start, constants=constants
+        )
         leaves, self.outputs = _pytree.tree_flatten([*trajectory, last])
         return leaves
 
@@ -136,18 +137,6 @@ class Recomputed(torch.autograd.Function):
             )
         )
         return (None, None, *(next(found) if leaf.requires_grad else None for leaf in leaves))
-
-
-def _constants(cell: Cell, inputs: Any) -> dict[str, Tensor]:
-    named = zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True)
-    return {name: value for name, value in named if name in cell.constant}
-
-
-def _with_constants(inputs: Any, constants: dict[str, Tensor]) -> Any:
-    """The inputs with the fields that hold for all time taken from the first segment: one mask serves the whole call."""
-    leaves, tree = _pytree.tree_flatten(inputs)
-    named = zip(leaf_names(inputs), leaves, strict=True)
-    return _pytree.tree_unflatten([constants.get(name, value) for name, value in named], tree)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

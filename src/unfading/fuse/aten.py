@@ -5,7 +5,7 @@ of a recurrent matrix), or a list of these. Operations that torch itself can wri
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,11 +18,33 @@ from unfading.fuse.program import Block, NotFusable, Shape, Value
 ops = torch.ops.aten
 
 
+# Rows of the example, and its steps: primes that are no feature sizes, so that every axis tells by its size what it is.
+BATCH = 1_000_003
+TIME = 7_919
+
+
+def lead(shape: Sequence[int]) -> int:
+    """How many axes in front of the features stand for rows: [B, ...] and [T B, ...] have one, [T, B, ...] two."""
+    if tuple(shape[:2]) == (TIME, BATCH):
+        return 2
+    return int(len(shape) > 0 and shape[0] in (BATCH, TIME * BATCH))
+
+
 class Row(NamedTuple):
-    """A value; `batched` says whether the tensor it stands for has the batch axis in front."""
+    """A value, and how many axes the tensor it stands for has in front of the value's own; 0 for a parameter's."""
 
     value: Value
-    batched: bool
+    lead: int
+
+    @property
+    def batched(self) -> bool:
+        return self.lead > 0
+
+
+class Opaque(NamedTuple):
+    """What the language has no word for, where that is allowed: it must not come into the step."""
+
+    reason: str
 
 
 class Matrix(NamedTuple):
@@ -74,38 +96,51 @@ class Call(NamedTuple):
     def row(self, position: int) -> Row:
         x = self.args[position]
         if isinstance(x, Matrix):
-            return Row(x.entries(self.build), False)
+            return Row(x.entries(self.build), 0)
         if not isinstance(x, Row):
             raise NotFusable(f"{self.packet} of {x!r}")
         return x
 
-    def features(self, batched: bool, out: Tensor | None = None) -> Shape:
+    def features(self, out: Tensor | None = None) -> Shape:
+        """Of what was made, the axes that are no rows."""
         shape = tuple((self.out if out is None else out).shape)
-        return shape[1:] if batched else shape
+        return shape[lead(shape) :]
+
+    def made(self, value: Value, out: Tensor | None = None) -> Row:
+        """A value as the tensor that was made."""
+        shape = tuple((self.out if out is None else out).shape)
+        return Row(value, lead(shape))
 
     def map(self, op: str, *operands: Any, attr: float | None = None) -> Row:
         """An elementwise operation on rows and numbers, with the shape torch gave it."""
-        rows = [Row(x.entries(self.build), False) if isinstance(x, Matrix) else x for x in operands]
-        batched = any(isinstance(x, Row) and x.batched for x in rows)
-        rank = max((len(x.value.shape) + x.batched for x in rows if isinstance(x, Row)), default=0)
+        rows = [Row(x.entries(self.build), 0) if isinstance(x, Matrix) else x for x in operands]
+        axes = max((x.lead for x in rows if isinstance(x, Row)), default=0)
+        rank = max((len(x.value.shape) + x.lead for x in rows if isinstance(x, Row)), default=0)
         values: list[Value | float] = []
         for x in rows:
             if not isinstance(x, Row):
                 values.append(float(x))
                 continue
-            value = x.value
-            if batched and not x.batched and len(value.shape) == rank:  # its leading 1 stands for the batch
-                value = self.build.reshape(value, value.shape[1:])
+            value = x.value if x.lead else _without_rows(self.build, x.value, len(x.value.shape) - (rank - axes))
             values.append(value)
-        return Row(self.build.map(op, *values, attr=attr), batched)
+        return Row(self.build.map(op, *values, attr=attr), axes)
 
     def shaped(self, row: Row) -> Row:
-        return Row(self.build.expand(row.value, self.features(row.batched)), row.batched)
+        return self.made(self.build.expand(row.value, self.features()))
 
     def axis(self, axis: int, row: Row) -> int:
-        """An axis of the tensor as one of the row's features; -1 for the batch."""
-        rank = len(row.value.shape) + row.batched
-        return axis % rank - row.batched
+        """An axis of the tensor as one of the row's features; negative for one of the rows."""
+        rank = len(row.value.shape) + row.lead
+        return axis % rank - row.lead
+
+
+def _without_rows(build: Builder, value: Value, axes: int) -> Value:
+    """A parameter's value without its leading axes of size 1, which stand for rows."""
+    if axes <= 0:
+        return value
+    if any(size != 1 for size in value.shape[:axes]):
+        raise NotFusable(f"a parameter of shape {value.shape} goes along the rows")
+    return build.reshape(value, value.shape[axes:])
 
 
 def _elementwise(name: str) -> Callable[[Call], Row]:
@@ -145,7 +180,7 @@ def _power(call: Call) -> Row:
     if not isinstance(exponent, int | float):
         raise NotFusable("a power with an exponent that is a tensor")
     if exponent == 0:
-        return call.shaped(Row(call.build.const(1.0), call.row(0).batched))
+        return call.shaped(Row(call.build.const(1.0), call.row(0).lead))
     return call.shaped(call.map("power", call.args[0], attr=float(exponent)))
 
 
@@ -183,10 +218,7 @@ def _filled(call: Call) -> Row:
         number = 1.0 if "ones" in name else 0.0
     if isinstance(number, Row):
         raise NotFusable(f"{call.packet} with a tensor")
-    shape = tuple(call.out.shape)
-    like = next((x for x in call.args if isinstance(x, Row)), None)
-    batched = like is not None and like.batched and len(shape) > 0 and shape[0] > 1_000_000
-    return Row(call.build.expand(call.build.const(number), shape[1:] if batched else shape), batched)
+    return call.made(call.build.expand(call.build.const(number), call.features()))
 
 
 def _same(call: Call) -> Any:
@@ -205,27 +237,22 @@ def _reshape(call: Call) -> Any:
     if isinstance(x, Matrix) and tuple(call.out.shape) == (x.r1 - x.r0, x.c1 - x.c0) and not x.turned:
         return x
     row = call.row(0)
-    if row.batched and (not call.out.shape or call.out.shape[0] <= 1_000_000 or call.features(True) and math.prod(call.features(True)) != row.value.size):
-        raise NotFusable(f"{call.packet} mixes the batch with the features")  # fmt: skip
-    return Row(call.build.reshape(row.value, call.features(row.batched)), row.batched)
+    if row.batched != (lead(call.out.shape) > 0) or math.prod(call.features()) != row.value.size:
+        raise NotFusable(f"{call.packet} mixes rows with features")
+    return call.made(call.build.reshape(row.value, call.features()))
 
 
 def _expand(call: Call) -> Row:
     row = call.row(0)
-    grown = len(call.out.shape) > len(row.value.shape) + row.batched
-    if row.batched and grown:
-        raise NotFusable("an axis put in front of the batch")
-    if not row.batched and call.out.shape and call.out.shape[0] > 1_000_000:
-        value = row.value
-        if len(value.shape) == len(call.out.shape):
-            value = call.build.reshape(value, value.shape[1:])
-        return Row(call.build.expand(value, tuple(call.out.shape[1:])), True)
-    return call.shaped(row)
+    if row.lead and lead(call.out.shape) != row.lead:
+        raise NotFusable("an axis put in front of the rows")
+    value = _without_rows(call.build, row.value, len(row.value.shape) - len(call.features()))
+    return call.made(call.build.expand(value, call.features()))
 
 
 def _permute(call: Call) -> Any:
     x = call.args[0]
-    rank = 2 if isinstance(x, Matrix) else len(x.value.shape) + x.batched
+    rank = 2 if isinstance(x, Matrix) else len(x.value.shape) + x.lead
     if call.packet is ops.permute:
         axes = [axis % rank for axis in call.args[1]]
     else:
@@ -235,9 +262,9 @@ def _permute(call: Call) -> Any:
             axes[a], axes[b] = axes[b], axes[a]
     if isinstance(x, Matrix):
         return x.t() if axes == [1, 0] else x
-    if x.batched and axes[0] != 0:
-        raise NotFusable(f"{call.packet} moves the batch axis")
-    return Row(call.build.permute(x.value, tuple(axis - x.batched for axis in axes[x.batched :])), x.batched)
+    if axes[: x.lead] != list(range(x.lead)):
+        raise NotFusable(f"{call.packet} moves the rows")
+    return Row(call.build.permute(x.value, tuple(axis - x.lead for axis in axes[x.lead :])), x.lead)
 
 
 def _cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
@@ -245,17 +272,17 @@ def _cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
         return x.cut(axis % 2, start, stop)
     own = call.axis(axis, x)
     if own < 0:
-        if (start, stop) == (0, 1_000_003):
+        if (start, stop) == (0, _extent(x, axis)):
             return x
-        raise NotFusable(f"{call.packet} along the batch")
-    return Row(call.build.slice(x.value, own, start, stop), x.batched)
+        raise NotFusable(f"{call.packet} along the rows")
+    return Row(call.build.slice(x.value, own, start, stop), x.lead)
 
 
 def _extent(x: Any, axis: int) -> int:
     if isinstance(x, Matrix):
         return (x.c1 - x.c0) if (axis % 2 == 1) != x.turned else (x.r1 - x.r0)
-    shape = (1_000_003, *x.value.shape) if x.batched else x.value.shape
-    return int(shape[axis])
+    shape = ((), (BATCH,), (TIME, BATCH))[x.lead] + x.value.shape
+    return shape[axis]
 
 
 def _slice(call: Call) -> Any:
@@ -272,8 +299,8 @@ def _select(call: Call) -> Row:
     x, axis, index = call.args
     size = _extent(x, axis)
     piece = _cut(call, x, axis, index % size, index % size + 1)
-    row = Row(piece.entries(call.build), False) if isinstance(piece, Matrix) else piece
-    return Row(call.build.reshape(row.value, call.features(row.batched)), row.batched)
+    row = Row(piece.entries(call.build), 0) if isinstance(piece, Matrix) else piece
+    return call.made(call.build.reshape(row.value, call.features()))
 
 
 def _split(call: Call) -> list[Any]:
@@ -289,47 +316,45 @@ def _split(call: Call) -> list[Any]:
 def _unbind(call: Call) -> list[Row]:
     x, axis = call.row(0), call.argument(1, "dim", 0)
     return [
-        Row(call.build.reshape(cut.value, call.features(x.batched, piece)), x.batched)
+        call.made(call.build.reshape(cut.value, call.features(piece)), piece)
         for i, piece in enumerate(call.out)
         for cut in [_cut(call, x, axis, i, i + 1)]
     ]
 
 
 def _cat(call: Call) -> Row:
-    rows = [Row(x.entries(call.build), False) if isinstance(x, Matrix) else x for x in call.args[0]]
-    batched = any(row.batched for row in rows)
-    axis = call.argument(1, "dim", 0) % len(call.out.shape) - batched
+    rows = [Row(x.entries(call.build), 0) if isinstance(x, Matrix) else x for x in call.args[0]]
+    axis = call.argument(1, "dim", 0) % len(call.out.shape) - lead(call.out.shape)
     if axis < 0:
-        raise NotFusable("torch.cat along the batch")
-    if not all(row.batched == batched for row in rows):
+        raise NotFusable("torch.cat along the rows")
+    if len({row.lead for row in rows}) > 1:
         raise NotFusable("torch.cat of a parameter with a value of each row; expand the parameter first")
-    return Row(call.build.cat([row.value for row in rows if row.value.size], axis), batched)
+    return call.made(call.build.cat([row.value for row in rows if row.value.size], axis))
 
 
 def _stack(call: Call) -> Row:
-    rows = call.args[0]
-    batched = rows[0].batched
-    axis = call.argument(1, "dim", 0) % len(call.out.shape) - batched
-    if axis < 0 or not all(isinstance(row, Row) and row.batched == batched for row in rows):
-        raise NotFusable("torch.stack along the batch, or of parameters with values")
+    rows = [Row(x.entries(call.build), 0) if isinstance(x, Matrix) else x for x in call.args[0]]
+    axis = call.argument(1, "dim", 0) % len(call.out.shape) - lead(call.out.shape)
+    if axis < 0 or len({row.lead for row in rows}) > 1:
+        raise NotFusable("torch.stack along the rows, or of parameters with values")
     shapes = [row.value.shape[:axis] + (1,) + row.value.shape[axis:] for row in rows]
     pieces = [call.build.reshape(row.value, shape) for row, shape in zip(rows, shapes, strict=True)]
-    return Row(call.build.cat(pieces, axis), batched)
+    return call.made(call.build.cat(pieces, axis))
 
 
 def _axes(call: Call, position: int, row: Row) -> list[int]:
-    rank = len(row.value.shape) + row.batched
+    rank = len(row.value.shape) + row.lead
     dims = call.argument(position, "dim")
     dims = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    axes = [axis % rank - row.batched for axis in dims]
-    if -1 in axes:
+    axes = [axis % rank - row.lead for axis in dims]
+    if any(axis < 0 for axis in axes):
         raise NotFusable(f"{call.packet} over the batch; rows do not mix")
     return axes
 
 
 def _reduced(call: Call, op: str, x: Row, axes: list[int], out: Tensor | None = None) -> Row:
     value = call.build.reduce(op, x.value, axes)
-    return Row(call.build.reshape(value, call.features(x.batched, out)), x.batched)
+    return call.made(call.build.reshape(value, call.features(out)), out)
 
 
 def _sum(call: Call) -> Row:
@@ -373,10 +398,10 @@ def _var_mean(call: Call) -> list[Row]:
     count = math.prod(x.value.shape[axis] for axis in axes)
     correction = call.argument(2, "correction", 1)
     free = count - (1 if correction is None else float(correction))
-    mean = Row(call.build.map("mul", call.build.reduce("sum", x.value, axes), 1 / count), x.batched)
+    mean = Row(call.build.map("mul", call.build.reduce("sum", x.value, axes), 1 / count), x.lead)
     apart = call.map("sub", x, mean)
     squares = _reduced(call, "sum", call.map("mul", apart, apart), axes, call.out[0])
-    kept = Row(call.build.reshape(mean.value, call.features(x.batched, call.out[1])), x.batched)
+    kept = call.made(call.build.reshape(mean.value, call.features(call.out[1])), call.out[1])
     return [call.map("mul", squares, 1 / free), kept]
 
 
@@ -385,9 +410,9 @@ def _layer_norm(call: Call) -> list[Row]:
     axes = list(range(len(x.value.shape) - len(shape), len(x.value.shape)))
     count = math.prod(shape)
     b = call.build
-    mean = Row(b.map("mul", b.reduce("sum", x.value, axes), 1 / count), x.batched)
+    mean = Row(b.map("mul", b.reduce("sum", x.value, axes), 1 / count), x.lead)
     apart = call.map("sub", x, mean)
-    variance = Row(b.map("mul", b.reduce("sum", b.map("mul", apart.value, apart.value), axes), 1 / count), x.batched)
+    variance = Row(b.map("mul", b.reduce("sum", b.map("mul", apart.value, apart.value), axes), 1 / count), x.lead)
     scale = call.map("recip", call.map("sqrt", call.map("add", variance, epsilon)))
     y = call.map("mul", apart, scale)
     y = y if gain is None else call.map("mul", y, gain)
@@ -400,10 +425,10 @@ def _softmax(call: Call) -> Row:
     if axis < 0:
         raise NotFusable("softmax over the batch; rows do not mix")
     b = call.build
-    largest = Row(b.map("stop", b.reduce("amax", x.value, [axis])), x.batched)
+    largest = Row(b.map("stop", b.reduce("amax", x.value, [axis])), x.lead)
     apart = call.map("sub", x, largest)
     e = call.map("exp", apart)
-    total = Row(b.reduce("sum", e.value, [axis]), x.batched)
+    total = Row(b.reduce("sum", e.value, [axis]), x.lead)
     return call.map("sub", apart, call.map("log", total)) if call.packet is ops._log_softmax else call.map("div", e, total)
 
 
@@ -415,7 +440,7 @@ def _mm(call: Call) -> Row:
         raise NotFusable("a product with a matrix that was made inside the step; make it in weights(), once per call")
     if len(v.value.shape) != 1:
         raise NotFusable(f"a product of a recurrent matrix with rows of shape {v.value.shape}")
-    product = Row(call.build.dot([(v.value, matrix.block())]), True)
+    product = Row(call.build.dot([(v.value, matrix.block())]), v.lead)
     if call.packet is not ops.addmm:
         return product
     alpha, beta = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
@@ -437,7 +462,7 @@ def _bmm(call: Call) -> Row:
         raise NotFusable("a batched product with a parameter")
     (i, j), k = a.value.shape, b.value.shape[1]
     left, right = call.build.reshape(a.value, (i, j, 1)), call.build.reshape(b.value, (1, j, k))
-    return _reduced(call, "sum", Row(call.build.map("mul", left, right), True), [1])
+    return _reduced(call, "sum", Row(call.build.map("mul", left, right), a.lead), [1])
 
 
 UNARY = {

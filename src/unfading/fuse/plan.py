@@ -6,14 +6,14 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell, LowRank
 from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.kernel import Kernel, compiled
 from unfading.fuse.program import NotFusable, Program
-from unfading.fuse.trace import Signature, trace
+from unfading.fuse.trace import Signature, trace, trace_with_project
 from unfading.scan import check_inputs, leaf_names
 
 PRECISIONS = (torch.float32, torch.float64)
@@ -21,13 +21,16 @@ Structure = Any  # nested tuples of types
 
 
 class Plan(NamedTuple):
-    """The program of a cell, and how what its step is handed is laid out flat."""
+    """The program of a cell, and where the tensors that it reads come from."""
 
     key: str  # of the program, in PROGRAMS
     signature: Signature
-    inputs: Structure
+    inputs: Structure  # of what project gives
+    names: tuple[str, ...]  # of its leaves
     weights: Structure
     dense: tuple[bool, ...]  # of each LowRank among the weights: whether one product is cheaper than two
+    parameters: tuple[str, ...]  # that project reads, where it is compiled with the step
+    with_project: bool
 
 
 # Every program traced in this process, by the hash of its text: what the operators are told by name.
@@ -57,18 +60,6 @@ def kernel(key: str, dtype: torch.dtype) -> Kernel:
         (found,) = compiled([PROGRAMS[key]], dtype)
         _kernels[key, dtype] = found
     return found
-
-
-def why_not(cell: Cell) -> str | None:
-    """In words why a cell's step does not run fused on the CPU; None where it does. Compiles it."""
-    found = plan(cell)
-    if isinstance(found, str):
-        return found
-    try:
-        kernel(found.key, found.signature.dtype)
-    except NoCompiler as error:
-        return str(error)
-    return None
 
 
 def flatten(tree: Any, leaves: list[Tensor]) -> Structure:
@@ -136,12 +127,10 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
         for leaf in leaves:
             if leaf.dim() != rank or leaf.dtype != dtype:
                 raise NotFusable(f"{name} gives {leaf.dtype} {list(leaf.shape)}; fused steps take {dtype} of {rank} axes")
-    kinds = tuple(
-        "shared" if name in cell.shared else "constant" if name in cell.constant else "sequence" for name in leaf_names(inputs)
-    )
+    names = tuple(leaf_names(inputs))
     signature = Signature(
         tuple(leaf.shape[-1] for leaf in input_leaves),
-        kinds,
+        tuple("shared" if name in cell.shared else "constant" if name in cell.constant else "sequence" for name in names),
         tuple(part.shape[-1] for part in state),
         tuple(tuple(leaf.shape) for leaf in weight_leaves),
         dtype,
@@ -153,10 +142,55 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
             raise NotFusable(f"step must return its state, {len(states)} tensors; got {type(made).__name__}")
         return made
 
-    program = trace(step, signature)
-    key = sha256(f"{program}\n{sorted(program.widths.items())}\n{kinds}".encode()).hexdigest()[:16]
+    parameters: tuple[str, ...] = ()
+    try:
+        program, wide, parameters = _with_project(cell, step, signature)
+    except NotFusable:
+        program, wide = trace(step, signature), signature
+    key = sha256(f"{program}\n{sorted(program.widths.items())}\n{program.kinds}".encode()).hexdigest()[:16]
     PROGRAMS.setdefault(key, program)
-    return Plan(key, signature, input_tree, weight_tree, dense)
+    return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature)
+
+
+def _with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:
+    """The program of project and step together, what it is handed, and which parameters project reads."""
+    kept = [i for i, kind in enumerate(signature.kinds) if kind != "sequence"]
+    fields = [kept.index(i) + 1 if i in kept else None for i in range(len(signature.kinds))]
+    tensors = {
+        name: tensor for name, tensor in (*cell.named_parameters(), *cell.named_buffers()) if tensor.dtype == signature.dtype
+    }
+
+    def traced(names: Sequence[str]) -> tuple[Program, Signature]:
+        wide = signature._replace(
+            inputs=(cell.input_size, *(signature.inputs[i] for i in kept)),
+            kinds=("sequence", *(signature.kinds[i] for i in kept)),
+            weights=(*signature.weights, *(tuple(tensors[name].shape) for name in names)),
+        )
+
+        def project(x: Tensor, start: int, parameters: Sequence[Tensor]) -> list[Tensor]:
+            given = {f"cell.{name}": tensor for name, tensor in zip(names, parameters, strict=True)}
+            leaves: list[Tensor] = []
+            flatten(torch.func.functional_call(_Project(cell), given, (x, start)), leaves)
+            return leaves
+
+        return trace_with_project(project, step, wide, fields, len(signature.weights)), wide
+
+    program, _ = traced(list(tensors))
+    own = len(signature.weights)
+    read = program.reads("weight") | {block.weight for block in program.blocks()}
+    names = [name for i, name in enumerate(tensors, start=own) if i in read]
+    return *traced(names), tuple(names)
+
+
+class _Project(nn.Module):
+    """A cell's `project` as a module's forward, so that its parameters can be handed in."""
+
+    def __init__(self, cell: Cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor, start: int) -> Any:
+        return self.cell.project(x, start)
 
 
 def _is_low_rank(node: Any) -> bool:

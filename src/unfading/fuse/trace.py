@@ -1,15 +1,18 @@
-"""From a cell's `step` to its program, by running it once on tensors without data.
+"""From a cell to its program, by running `step` once, and where it can be `project`, on tensors without data.
 
-The step runs on meta tensors under a dispatch mode that writes down each operation as a value of the program. What the
-language has no word for, and what would make a compiled step another function than the written one (in-place work, random
-numbers, a branch on values, a tensor from nowhere), is refused with the line of the file it stands in.
+Both run on meta tensors under a dispatch mode that writes down each operation as a value of the program. What the language
+has no word for, and what would make a compiled step another function than the written one (in-place work, random numbers, a
+branch on values, a tensor from nowhere), is refused with the line of the file it stands in.
+
+`project` is compiled into the loop with the step where it is written in the same language: then what it makes of the whole
+sequence, often four times the size of the output, never exists. Where it is not, it runs before the loop as it is.
 """
 
 import linecache
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,15 +21,15 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unfading.fuse import aten
-from unfading.fuse.aten import Matrix, Row
-from unfading.fuse.build import Builder
-from unfading.fuse.program import NotFusable, Program, Store, pieces_of
+from unfading.fuse.aten import BATCH, TIME, Matrix, Opaque, Row
+from unfading.fuse.build import Builder, joined
+from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
 
-BATCH = 1_000_003  # rows of the example: a prime that is no feature size
+Tensors = Sequence[Tensor]
 
 
 class Signature(NamedTuple):
-    """What a step is handed: inputs by width and kind, states by width, weights by shape."""
+    """What a compiled loop is handed: inputs by width and kind, states by width, weights by shape."""
 
     inputs: tuple[int, ...]
     kinds: tuple[str, ...]  # of the inputs: sequence, shared, constant
@@ -35,58 +38,24 @@ class Signature(NamedTuple):
     dtype: torch.dtype
 
 
-def trace(step: Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Any], signature: Signature) -> Program:
-    """The program of `step(inputs, states, weights) -> new states`, each a flat sequence of tensors."""
-    builder = Builder()
-    widths: dict[tuple[str, int], int] = {}
-    recorder = Recorder(builder, signature.dtype)
-
-    def example(kind: str, index: int, width: int) -> Tensor:
-        widths[kind, index] = width
-        return recorder.name(_meta((BATCH, width), signature.dtype), Row(builder.leaf(kind, index, 0, width), True))
-
-    inputs = [example("input", i, n) for i, n in enumerate(signature.inputs)]
-    states = [example("state", i, n) for i, n in enumerate(signature.states)]
-    weights = []
-    for i, shape in enumerate(signature.weights):
-        size = 1
-        for n in shape:
-            size *= n
-        widths["weight", i] = size
-        tensor = _meta(shape, signature.dtype)
-        flat = builder.leaf("weight", i, 0, size)
-        named = Matrix(i, flat, shape, 0, shape[0], 0, shape[1]) if len(shape) == 2 else Row(builder.reshape(flat, shape), False)
-        weights.append(recorder.name(tensor, named))
-
-    try:
-        with torch.enable_grad(), recorder:
-            outputs = step(inputs, states, weights)
-    except NotFusable:
-        raise
-    except Exception as error:
-        raise NotFusable(f"{_first_line(error)}{_where(traceback.extract_tb(error.__traceback__))}") from error
-    _refuse_own_gradients(outputs)
-
-    stores: list[Store] = []
-    for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
-        row = recorder.value(output) if isinstance(output, Tensor) else None
-        if not isinstance(row, Row) or output.shape != (BATCH, width):
-            raise NotFusable(f"the step must return its states as tensors [B, {width}]; part {i} is {_kind(output)}")
-        value = builder.expand(row.value, (width,))
-        for a, _, piece in pieces_of(value.args if value.op == "cat" else (value,), 0):
-            stores.append(Store("next", i, a, piece))
-        widths["next", i] = width
-    return Program(tuple(stores), widths, signature.kinds)
-
-
 class Recorder(TorchDispatchMode):
-    """Writes each operation on named tensors down as a value."""
+    """Writes each operation on named tensors down as a value.
 
-    def __init__(self, builder: Builder, dtype: torch.dtype):
+    Args:
+        lenient: what has no word becomes opaque, and is refused only where the program would need it.
+    """
+
+    def __init__(self, builder: Builder, dtype: torch.dtype, *, lenient: bool = False):
         super().__init__()
         self.builder = builder
         self.dtype = dtype
+        self.lenient = lenient
         self.values: dict[int, tuple[Tensor, Any]] = {}  # the tensor is kept, so that its id is not given to another
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing here runs under torch.compile; to tell it so, torch would import all of it, which takes two seconds.
+        return False
 
     def name(self, tensor: Tensor, value: Any) -> Tensor:
         self.values[id(tensor)] = (tensor, value)
@@ -96,44 +65,158 @@ class Recorder(TorchDispatchMode):
         found = self.values.get(id(tensor))
         return None if found is None else found[1]
 
+    def rows(self, value: Value, *axes: int) -> Tensor:
+        """A tensor of rows: axes in front, then the features of the value."""
+        return self.name(_meta((*axes, *value.shape), self.dtype), Row(value, len(axes)))
+
+    def weight(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        size = 1
+        for n in shape:
+            size *= n
+        flat = self.builder.leaf("weight", index, 0, size)
+        if len(shape) == 2:
+            return self.name(_meta(shape, self.dtype), Matrix(index, flat, shape, 0, shape[0], 0, shape[1]))
+        return self.name(_meta(shape, self.dtype), Row(self.builder.reshape(flat, shape), 0))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
         if func._schema.is_mutable:
             self.refuse(f"{packet} writes into a tensor; a step is pure")
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.refuse(f"{packet} draws random numbers; draw them in project, which runs once over all time")
-        for tensor in _pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor) and self.value(tensor) is None:
-                if tensor.numel() != 1 or tensor.device.type == "meta":
-                    self.refuse(f"{packet} reads a tensor {list(tensor.shape)} that neither inputs, state nor weights handed in")
-                self.name(tensor, Row(self.builder.const(float(tensor)), False))
-        if packet not in aten.RULES:
+        known = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        reason = self._unknown(func, known)
+        if reason is None and packet not in aten.RULES:
             simpler = aten.decompositions().get(func)
-            if simpler is None:
-                self.refuse(f"the language of fused steps has no {packet}")
-            with self:
-                return simpler(*args, **kwargs)
+            if simpler is not None:
+                with self:
+                    return simpler(*args, **kwargs)
+            reason = f"the language of fused steps has no {packet}"
+        if reason is not None and not self.lenient:
+            self.refuse(reason)
         out = func(*_pytree.tree_map_only(Tensor, _as_meta, args), **_pytree.tree_map_only(Tensor, _as_meta, kwargs))
-        own_args = _pytree.tree_map_only(Tensor, self.value, args)
-        own_kwargs = _pytree.tree_map_only(Tensor, self.value, kwargs)
-        try:
-            result = aten.RULES[packet](aten.Call(self.builder, packet, own_args, own_kwargs, out, self.dtype))
-        except NotFusable as error:
-            self.refuse(str(error))
-        stopped = not torch.is_grad_enabled()  # inside the user's own no_grad
-        for tensor, value in zip(_pytree.tree_leaves(out), _flat(result), strict=True):
-            if stopped and isinstance(value, Row):
-                value = Row(self.builder.map("stop", value.value), value.batched)
+        made = [leaf for leaf in _pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        result: Any = Opaque(reason or "")
+        if reason is None:
+            try:
+                result = self._by_rule(packet, args, kwargs, out)
+            except NotFusable as error:
+                if not self.lenient:
+                    self.refuse(str(error))
+                result = Opaque(str(error))
+        for tensor, value in zip(made, result if isinstance(result, list) else [result] * len(made), strict=True):
             self.name(tensor, value)
         return out
 
-    def refuse(self, reason: str) -> None:
+    def _unknown(self, func: Any, tensors: Tensors) -> str | None:
+        """Why the operation cannot be written down, whatever it is."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return f"{func.overloadpacket} draws random numbers; draw them in project, which runs once over all time"
+        for tensor in tensors:
+            value = self.value(tensor)
+            if isinstance(value, Opaque):
+                return value.reason
+            if value is None:
+                if func.overloadpacket is not torch.ops.aten.lift_fresh or tensor.numel() != 1:
+                    shape = list(tensor.shape)
+                    return f"{func.overloadpacket} reads a tensor {shape} that neither inputs, state nor weights handed in"
+                self.name(tensor, Row(self.builder.const(float(tensor)), 0))
+        return None
+
+    def _by_rule(self, packet: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        args, kwargs = (_pytree.tree_map_only(Tensor, self.value, part) for part in (args, kwargs))
+        result = aten.RULES[packet](aten.Call(self.builder, packet, args, kwargs, out, self.dtype))
+        if torch.is_grad_enabled():
+            return result
+        # Inside the user's own no_grad.
+        several = result if isinstance(result, list) else [result]
+        stopped = [Row(self.builder.map("stop", r.value), r.lead) if isinstance(r, Row) else r for r in several]
+        return stopped if isinstance(result, list) else stopped[0]
+
+    def refuse(self, reason: str) -> NoReturn:
         raise NotFusable(f"{reason}{_where(traceback.extract_stack(sys._getframe(1)))}")
 
 
-def _flat(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, list) else [result]
+def trace(step: Callable[[Tensors, Tensors, Tensors], Any], signature: Signature) -> Program:
+    """The program of `step(inputs, states, weights) -> new states`, each a flat sequence of tensors."""
+    builder = Builder()
+    recorder = Recorder(builder, signature.dtype)
+    leaves = [builder.leaf("input", i, 0, n) for i, n in enumerate(signature.inputs)]
+    weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
+    return _step_program(recorder, step, leaves, weights, signature)
+
+
+def trace_with_project(
+    project: Callable[[Tensor, int, Tensors], Tensors],
+    step: Callable[[Tensors, Tensors, Tensors], Any],
+    signature: Signature,
+    fields: Sequence[int | None],
+    step_weights: int,
+) -> Program:
+    """The program of `project(x, start, parameters)` and step together; NotFusable where project is not in the language.
+
+    Args:
+        signature: its first input is x, its further ones are the fields of the inputs that are taken as they come; its
+            weights are those of the step and then the parameters of `project`.
+        fields: of each field that `project` returns, which input it is taken from, or None where it is compiled.
+        step_weights: how many of the weights are the step's.
+    """
+    programs = []
+    for start in (0, 104_729):  # what depends on the number of the step is no function of x, and cannot be compiled
+        builder = Builder()
+        recorder = Recorder(builder, signature.dtype, lenient=True)
+        weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
+        x = recorder.rows(builder.leaf("input", 0, 0, signature.inputs[0]), TIME, BATCH)
+        made = _recorded(recorder, lambda x=x, s=start, w=weights: project(x, s, w[step_weights:]))
+        _refuse_own_gradients(made)
+        leaves = []
+        for tensor, taken in zip(made, fields, strict=True):
+            row = recorder.value(tensor)
+            if taken is not None:
+                leaves.append(builder.leaf("input", taken, 0, signature.inputs[taken]))
+            elif isinstance(row, Row) and tensor.shape[:2] == (TIME, BATCH) and tensor.dim() == 3:
+                leaves.append(row.value)
+            else:
+                raise NotFusable("project makes something of x that is not in the language of fused steps")
+        recorder.lenient = False
+        programs.append(_step_program(recorder, step, leaves, weights[:step_weights], signature))
+    if str(programs[0]) != str(programs[1]):
+        raise NotFusable("project makes the same of x at one step and something else at another")
+    return programs[0]
+
+
+def _step_program(
+    recorder: Recorder, step: Callable[[Tensors, Tensors, Tensors], Any], inputs: Sequence[Value], weights: Tensors, signature: Signature
+) -> Program:
+    builder = recorder.builder
+    leaves = [builder.leaf("state", i, 0, n) for i, n in enumerate(signature.states)]
+    states = [recorder.rows(leaf, BATCH) for leaf in leaves]
+    rows = [recorder.rows(value, BATCH) for value in inputs]
+    outputs = _recorded(recorder, lambda: step(rows, states, weights))
+    _refuse_own_gradients(outputs)
+    stores: list[Store] = []
+    for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
+        row = recorder.value(output) if isinstance(output, Tensor) else None
+        if not isinstance(row, Row) or output.shape != (BATCH, width):
+            raise NotFusable(f"the step must return its states as tensors [B, {width}]; part {i} is {_kind(output)}")
+        value = builder.expand(row.value, (width,))
+        for a, _, piece in pieces_of(value.args if value.op == "cat" else (value,), 0):
+            stores.append(Store("next", i, a, piece))
+    widths = {("input", i): n for i, n in enumerate(signature.inputs)}
+    for i, n in enumerate(signature.states):
+        widths["state", i] = widths["next", i] = n
+    for i, shape in enumerate(signature.weights):
+        widths["weight", i] = int(torch.Size(shape).numel())
+    return joined(builder, Program(tuple(stores), widths, signature.kinds))
+
+
+def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
+    try:
+        with torch.enable_grad(), recorder:
+            return function()
+    except NotFusable:
+        raise
+    except Exception as error:
+        raise NotFusable(f"{_first_line(error)}{_where(traceback.extract_tb(error.__traceback__))}") from error
 
 
 def _meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

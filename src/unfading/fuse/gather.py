@@ -1,0 +1,64 @@
+"""The tensors that a plan's program reads, from a cell and what it is called with."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from unfading.cells.base import Cell
+from unfading.fuse.plan import Plan, flatten, with_dense
+from unfading.scan import check_inputs, constants_of, projected
+
+
+def gather_inputs(found: Plan, cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> list[Tensor]:
+    """What the loop reads at every step: x itself, or what `project` makes of it, and what does not depend on x."""
+    if not found.with_project:
+        return _leaves(projected(cell, x, start, constants), found.inputs, cell)
+    if len(found.signature.kinds) == 1:
+        return [x]
+    shared: dict[str, Tensor] = {}
+    if cell.shared:
+        # One row tells what all rows share. The numbers it draws are not used, and not missed afterwards.
+        with torch.random.fork_rng(devices=[]) if cell.constant else nullcontext():
+            shared = dict(zip(found.names, _leaves(cell.project(x[:, :1], start), found.inputs, cell), strict=True))
+    constants = constants or constants_of(cell, x, start)
+    return [x, *({**shared, **constants}[name] for name in found.names if name in cell.shared or name in cell.constant)]
+
+
+def gather_weights(found: Plan, cell: Cell, weights: Any) -> list[Tensor]:
+    """The weights of the step, and the parameters that `project` reads where it is compiled with it."""
+    leaves = _leaves(with_dense(weights, found.dense), found.weights, cell)
+    for name in found.parameters:
+        tensor: Any = cell
+        for part in name.split("."):
+            tensor = getattr(tensor, part)
+        leaves.append(tensor)
+    return leaves
+
+
+def check(found: Plan, cell: Cell, tensors: Sequence[Tensor]) -> None:
+    """A kernel reads memory by the plan's sizes: what comes must have them, and lie where it says."""
+    signature = found.signature
+    T, B = tensors[0].shape[0], tensors[len(signature.inputs)].shape[0]
+    sizes = {"sequence": (T, B), "shared": (T, 1), "constant": (1, B)}
+    shapes = [(*sizes[kind], width) for kind, width in zip(signature.kinds, signature.inputs, strict=True)]
+    shapes += [(B, width) for width in signature.states]
+    shapes += signature.weights
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if tensor.shape != shape or tensor.dtype != signature.dtype or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{type(cell).__name__}: the fused step was compiled for {signature.dtype} {list(shape)} on the CPU; got "
+                f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}."
+            )
+
+
+def _leaves(tree: Any, structure: Any, cell: Cell) -> list[Tensor]:
+    if torch.compiler.is_compiling():
+        return _pytree.tree_leaves(tree)
+    leaves: list[Tensor] = []
+    if flatten(tree, leaves) != structure:
+        raise TypeError(f"{type(cell).__name__}.project or weights gives other parts than when its step was compiled.")
+    return leaves
