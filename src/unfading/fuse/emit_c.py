@@ -96,7 +96,7 @@ def emit_backward(name: str, program: Program, outer: tuple[Outer, ...]) -> Func
         swap.append(f"{{ real* swap = now{i}; now{i} = new{i}; new{i} = swap; }}")
     for i, n in _held(program).items():
         target = step.pointer("dinput", i)
-        write.append(f"memcpy({target} + row[r] * {n}, held{i} + r * PAD({n}), sizeof(real) * {n});")
+        write.append(f"if ({target}) memcpy({target} + row[r] * {n}, held{i} + r * PAD({n}), sizeof(real) * {n});")
     summed = [
         f"memcpy((double*){step.pointer('dweight', i)} + number * {n}, sum{i}, sizeof(double) * {n});"
         for i, n in _summed(program).items()

@@ -53,14 +53,15 @@ class Step:
         self.lines: list[str] = []
         for level in plan.levels:
             for shape, values in level.loops:
-                self._loop(shape, values)
+                self._guarded(values[0], self._loop(shape, values))
             for value in level.rest:
-                if value.op == "dot":
-                    self._dot(value)
-                elif value.op in REDUCTIONS:
-                    self._reduction(value)
-                else:
-                    self._join(value)
+                write = self._dot if value.op == "dot" else self._reduction if value.op in REDUCTIONS else self._join
+                self._guarded(value, write(value))
+
+    def _guarded(self, value: Value, lines: list[str]) -> None:
+        """What only the gradient of an input needs is left out where that is not wanted."""
+        index = self.plan.only_for.get(value.id)
+        self.lines += lines if index is None else [f"if ({self.pointer('dinput', index)}) {{", *lines, "}"]
 
     def pointer(self, kind: str, index: int) -> str:
         self.pointers[kind, index] = None
@@ -98,7 +99,7 @@ class Step:
 
     # -- loops ------------------------------------------------------------------------------------------------------------
 
-    def _loop(self, shape: Shape, values: list[Value]) -> None:
+    def _loop(self, shape: Shape, values: list[Value]) -> list[str]:
         loop = _Loop(self, shape)
         for value in values:
             args = [loop.read(arg) for arg in value.args]
@@ -113,19 +114,21 @@ class Step:
                 if kind == "next":  # the state of the next step, beside the trajectory
                     width = self.program.widths[kind, index]
                     loop.write(f"new{index} + r * PAD({width})", "=", _plus(start, loop.flat), f"v{value.id}")
-        self.lines += loop.written()
+        return loop.written()
 
-    def _join(self, value: Value) -> None:
+    def _join(self, value: Value) -> list[str]:
         """A concatenation that could not be lifted: each piece is copied to its place."""
+        lines = []
         for start, _, piece in pieces_of(value.args, value.attr):
             loop = _Loop(self, piece.shape)
             index = list(loop.index)
             index[value.attr] = _plus(start, index[value.attr])
             target = f"s{self.plan.slots[value.id]} + r * PAD({value.size})"
             loop.write(target, "=", _flatten(value.shape, index), loop.read(piece))
-            self.lines += loop.written()
+            lines += loop.written()
+        return lines
 
-    def _reduction(self, value: Value) -> None:
+    def _reduction(self, value: Value) -> list[str]:
         x, over = value.args[0], value.attr
         kept = ["0" if axis in over else index for axis, index in enumerate(_indices(x.shape))]
         target = f"s{self.plan.slots[value.id]}[r * PAD({value.size}) + {_flatten(value.shape, kept)}]"
@@ -137,15 +140,14 @@ class Step:
             # The last axis stays: whole vectors are added.
             nest = _nest(x.shape, [*over, *outside])
             first.append(f"  memset(&s{self.plan.slots[value.id]}[r * PAD({value.size})], 0, sizeof(real) * {value.size});")
-            self.lines += [*first, *loop.body_lines(nest, f"{target} += {entry};"), "}"]
-            return
+            return [*first, *loop.body_lines(nest, f"{target} += {entry};"), "}"]
         start, each = ("0", "q += {x};") if value.op == "sum" else ("-INFINITY", "q = {x} > q || {x} != {x} ? {x} : q;")
         simd = ["#pragma omp simd reduction(+:q)"] if value.op == "sum" else []
         inner = _nest(x.shape, list(over))
         body = ["{", f"  real q = {start};", *inner[:-1], *simd, inner[-1] + " {", *loop.loads(), f"    {each.format(x=entry)}", "  }"]
-        self.lines += [*first, *_nest(x.shape, outside), *body, f"  {target} = q;", "}", "}"]
+        return [*first, *_nest(x.shape, outside), *body, f"  {target} = q;", "}", "}"]
 
-    def _dot(self, value: Value) -> None:
+    def _dot(self, value: Value) -> list[str]:
         parts = []
         for v, block in zip(value.args, value.attr, strict=True):
             k = self.blocks.index(block)
@@ -155,7 +157,7 @@ class Step:
                 base, width = f"s{self.plan.slots[v.id]}", v.size
             parts.append(f"{{{base}, PAD({width}), m{k}, {v.size}}}")
         slot = self.plan.slots[value.id]
-        self.lines.append(f"{{ const Part parts[] = {{{', '.join(parts)}}}; product(parts, {len(parts)}, m, {value.size}, s{slot}); }}")
+        return [f"{{ const Part parts[] = {{{', '.join(parts)}}}; product(parts, {len(parts)}, m, {value.size}, s{slot}); }}"]
 
 
 class _Loop:

@@ -1,9 +1,9 @@
 """A compiled step: tensors in, tensors out, the loop over time in C between them.
 
     trajectory, final, saved = kernel.forward(inputs, states, weights, ...)
-    d_inputs, d_states, d_weights = kernel.backward(d_trajectory, d_final, ...)
 
-All tensors are those of one call, contiguous, on the CPU, in the kernel's precision. Nothing is kept between calls.
+`backward.py` goes the way back. All tensors are those of one call, on the CPU and in the kernel's precision. Nothing is kept
+between calls.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.cache import library
-from unfading.fuse.differentiate import Outer, Reversed, differentiate
-from unfading.fuse.emit_c import Factor, Function, emit_backward, emit_forward, factors, source
+from unfading.fuse.differentiate import Reversed, differentiate
+from unfading.fuse.emit_c import Function, emit_backward, emit_forward, source
 from unfading.fuse.program import Block, Program
 from unfading.fuse.threads import run_tiles
 
@@ -105,6 +105,8 @@ class Kernel:
         widths = loops.reversed.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
+        # Gradients of inputs that the products after the loop read, wanted or not.
+        self.read_back = {p.dy.index for p in self.outer if p.dy.kind == "dinput"}
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
     def forward(
@@ -123,84 +125,9 @@ class Kernel:
         trajectory = [self.advised(new((T, B, n))) for n in self.states]
         final = [state.new_empty((B, n)) for state, n in zip(states, self.states, strict=True)]
         saved = self.advised(states[0].new_empty((T, B, self.saved))) if keep and self.saved else None
-        tensors = _named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
+        tensors = named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
         self.launch(self.train if keep else self.infer, tensors, weights, walk, T, B, packed)
         return trajectory, final, saved
-
-    def backward(
-        self,
-        d_trajectory: Sequence[Tensor | None],
-        d_final: Sequence[Tensor | None],
-        inputs: Sequence[Tensor],
-        states: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        trajectory: Sequence[Tensor],
-        saved: Tensor | None,
-        walk: Walk,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The gradients of inputs, initial states and weights."""
-        T, B = self.extent(inputs, states)
-        kinds, widths = self.program.kinds, self.reverse_program.widths
-        new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
-        d_inputs: list[Tensor | None] = []
-        for i, kind in enumerate(kinds):
-            n = widths.get(("dinput", i))
-            shape = (1, B, n) if kind == "constant" else (T, B, n)
-            d_inputs.append(None if n is None else self.advised(new(shape)))
-        d_initial = [torch.empty_like(state) for state in states]
-        tensors = _named(
-            input=inputs, initial=states, next=trajectory, saved=[saved], dnext=d_trajectory, dfinal=d_final,
-            dinput=d_inputs, dinitial=d_initial,
-        )  # fmt: skip
-        tiles = -(-B // self.tile(B))
-        for kind, i in self.back.pointers:
-            if kind == "dweight":
-                tensors[kind, i] = states[0].new_empty((tiles, widths[kind, i]), dtype=torch.float64)
-        lines = T * B if walk.lengths is None else int(walk.lengths.clamp(0, T).sum())
-        for (kind, i), n in widths.items():
-            if kind == "sequence":
-                tensors[kind, i] = self.advised(states[0].new_empty((lines, n)))
-        needed = factors(self.outer)
-        for k, factor in enumerate(needed):
-            packed = walk.lengths is not None and factor.source.kind != "sequence"
-            tensors["packed", k] = self.advised(states[0].new_empty((lines, factor.width))) if packed else None
-        self.launch(self.back, tensors, weights, walk, T, B)
-
-        d_weights = []
-        for i, weight in enumerate(weights):
-            entries = tensors.get(("dweight", i))
-            d_weights.append(torch.zeros_like(weight, memory_format=torch.contiguous_format) if entries is None
-                             else entries.sum(0).to(weight.dtype).reshape(weight.shape))  # fmt: skip
-        for product in self.outer:
-            self._add_product(d_weights[product.block.weight], product, needed, tensors, walk, T, B)
-        out = []
-        for i, (d, kind) in enumerate(zip(d_inputs, kinds, strict=True)):
-            out.append(torch.zeros_like(inputs[i]) if d is None else d.sum(1, keepdim=True) if kind == "shared" else d)
-        return out, d_initial, d_weights
-
-    def _add_product(
-        self, target: Tensor, product: Outer, needed: list[Factor], tensors: Tensors, walk: Walk, T: int, B: int
-    ) -> None:
-        block = product.block
-        target = target[block.r0 : block.r1, block.c0 : block.c1]
-        dy, v = Factor(product.dy, block.width), Factor(product.v, block.length)
-        if walk.lengths is not None:
-            pairs = [(_packed(dy, needed, tensors), _packed(v, needed, tensors))]
-        elif v.source.kind != "state":
-            pairs = [(_columns(dy, tensors), _columns(v, tensors))]
-        else:
-            # Before its first step a row's state is the initial one, before any other what the step before left.
-            a = _columns(dy, tensors)
-            before = _columns(Factor(v.source._replace(kind="next"), v.width), tensors)
-            initial = _columns(Factor(v.source._replace(kind="initial"), v.width), tensors)
-            rest = (T - 1) * B
-            if walk.reverse:
-                pairs = [(a[rest:], initial), (a[:rest], before[B:])]
-            else:
-                pairs = [(a[:B], initial), (a[B:], before[:rest])]
-        for a, b in pairs:
-            if len(a):
-                target.addmm_(*((b.T, a) if block.transposed else (a.T, b)))
 
     def launch(
         self,
@@ -263,22 +190,5 @@ class Kernel:
 WRITTEN = frozenset(["next", "final", "saved", "dinput", "dinitial", "dweight", "sequence", "packed"])
 
 
-def _named(**groups: Sequence[Tensor | None]) -> Tensors:
+def named(**groups: Sequence[Tensor | None]) -> Tensors:
     return {(kind, i): tensor for kind, group in groups.items() for i, tensor in enumerate(group)}
-
-
-def _columns(factor: Factor, tensors: Tensors) -> Tensor:
-    """A factor as [T * B, width]."""
-    kind, index, start = factor.source
-    tensor = tensors[kind, index]
-    assert tensor is not None
-    return tensor.reshape(-1, tensor.shape[-1])[:, start : start + factor.width]
-
-
-def _packed(factor: Factor, needed: list[Factor], tensors: Tensors) -> Tensor:
-    """A factor as [sum of lengths, width]."""
-    if factor.source.kind == "sequence":
-        return _columns(factor, tensors)
-    tensor = tensors["packed", needed.index(factor)]
-    assert tensor is not None
-    return tensor

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unfading.fuse.backward import Backward
 from unfading.fuse.evaluate import next_states
 from unfading.fuse.kernel import Walk
 from unfading.fuse.plan import PROGRAMS, kernel
@@ -39,13 +40,14 @@ def _backward(
     kept: list[Tensor],
     lengths: Tensor | None,
     reverse: bool,
+    wanted: list[bool],
 ) -> list[Tensor]:
     n = len(states)
-    d_inputs, d_states, d_weights = kernel(key, states[0].dtype).backward(
-        gradients[:n], gradients[n:], inputs, states, weights, kept[:n], kept[n] if len(kept) > n else None,
-        Walk.of(lengths, reverse),
-    )  # fmt: skip
-    return [*d_inputs, *d_states, *d_weights]
+    saved = kept[n] if len(kept) > n else None
+    walk = Walk.of(lengths, reverse)
+    back = Backward(kernel(key, states[0].dtype), inputs, states, weights, kept[:n], saved, walk, wanted)
+    d_inputs, d_states, d_weights = back.gradients(gradients[:n], gradients[n:])
+    return [states[0].new_empty(0) if d is None else d for d in (*d_inputs, *d_states, *d_weights)]
 
 
 forward_op = torch.library.custom_op(
@@ -59,7 +61,7 @@ backward_op = torch.library.custom_op(
     _backward,
     mutates_args=(),
     schema="(str key, Tensor?[] gradients, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor[] kept, "
-    "Tensor? lengths, bool reverse) -> Tensor[]",
+    "Tensor? lengths, bool reverse, bool[] wanted) -> Tensor[]",
 )
 
 
@@ -83,8 +85,12 @@ def _(
     kept: list[Tensor],
     lengths: Tensor | None,
     reverse: bool,
+    wanted: list[bool],
 ) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (*inputs, *states, *weights)]
+    always = range(len(inputs), len(inputs) + len(states))
+    return [
+        x.new_empty(x.shape if wanted[i] or i in always else 0) for i, x in enumerate((*inputs, *states, *weights))
+    ]
 
 
 class Loop(torch.autograd.Function):
@@ -112,7 +118,9 @@ class Loop(torch.autograd.Function):
         lengths = saved[0] if ctx.has_lengths else None
         tensors = saved[1:] if ctx.has_lengths else saved
         n = ctx.sizes[1]
-        return (None,) * 5 + BackLoop.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, *gradients[: 2 * n], *tensors)
+        wanted = tuple(ctx.needs_input_grad[5:])
+        found = BackLoop.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+        return (None,) * 5 + tuple(d if want else None for d, want in zip(found, wanted, strict=True))
 
     @staticmethod
     def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, keep: bool, *tensors: Tensor) -> Any:
@@ -128,15 +136,15 @@ class BackLoop(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        key: str, sizes: tuple[int, int], lengths: Tensor | None, reverse: bool, *tensors: Tensor | None
+        key: str, sizes: tuple[int, int], lengths: Tensor | None, reverse: bool, wanted: tuple[bool, ...], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         gradients, inputs, states, weights, kept = _all_parts(key, sizes, tensors)
         operator = backward_op if torch.compiler.is_compiling() else _backward
-        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse))
+        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse, list(wanted)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.key, ctx.sizes, lengths, ctx.reverse, *tensors = inputs
+        ctx.key, ctx.sizes, lengths, ctx.reverse, ctx.wanted, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(lengths, *tensors)
 
@@ -158,17 +166,17 @@ class BackLoop(torch.autograd.Function):
             return torch.func.vjp(outputs, *point)[1](cotangents)
 
         _, pull = torch.func.vjp(derivative, *(gradients[i] for i in given), *inputs, *states, *weights)
-        zeros = [torch.zeros_like(x) if s is None else s for s, x in zip(second, (*inputs, *states, *weights), strict=True)]
-        found = pull(tuple(zeros))
+        point = (*inputs, *states, *weights)
+        found = pull(tuple(torch.zeros_like(x) if s is None or s.shape != x.shape else s for s, x in zip(second, point, strict=True)))
         to_gradients: list[Tensor | None] = [None] * len(gradients)
         for i, gradient in zip(given, found, strict=False):
             to_gradients[i] = gradient
-        return (None,) * 4 + (*to_gradients, *found[len(given) :], *[None] * len(kept))
+        return (None,) * 5 + (*to_gradients, *found[len(given) :], *[None] * len(kept))
 
     @staticmethod
-    def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, *tensors: Tensor | None) -> Any:
+    def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, wanted: Any, *tensors: Tensor | None) -> Any:
         made = [
-            BackLoop.apply(key, sizes, _member(lengths, dims[2], i), reverse, *_members(tensors, dims[4:], i))
+            BackLoop.apply(key, sizes, _member(lengths, dims[2], i), reverse, wanted, *_members(tensors, dims[5:], i))
             for i in range(info.batch_size)
         ]
         return _stacked(made)

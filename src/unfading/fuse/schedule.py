@@ -19,6 +19,7 @@ class Level(NamedTuple):
 
 
 class Schedule(NamedTuple):
+    only_for: dict[int, int]  # value id -> the input whose gradient alone needs it
     stores: dict[int, list[tuple[str, int, int]]]  # value id -> (kind, index, start) of where it goes
     levels: list[Level]
     slots: dict[int, int]  # value id -> slot
@@ -27,17 +28,19 @@ class Schedule(NamedTuple):
 
 def schedule(program: Program) -> Schedule:
     stores, order = _addressable(program)
-    level = _levels(order, stores)
-    slots, sizes = _slots(order, level)
+    only_for = _only_for(order, stores)
+    level = _levels(order, stores, only_for)
+    slots, sizes = _slots(order, level, only_for)
     levels = []
     for number in range(max(level.values(), default=-1) + 1):
         here = [value for value in order if level.get(value.id) == number]
-        loops: dict[Shape, list[Value]] = {}
+        loops: dict[tuple[Shape, int | None], list[Value]] = {}
         for value in here:
             if value.op in ELEMENTWISE:
-                loops.setdefault(value.shape, []).append(value)
-        levels.append(Level(list(loops.items()), [value for value in here if value.op not in ELEMENTWISE]))
-    return Schedule(stores, levels, slots, sizes)
+                loops.setdefault((value.shape, only_for.get(value.id)), []).append(value)
+        grouped = [(shape, values) for (shape, _), values in loops.items()]
+        levels.append(Level(grouped, [value for value in here if value.op not in ELEMENTWISE]))
+    return Schedule(only_for, stores, levels, slots, sizes)
 
 
 def bases(value: Value) -> Value:
@@ -79,28 +82,33 @@ def _addressable(program: Program) -> tuple[dict[int, list[tuple[str, int, int]]
     return stores, in_order(roots)
 
 
+def _only_for(order: list[Value], stores: dict[int, list[tuple[str, int, int]]]) -> dict[int, int]:
+    """What the gradient of one input alone needs: a kernel leaves it out where that gradient is not wanted."""
+    users: dict[int, set[int | None]] = {}
+    for value in reversed(order):
+        mine = users.setdefault(value.id, set())
+        mine |= {index if kind == "dinput" else None for kind, index, _ in stores.get(value.id, ())}
+        for arg in value.args:
+            users.setdefault(arg.id, set()).update(mine)
+    return {number: next(iter(mine)) for number, mine in users.items() if len(mine) == 1 and None not in mine}  # type: ignore[misc]
+
+
 def _is_buffer(value: Value) -> bool:
     if value.op == "leaf":
         return value.attr.kind in ("state", "carry")
     return value.op in ELEMENTWISE or value.op == "dot"
 
 
-def _same_loop(reader: Value, arg: Value) -> bool:
-    return reader.op in ELEMENTWISE and arg.op in ELEMENTWISE and reader.shape == arg.shape
+def _same_loop(reader: Value, arg: Value, only_for: dict[int, int]) -> bool:
+    both = reader.op in ELEMENTWISE and arg.op in ELEMENTWISE and reader.shape == arg.shape
+    return both and only_for.get(reader.id) == only_for.get(arg.id)
 
 
-def _wait(reader: Value, arg: Value) -> int:
-    """Levels between a value and a reader that reads it directly."""
-    if arg.op in ELEMENTWISE and (_same_loop(reader, arg) or reader.op not in ELEMENTWISE):
-        return 0
-    return 1
-
-
-def _levels(order: list[Value], stores: dict[int, list[tuple[str, int, int]]]) -> dict[int, int]:
+def _levels(order: list[Value], stores: dict[int, list[tuple[str, int, int]]], only_for: dict[int, int]) -> dict[int, int]:
     scheduled = [value for value in order if value.op not in CHEAP and value.op not in VIEWS]
     level: dict[int, int] = {}
     for value in scheduled:
-        waits = [level[base.id] + _gap(value, arg, base) for arg, base in _read(value)]
+        waits = [level[base.id] + _gap(value, arg, base, only_for) for arg, base in _read(value)]
         level[value.id] = max(waits, default=0)
     # Work that only a later level reads goes there, into its reader's loop, rather than through a buffer.
     readers: dict[int, list[tuple[Value, Value]]] = {}
@@ -109,14 +117,15 @@ def _levels(order: list[Value], stores: dict[int, list[tuple[str, int, int]]]) -
             readers.setdefault(base.id, []).append((value, arg))
     for value in reversed(scheduled):
         if value.op in ELEMENTWISE and value.id in readers and value.id not in stores:
-            level[value.id] = min(level[reader.id] - _gap(reader, arg, value) for reader, arg in readers[value.id])
+            level[value.id] = min(level[reader.id] - _gap(reader, arg, value, only_for) for reader, arg in readers[value.id])
     return level
 
 
-def _gap(reader: Value, arg: Value, base: Value) -> int:
-    if arg is base:
-        return _wait(reader, base)
-    return 0 if reader.op not in ELEMENTWISE and base.op in ELEMENTWISE else 1
+def _gap(reader: Value, arg: Value, base: Value, only_for: dict[int, int]) -> int:
+    """Levels between a value and one that reads it, directly or through views."""
+    if base.op in ELEMENTWISE and reader.op not in ELEMENTWISE:
+        return 0
+    return 0 if arg is base and _same_loop(reader, base, only_for) else 1
 
 
 def _read(value: Value) -> Iterator[tuple[Value, Value]]:
@@ -127,7 +136,7 @@ def _read(value: Value) -> Iterator[tuple[Value, Value]]:
             yield arg, base
 
 
-def _slots(order: list[Value], level: dict[int, int]) -> tuple[dict[int, int], list[int]]:
+def _slots(order: list[Value], level: dict[int, int], only_for: dict[int, int]) -> tuple[dict[int, int], list[int]]:
     needed: set[int] = set()
     last: dict[int, int] = {}
     for value in order:
@@ -137,7 +146,7 @@ def _slots(order: list[Value], level: dict[int, int]) -> tuple[dict[int, int], l
             needed.add(value.id)
         for arg, base in _read(value):
             last[base.id] = max(last.get(base.id, 0), level[value.id])
-            if not (arg is base and _same_loop(value, base) and level[base.id] == level[value.id]):
+            if not (arg is base and _same_loop(value, base, only_for) and level[base.id] == level[value.id]):
                 needed.add(base.id)
     slots: dict[int, int] = {}
     sizes: list[int] = []

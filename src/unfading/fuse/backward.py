@@ -1,0 +1,184 @@
+"""The way back through a compiled loop: gradients of inputs, initial states and weights.
+
+It is gone in pieces of time. The factors of the matrix products after the loop, dy and v of every y = v W^T, are as large as
+all gates of all steps; piece by piece they live in memory that is used again, and are still in the cache when the products
+read them. The gradient of the state is handed from piece to piece as within one.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from unfading.fuse.differentiate import Outer
+from unfading.fuse.emit_c import Factor, factors
+from unfading.fuse.kernel import Kernel, Tensors, Walk, named
+
+PIECE = 1 << 21  # bytes of factors in one piece
+
+
+class Backward:
+    """One way back. `wanted` says of every input, state and weight whether its gradient is wanted."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Tensor],
+        states: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        trajectory: Sequence[Tensor],
+        saved: Tensor | None,
+        walk: Walk,
+        wanted: Sequence[bool],
+    ):
+        self.kernel, self.walk = kernel, walk
+        self.inputs = [x.contiguous() for x in inputs]
+        self.states, self.weights, self.trajectory, self.saved = states, weights, trajectory, saved
+        self.T, self.B = kernel.extent(inputs, states)
+        self.widths = kernel.reverse_program.widths
+        self.needed = factors(kernel.outer)
+        self.packed = [kernel.packed(block, weights[block.weight]) for block in kernel.back.blocks]
+        self.wanted_inputs = wanted[: len(inputs)]
+        self.wanted_weights = wanted[len(inputs) + len(states) :]
+        new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
+        self.d_inputs: list[Tensor | None] = []
+        for i, kind in enumerate(kernel.program.kinds):
+            n = self.widths.get(("dinput", i)) if self.wanted_inputs[i] or i in kernel.read_back else None
+            shape = (1, self.B, n or 0) if kind == "constant" else (self.T, self.B, n or 0)
+            whole = states[0].new_zeros if kind == "constant" else new
+            self.d_inputs.append(None if n is None else kernel.advised(whole(shape)))
+        self.d_weights = [
+            torch.zeros_like(weight, memory_format=torch.contiguous_format) if want else None
+            for weight, want in zip(weights, self.wanted_weights, strict=True)
+        ]
+
+    def gradients(
+        self, d_trajectory: Sequence[Tensor | None], d_final: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor | None], list[Tensor], list[Tensor | None]]:
+        """Of inputs, initial states and weights; None where it is not wanted."""
+        d_trajectory = [None if d is None else d.contiguous() for d in d_trajectory]
+        carried: list[Tensor | None] = [None if d is None else d.contiguous() for d in d_final]
+        buffers: Tensors = {}
+        for a, b in self._pieces():
+            self._run(a, b, [None if d is None else d[a:b] for d in d_trajectory], carried, buffers)
+            carried = [buffers["dinitial", i] for i in range(len(self.states))]
+            for i in range(len(self.states)):  # the next piece writes beside what it reads
+                buffers["dinitial", i] = buffers.pop(("spare", i), None)
+        d_inputs = []
+        for x, d, kind, want in zip(self.inputs, self.d_inputs, self.kernel.program.kinds, self.wanted_inputs, strict=True):
+            if not want:
+                d_inputs.append(None)
+            elif d is None:
+                d_inputs.append(torch.zeros_like(x))
+            else:
+                d_inputs.append(d.sum(1, keepdim=True) if kind == "shared" else d)
+        states = [torch.zeros_like(s) if c is None else c for s, c in zip(self.states, carried, strict=True)]
+        return d_inputs, states, self.d_weights
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        """From the last piece processed to the first."""
+        walk, T = self.walk, self.T
+        width = sum(factor.width for factor in self.needed) + sum(n for (kind, _), n in self.widths.items() if kind == "sequence")
+        steps = max(8, PIECE // (max(1, width) * self.B * self.kernel.dtype.itemsize))
+        if walk.reverse and walk.lengths is not None:
+            steps = T  # rows begin at different times: a piece would have to know where each one stands
+        begins = range(0, T, steps)
+        for a in begins if walk.reverse else reversed(begins):
+            yield a, min(a + steps, T)
+
+    def _run(
+        self, a: int, b: int, d_next: Sequence[Tensor | None], d_final: Sequence[Tensor | None], buffers: Tensors
+    ) -> None:
+        """Back through the steps a..b; the gradient of the state before them is left in `buffers`."""
+        walk, T, B, kernel = self.walk, self.T, self.B, self.kernel
+        own = Walk(walk.reverse, None if walk.lengths is None else walk.lengths - a, walk.order)
+        steps = b - a
+        first = T - b if walk.reverse else a  # the piece's first step in the order of processing
+        inputs, d_inputs, held = [], [], {}
+        for i, (x, d, kind) in enumerate(zip(self.inputs, self.d_inputs, kernel.program.kinds, strict=True)):
+            at = slice(None) if kind == "constant" else slice(first, first + steps) if kind == "shared" else slice(a, b)
+            inputs.append(x[at])
+            if kind == "constant" and d is not None:
+                held[i] = torch.empty_like(d)
+            d_inputs.append(held.get(i, None if d is None else d[at]))
+        if walk.reverse:
+            initial = self.states if b == T else [part[b] for part in self.trajectory]
+        else:
+            initial = self.states if a == 0 else [part[a - 1] for part in self.trajectory]
+        trajectory = [part[a:b] for part in self.trajectory]
+        tensors = named(
+            input=inputs, initial=initial, next=trajectory, saved=[None if self.saved is None else self.saved[a:b]],
+            dnext=d_next, dfinal=d_final, dinput=d_inputs,
+        )  # fmt: skip
+        lines = steps * B if own.lengths is None else int(own.lengths.clamp(0, steps).sum())
+        self._make_buffers(buffers, lines)
+        tensors |= buffers
+        kernel.launch(kernel.back, tensors, self.weights, own, steps, B, self.packed)
+        for i, part in held.items():
+            self.d_inputs[i] += part  # type: ignore[operator]
+        for i, d_weight in enumerate(self.d_weights):
+            entries = buffers.get(("dweight", i))
+            if entries is not None and d_weight is not None:
+                d_weight += entries.sum(0).to(d_weight.dtype).reshape(d_weight.shape)
+        for product in kernel.outer:
+            self._add_product(product, tensors, walk.reverse, own.lengths is not None, lines)
+
+    def _make_buffers(self, buffers: Tensors, lines: int) -> None:
+        """What one piece needs and the next uses again."""
+        kernel, like = self.kernel, self.states[0]
+        tile = kernel.tile(self.B)
+        for kind, i in kernel.back.pointers:
+            n = self.widths.get((kind, i), 0)
+            had = buffers.get((kind, i))
+            if kind == "dinitial":
+                for name in ("dinitial", "spare"):
+                    if buffers.get((name, i)) is None:
+                        buffers[name, i] = torch.empty_like(self.states[i])
+            elif kind == "dweight":
+                buffers[kind, i] = like.new_empty((-(-self.B // tile), n), dtype=torch.float64) if had is None else had
+            elif kind == "sequence" or (kind == "packed" and self.walk.lengths is not None):
+                n = self.needed[i].width if kind == "packed" else n
+                if had is None or len(had) < lines:
+                    buffers[kind, i] = like.new_empty((lines, n))
+            elif kind == "packed":
+                buffers[kind, i] = None
+
+    def _add_product(self, product: Outer, tensors: Tensors, reverse: bool, packed: bool, lines: int) -> None:
+        block = product.block
+        whole = self.d_weights[block.weight]
+        if whole is None or lines == 0:
+            return
+        target = whole[block.r0 : block.r1, block.c0 : block.c1]
+        dy, v = Factor(product.dy, block.width), Factor(product.v, block.length)
+        if packed:
+            pairs = [(self._packed(dy, tensors, lines), self._packed(v, tensors, lines))]
+        elif v.source.kind != "state":
+            pairs = [(_columns(dy, tensors, lines), _columns(v, tensors, lines))]
+        else:
+            # Before its first step a row's state is the initial one, before any other what the step before left.
+            a = _columns(dy, tensors, lines)
+            before = _columns(Factor(v.source._replace(kind="next"), v.width), tensors, lines)
+            initial = _columns(Factor(v.source._replace(kind="initial"), v.width), tensors, self.B)
+            rest = lines - self.B
+            if reverse:
+                pairs = [(a[rest:], initial), (a[:rest], before[self.B :])]
+            else:
+                pairs = [(a[: self.B], initial), (a[self.B :], before[:rest])]
+        for left, right in pairs:
+            if len(left):
+                target.addmm_(*((right.T, left) if block.transposed else (left.T, right)))
+
+    def _packed(self, factor: Factor, tensors: Tensors, lines: int) -> Tensor:
+        if factor.source.kind == "sequence":
+            return _columns(factor, tensors, lines)
+        tensor = tensors["packed", self.needed.index(factor)]
+        assert tensor is not None
+        return tensor[:lines]
+
+
+def _columns(factor: Factor, tensors: Tensors, lines: int) -> Tensor:
+    """A factor as [lines, width]."""
+    kind, index, start = factor.source
+    tensor = tensors[kind, index]
+    assert tensor is not None
+    return tensor.reshape(-1, tensor.shape[-1])[:lines, start : start + factor.width]
