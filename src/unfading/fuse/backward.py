@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from unfading.fuse.differentiate import Outer
+from unfading.fuse.differentiate import Outer, Source
 from unfading.fuse.emit_c import Factor, factors
 from unfading.fuse.kernel import Kernel, Tensors, Walk, named
 
-PIECE = 1 << 21  # bytes of factors in one piece
+PIECE = 1 << 22  # bytes of factors in one piece
 
 
 class Backward:
@@ -36,8 +36,8 @@ class Backward:
         self.states, self.weights, self.trajectory, self.saved = states, weights, trajectory, saved
         self.T, self.B = kernel.extent(inputs, states)
         self.widths = kernel.reverse_program.widths
-        self.needed = factors(kernel.outer)
-        self.packed = [kernel.packed(block, weights[block.weight]) for block in kernel.back.blocks]
+        self.needed = factors(kernel.outer, kernel.totals)
+        self.packed = kernel.packed(kernel.back, weights)
         self.wanted_inputs = wanted[: len(inputs)]
         self.wanted_weights = wanted[len(inputs) + len(states) :]
         new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
@@ -122,6 +122,10 @@ class Backward:
                 d_weight += entries.sum(0).to(d_weight.dtype).reshape(d_weight.shape)
         for product in kernel.outer:
             self._add_product(product, tensors, walk.reverse, own.lengths is not None, lines)
+        for total in kernel.totals:
+            whole = self.d_weights[total.weight]
+            if whole is not None:
+                whole.view(-1)[total.start : total.start + total.width] += self._factor(total.dy, total.width, tensors, lines).sum(0)
 
     def _make_buffers(self, buffers: Tensors, lines: int) -> None:
         """What one piece needs and the next uses again."""
@@ -151,7 +155,7 @@ class Backward:
         target = whole[block.r0 : block.r1, block.c0 : block.c1]
         dy, v = Factor(product.dy, block.width), Factor(product.v, block.length)
         if packed:
-            pairs = [(self._packed(dy, tensors, lines), self._packed(v, tensors, lines))]
+            pairs = [(self._factor(*dy, tensors, lines), self._factor(*v, tensors, lines))]
         elif v.source.kind != "state":
             pairs = [(_columns(dy, tensors, lines), _columns(v, tensors, lines))]
         else:
@@ -166,10 +170,12 @@ class Backward:
                 pairs = [(a[: self.B], initial), (a[self.B :], before[:rest])]
         for left, right in pairs:
             if len(left):
-                target.addmm_(*((right.T, left) if block.transposed else (left.T, right)))
+                target.addmm_(*((right.T, left) if block.transposed else (left.T, right)), alpha=product.scale)
 
-    def _packed(self, factor: Factor, tensors: Tensors, lines: int) -> Tensor:
-        if factor.source.kind == "sequence":
+    def _factor(self, source: Source, width: int, tensors: Tensors, lines: int) -> Tensor:
+        """A factor as [lines, width], packed where there are lengths."""
+        factor = Factor(source, width)
+        if self.walk.lengths is None or source.kind == "sequence":
             return _columns(factor, tensors, lines)
         tensor = tensors["packed", self.needed.index(factor)]
         assert tensor is not None

@@ -6,12 +6,12 @@ the loop: for y = dot(v, W) the reverse stores v and dy at every step, and dW = 
 product after the loop.
 """
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from unfading.fuse.build import Builder
 from unfading.fuse.program import Block, NotFusable, Program, Store, Value
+from unfading.fuse.rules import RULES
 
 # What is saved rather than computed again, unless it comes at once of what is there anyway.
 COSTLY = frozenset("exp expm1 log log1p tanh sigmoid relu sin cos erf power sqrt amax".split())
@@ -20,129 +20,34 @@ COSTLY = frozenset("exp expm1 log log1p tanh sigmoid relu sin cos erf power sqrt
 class Source(NamedTuple):
     """A sequence of row vectors for a matrix product: entries from `start` on of a tensor."""
 
-    kind: str  # state (before the step), next, input, dinput or sequence
+    kind: str  # state (before the step), next, input, saved, dinput or sequence
     index: int
     start: int
 
 
 class Outer(NamedTuple):
-    """A gradient to be made after the loop: W[block] += sum over t and rows of dy^T v (turned round for a transposed block)."""
+    """A gradient made after the loop: W[block] += scale * sum over t and rows of dy^T v (turned for a transposed block)."""
 
     block: Block
     dy: Source
     v: Source
+    scale: float
+
+
+class Total(NamedTuple):
+    """A gradient made after the loop: entries from `start` on of a weight, the sum over t and rows of dy."""
+
+    weight: int
+    start: int
+    dy: Source
+    width: int
 
 
 class Reversed(NamedTuple):
     forward: Program  # with stores of kind saved
     reverse: Program
     outer: tuple[Outer, ...]
-
-
-Adjoints = Sequence[Value | None]
-Rule = Callable[[Builder, Value, Sequence[Value], Value, Value], Adjoints]
-
-
-def _unary(derivative: Callable[[Builder, Value, Value, Value], Value]) -> Rule:
-    """A rule from `derivative(b, x, y, dy)`."""
-    return lambda b, value, x, y, d: [derivative(b, x[0], y, d)]
-
-
-def _both(d_first: Callable[..., Value], d_second: Callable[..., Value]) -> Rule:
-    """A rule for y = f(a, c) from `d(b, a, c, y, dy)` for each argument."""
-    return lambda b, value, x, y, d: [d_first(b, *x, y, d), d_second(b, *x, y, d)]
-
-
-def _larger(sign: str) -> Rule:
-    """max and min: the whole to the larger, half to each where both are equal."""
-
-    def part(b: Builder, mine: Value, other: Value, d: Value) -> Value:
-        return b.map("where", b.map(sign, mine, other), d, b.map("where", b.map("eq", mine, other), b.map("mul", 0.5, d), 0.0))
-
-    return _both(lambda b, a, c, y, d: part(b, a, c, d), lambda b, a, c, y, d: part(b, c, a, d))
-
-
-def _spread(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    """amax: shared evenly by all that are largest."""
-    largest = b.map("eq", x[0], b.expand(y, x[0].shape))
-    count = b.reduce("sum", largest, value.attr)
-    return [b.map("mul", largest, b.map("div", d, count))]
-
-
-def _expand(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    own = x[0].shape
-    front = len(value.shape) - len(own)
-    axes = [i for i, size in enumerate(value.shape) if i < front or (own[i - front] == 1 and size != 1)]
-    return [b.reshape(b.reduce("sum", d, axes), own)]
-
-
-def _permute(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    return [b.permute(d, tuple(sorted(range(len(value.attr)), key=value.attr.__getitem__)))]
-
-
-def _slice(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    axis, start, stop = value.attr
-    shape = x[0].shape
-
-    def zeros(n: int) -> list[Value]:
-        return [b.zero(shape[:axis] + (n,) + shape[axis + 1 :])] if n else []
-
-    return [b.cat([*zeros(start), d, *zeros(shape[axis] - stop)], axis)]
-
-
-def _cat(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    out, start = [], 0
-    for piece in x:
-        stop = start + piece.shape[value.attr]
-        out.append(b.slice(d, value.attr, start, stop))
-        start = stop
-    return out
-
-
-def _nothing(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    return [None] * len(x)
-
-
-RULES: dict[str, Rule] = {
-    "neg": _unary(lambda b, x, y, d: b.map("neg", d)),
-    "copy": _unary(lambda b, x, y, d: d),
-    "exp": _unary(lambda b, x, y, d: b.map("mul", d, y)),
-    "expm1": _unary(lambda b, x, y, d: b.map("mul", d, b.map("add", y, 1.0))),
-    "log": _unary(lambda b, x, y, d: b.map("div", d, x)),
-    "log1p": _unary(lambda b, x, y, d: b.map("div", d, b.map("add", x, 1.0))),
-    "tanh": _unary(lambda b, x, y, d: b.map("mul", d, b.map("sub", 1.0, b.map("mul", y, y)))),
-    "sigmoid": _unary(lambda b, x, y, d: b.map("mul", d, b.map("mul", y, b.map("sub", 1.0, y)))),
-    "relu": _unary(lambda b, x, y, d: b.map("where", b.map("gt", y, 0.0), d, 0.0)),
-    "abs": _unary(lambda b, x, y, d: b.map("mul", d, b.map("sign", x))),
-    "sqrt": _unary(lambda b, x, y, d: b.map("div", b.map("mul", 0.5, d), y)),
-    "recip": _unary(lambda b, x, y, d: b.map("neg", b.map("mul", d, b.map("mul", y, y)))),
-    "sin": _unary(lambda b, x, y, d: b.map("mul", d, b.map("cos", x))),
-    "cos": _unary(lambda b, x, y, d: b.map("neg", b.map("mul", d, b.map("sin", x)))),
-    "erf": _unary(
-        lambda b, x, y, d: b.map("mul", 1.1283791670955126, b.map("mul", d, b.map("exp", b.map("neg", b.map("mul", x, x)))))
-    ),
-    "power": lambda b, value, x, y, d: [
-        b.map("mul", d, b.map("mul", value.attr, b.map("power", x[0], attr=value.attr - 1)))
-    ],
-    "add": _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: d),
-    "sub": _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: b.map("neg", d)),
-    "mul": _both(lambda b, a, c, y, d: b.map("mul", d, c), lambda b, a, c, y, d: b.map("mul", d, a)),
-    "div": _both(
-        lambda b, a, c, y, d: b.map("div", d, c),
-        lambda b, a, c, y, d: b.map("neg", b.map("div", b.map("mul", d, y), c)),
-    ),
-    "max": _larger("gt"),
-    "min": _larger("lt"),
-    "where": lambda b, value, x, y, d: [None, b.map("where", x[0], d, 0.0), b.map("where", x[0], 0.0, d)],
-    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "sign", "stop"), _nothing),
-    "amax": _spread,
-    "sum": lambda b, value, x, y, d: [b.expand(d, x[0].shape)],
-    "expand": _expand,
-    "reshape": lambda b, value, x, y, d: [b.reshape(d, x[0].shape)],
-    "permute": _permute,
-    "slice": _slice,
-    "cat": _cat,
-}
+    totals: tuple[Total, ...]
 
 
 def differentiate(program: Program) -> Reversed:
@@ -181,8 +86,8 @@ def differentiate(program: Program) -> Reversed:
                     gradients.setdefault(arg.id, []).append(dx)
                     own_dots.discard(dx.id)  # passed on as it is: others may read it too
 
-    stores, products = _after_the_loop(_apart(b, program, stores), outer, program.kinds)
-    return forward.finished(Program(tuple(stores), _widths(program, stores), program.kinds), products)
+    stores, products, totals = _after_the_loop(_apart(b, program, stores), outer, program.kinds)
+    return forward.finished(Program(tuple(stores), _widths(program, stores), program.kinds), products, totals)
 
 
 class _Forward:
@@ -207,7 +112,7 @@ class _Forward:
             elif (store := stored.get(value.id)) is not None and store.value.shape == (value.size,):
                 self.values[value.id] = b.leaf("next", store.index, store.start, store.start + value.size)
                 there.add(value.id)
-            elif value.op == "dot" or (value.op in COSTLY and not at_once):
+            elif (value.op == "dot" and not _is_short(value)) or (value.op in COSTLY and not at_once):
                 leaf = b.leaf("saved", len(self.saved), 0, value.size)
                 self.saved.append(value)
                 self.values[value.id] = b.reshape(leaf, value.shape)
@@ -217,9 +122,9 @@ class _Forward:
                     continue
                 there.add(value.id)
 
-    def finished(self, reverse: Program, outer: tuple[Outer, ...]) -> Reversed:
+    def finished(self, reverse: Program, outer: tuple[Outer, ...], totals: tuple[Total, ...]) -> Reversed:
         """Save only what the reverse turned out to read, as parts of one tensor."""
-        used = sorted(reverse.reads("saved"))
+        used = sorted(reverse.reads("saved") | {p.v.index for p in outer if p.v.kind == "saved"})
         starts, width = {}, 0
         stores = list(self.program.stores)
         for k in used:
@@ -233,7 +138,15 @@ class _Forward:
                 value.attr = leaf._replace(index=0, start=start + leaf.start, stop=start + leaf.stop)
         widths = dict(self.program.widths) | ({("saved", 0): width} if used else {})
         forward = self.program._replace(stores=tuple(stores), widths=widths)
-        return Reversed(forward, reverse._replace(widths=reverse.widths | widths), outer)
+        outer = tuple(
+            p._replace(v=Source("saved", 0, starts[p.v.index] + p.v.start)) if p.v.kind == "saved" else p for p in outer
+        )
+        return Reversed(forward, reverse._replace(widths=reverse.widths | widths), outer, totals)
+
+
+def _is_short(dot: Value) -> bool:
+    """A dot of a few inputs is made again for less than it costs to keep."""
+    return all(arg.op == "leaf" and arg.attr.kind == "input" and arg.size <= 16 for arg in dot.args)
 
 
 def _apart(b: Builder, program: Program, stores: list[Store]) -> list[Store]:
@@ -270,25 +183,42 @@ def _total(b: Builder, parts: list[Value], own_dots: set[int]) -> Value | None:
 
 def _after_the_loop(
     stores: list[Store], outer: list[tuple[Block, Value, Value]], kinds: tuple[str, ...]
-) -> tuple[list[Store], tuple[Outer, ...]]:
+) -> tuple[list[Store], tuple[Outer, ...], tuple[Total, ...]]:
     """Where the products after the loop find their factors: in a sequence that exists, or in one stored for them."""
-    stores = list(stores)
     places: dict[int, Source] = {}
     for store in stores:
         if store.kind == "dinput" and kinds[store.index] == "sequence":
             places.setdefault(store.value.id, Source("dinput", store.index, store.start))
+    sequences: list[Store] = []
 
     def source(value: Value) -> Source:
         leaf = value.attr if value.op == "leaf" else None
-        if leaf and (leaf.kind in ("state", "next") or (leaf.kind == "input" and kinds[leaf.index] == "sequence")):
-            return Source(value.attr.kind, value.attr.index, value.attr.start)
+        if leaf and (leaf.kind in ("state", "next", "saved") or (leaf.kind == "input" and kinds[leaf.index] == "sequence")):
+            return Source(leaf.kind, leaf.index, leaf.start)
         if value.id not in places:
-            places[value.id] = Source("sequence", sum(store.kind == "sequence" for store in stores), 0)
-            stores.append(Store("sequence", places[value.id].index, 0, value))
+            places[value.id] = Source("sequence", len(sequences), 0)
+            sequences.append(Store("sequence", len(sequences), 0, value))
         return places[value.id]
 
-    products = [Outer(block, source(dy), source(v)) for block, dy, v in outer]
-    return stores, _joined(products)
+    products = []
+    for block, dy, v in outer:
+        (a, dy), (b, v) = _scale(dy), _scale(v)
+        products.append(Outer(block, source(dy), source(v), a * b))
+    # The gradient of a bias is the sum of what is stored for its matrix.
+    totals, rest = [], []
+    for store in stores:
+        if store.kind == "dweight" and store.value.id in places:
+            totals.append(Total(store.index, store.start, places[store.value.id], store.value.size))
+        else:
+            rest.append(store)
+    return [*rest, *sequences], _joined(products), tuple(totals)
+
+
+def _scale(value: Value) -> tuple[float, Value]:
+    """A number taken out of a factor."""
+    if value.op == "mul" and (number := value.args[0].constant) is not None:
+        return number, value.args[1]
+    return 1.0, value
 
 
 def _joined(products: list[Outer]) -> tuple[Outer, ...]:
@@ -297,7 +227,7 @@ def _joined(products: list[Outer]) -> tuple[Outer, ...]:
     for product in sorted(products, key=lambda p: (p.block.weight, p.block.transposed, p.v, p.block.c0, p.dy, p.block.r0)):
         if out and not product.block.transposed:
             last, new = out[-1], product
-            neighbours = last.dy._replace(start=last.dy.start + last.block.width) == new.dy and last.v == new.v
+            neighbours = (last.dy._replace(start=last.dy.start + last.block.width), last.v, last.scale) == new[1:]
             if neighbours and last.block._replace(r0=last.block.r1, r1=new.block.r1) == new.block:
                 out[-1] = last._replace(block=last.block._replace(r1=new.block.r1))
                 continue

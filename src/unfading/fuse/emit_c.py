@@ -11,7 +11,7 @@ kept packed, without the steps that no row has. `step.h` holds what all kernels 
 from importlib.resources import files
 from typing import NamedTuple
 
-from unfading.fuse.differentiate import Outer, Source
+from unfading.fuse.differentiate import Outer, Reversed, Source, Total
 from unfading.fuse.emit_step import Step
 from unfading.fuse.program import Block, Program
 from unfading.fuse.schedule import schedule
@@ -36,9 +36,9 @@ class Factor(NamedTuple):
     width: int
 
 
-def factors(outer: tuple[Outer, ...]) -> list[Factor]:
+def factors(outer: tuple[Outer, ...], totals: tuple[Total, ...]) -> list[Factor]:
     """All factors, each once; those of kind sequence are stored by the step itself."""
-    found = {}
+    found = {Factor(total.dy, total.width): None for total in totals}
     for product in outer:
         found[Factor(product.dy, product.block.width)] = None
         found[Factor(product.v, product.block.length)] = None
@@ -79,8 +79,9 @@ def emit_forward(name: str, program: Program) -> Function:
     return _function(name, step, program, frame)
 
 
-def emit_backward(name: str, program: Program, outer: tuple[Outer, ...]) -> Function:
+def emit_backward(name: str, made: Reversed) -> Function:
     """The loop of a reverse program, from each row's last step to its first."""
+    program = made.reverse
     step = Step(program, schedule(program), backward=True)
     join, add, write, swap = [], [], [], []
     for i, n in _states(program).items():
@@ -101,7 +102,7 @@ def emit_backward(name: str, program: Program, outer: tuple[Outer, ...]) -> Func
         f"memcpy((double*){step.pointer('dweight', i)} + number * {n}, sum{i}, sizeof(double) * {n});"
         for i, n in _summed(program).items()
     ]
-    packing = [line for k, factor in enumerate(factors(outer)) for line in _packing(step, k, factor)]
+    packing = [line for k, factor in enumerate(factors(made.outer, made.totals)) for line in _packing(step, k, factor)]
     frame = f"""    int m = 0;
     int64_t packed = 0;
     if (order) for (int64_t b = 0; b < b0; b++) packed += LENGTH(order[b]);

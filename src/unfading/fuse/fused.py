@@ -38,7 +38,11 @@ def fused(
     if not torch.compiler.is_compiling():
         check(found, cell, tensors)
     keep = torch.is_grad_enabled() and (traced() or any(tensor.requires_grad for tensor in tensors))
-    made = Loop.apply(found.key, (len(inputs), len(state)), lengths, reverse, keep, *tensors)
+    sizes = (len(inputs), len(state))
+    if keep or traced():
+        made = Loop.apply(found.key, sizes, lengths, reverse, keep, *tensors)
+    else:
+        made = Loop.forward(found.key, sizes, lengths, reverse, False, *tensors)
     n = len(state)
     return type(state)(*made[:n]), type(state)(*made[n : 2 * n])
 

@@ -25,7 +25,7 @@ class Inference:
         self.plan, self.cell = found, cell
         self.kernel = kernel(found.key, found.signature.dtype)
         self.weights = [leaf.detach().contiguous() for leaf in gather_weights(found, cell, weights)]
-        self.packed = [self.kernel.packed(block, self.weights[block.weight]) for block in self.kernel.infer.blocks]
+        self.packed = self.kernel.packed(self.kernel.infer, self.weights)
 
     def run(self, x: Tensor, states: Sequence[Tensor], start: int, walk: Walk) -> tuple[list[Tensor], list[Tensor]]:
         """The states after every step, and the final ones."""

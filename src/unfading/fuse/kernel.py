@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ def products(dtype: torch.dtype) -> ctypes.CDLL:
     """The matrix products of a precision."""
     real = "float" if dtype == torch.float32 else "double"
     made = library(f"typedef {real} real;\n" + files("unfading.fuse").joinpath("products.c").read_text())
-    made.pack.argtypes = [Pointer, Long, Long, Long, Long, Pointer]
-    made.pack.restype = None
+    made.pack_all.argtypes = [Pointer, Long, Pointer, Pointer]
+    made.pack_all.restype = None
     made.packed_size.argtypes = [Long, Long]
     made.packed_size.restype = Long
     made.advise.argtypes = [Pointer, Long]
@@ -75,7 +75,7 @@ class Loops(NamedTuple):
             made,
             emit_forward(f"infer{suffix}", program),
             emit_forward(f"train{suffix}", made.forward),
-            emit_backward(f"back{suffix}", made.reverse, made.outer),
+            emit_backward(f"back{suffix}", made),
         )
 
 
@@ -87,11 +87,19 @@ def compiled(programs: Sequence[Program], dtype: torch.dtype) -> "list[Kernel]":
     return [Kernel(loop, dtype, made) for loop in loops]
 
 
+class Packed(NamedTuple):
+    """Where the packed blocks of a function's matrices lie, and the memory they lie in."""
+
+    addresses: list[int]
+    memory: Tensor | None = None
+
+
 class Kernel:
     """The three loops of one program, in one precision: to run, to run keeping what the gradient needs, and back."""
 
     def __init__(self, loops: "Loops", dtype: torch.dtype, made: ctypes.CDLL):
-        self.program, self.reverse_program, self.outer = loops.program, loops.reversed.reverse, loops.reversed.outer
+        self.program, self.reverse_program = loops.program, loops.reversed.reverse
+        self.outer, self.totals = loops.reversed.outer, loops.reversed.totals
         self.infer, self.train, self.back = loops.infer, loops.train, loops.back
         self.dtype = dtype
         self.entries = {}
@@ -100,13 +108,14 @@ class Kernel:
             entry.argtypes = [Pointer, Long, Long, Long, Long, Long, ctypes.c_int, Pointer, Pointer]
             entry.restype = ctypes.c_int
             self.entries[function.name] = entry
+        self.specs: dict[str, Any] = {}  # what is packed for each function, and where it comes to lie
         self.products = products(dtype)
         self.product = ctypes.cast(self.products.product, Pointer).value
         widths = loops.reversed.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
         # Gradients of inputs that the products after the loop read, wanted or not.
-        self.read_back = {p.dy.index for p in self.outer if p.dy.kind == "dinput"}
+        self.read_back = {p.dy.index for p in (*self.outer, *self.totals) if p.dy.kind == "dinput"}
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
     def forward(
@@ -117,7 +126,7 @@ class Kernel:
         walk: Walk,
         *,
         keep: bool,
-        packed: Sequence[Tensor] | None = None,
+        packed: "Packed | None" = None,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """The states after every step [T, B, n], the final ones [B, n], and what the gradient needs, if it is to be kept."""
         T, B = self.extent(inputs, states)
@@ -137,14 +146,14 @@ class Kernel:
         walk: Walk,
         T: int,
         B: int,
-        packed: Sequence[Tensor] | None = None,
+        packed: "Packed | None" = None,
     ) -> None:
         held: list[Tensor | None] = []
         for kind, i in function.pointers:
             tensor = weights[i] if kind == "weight" else tensors[kind, i]
             held.append(tensor if tensor is None or kind in WRITTEN else tensor.contiguous())
-        held += packed or [self.packed(block, weights[block.weight]) for block in function.blocks]
-        self.call(function, [None if tensor is None else tensor.data_ptr() for tensor in held], walk, T, B)
+        packed = packed or self.packed(function, weights)
+        self.call(function, [*(None if tensor is None else tensor.data_ptr() for tensor in held), *packed.addresses], walk, T, B)
 
     def call(self, function: Function, addresses: Sequence[int | None], walk: Walk, T: int, B: int) -> None:
         """Run a loop on tensors given by address."""
@@ -160,16 +169,20 @@ class Kernel:
 
         run_tiles(run, -(-B // tile), T * B * self.work)
 
-    def packed(self, block: Block, weight: Tensor) -> Tensor:
-        """A block of a matrix as products read it."""
-        weight = weight.detach()
-        down, right = weight.stride()
-        start = weight.data_ptr() + (block.r0 * down + block.c0 * right) * weight.element_size()
-        if not block.transposed:
-            down, right = right, down
-        to = weight.new_empty(self.products.packed_size(block.length, block.width))
-        self.products.pack(start, down, right, block.length, block.width, to.data_ptr())
-        return to
+    def packed(self, function: Function, weights: Sequence[Tensor]) -> "Packed":
+        """The blocks of the matrices as products read them, in memory that lives as long as what is returned."""
+        specs = self.specs.get(function.name)
+        if specs is None:
+            specs = self.specs[function.name] = _pack_specs(function, [weight.shape for weight in weights], self.products)
+        array, starts, size, used = specs
+        held = {i: weights[i].detach().contiguous() for i in used}
+        to = weights[0].new_empty(size) if size else None
+        if to is None:
+            return Packed([])
+        addresses = (Pointer * len(weights))(*(held[i].data_ptr() if i in held else None for i in range(len(weights))))
+        self.products.pack_all(array, len(function.blocks), addresses, to.data_ptr())
+        first, item = to.data_ptr(), to.element_size()
+        return Packed([first + start * item for start in starts], to)
 
     def tile(self, B: int) -> int:
         """Rows of a tile: near ROWS, the same for all tiles, at least one tile for each thread."""
@@ -192,3 +205,15 @@ WRITTEN = frozenset(["next", "final", "saved", "dinput", "dinitial", "dweight", 
 
 def named(**groups: Sequence[Tensor | None]) -> Tensors:
     return {(kind, i): tensor for kind, group in groups.items() for i, tensor in enumerate(group)}
+
+
+def _pack_specs(function: Function, shapes: Sequence[torch.Size], products: ctypes.CDLL) -> Any:
+    """Per block: weight, first entry, steps down and right, length, width, and where it comes to lie."""
+    numbers, starts, size = [], [], 0
+    for block in function.blocks:
+        columns = shapes[block.weight][1]
+        down, right = (columns, 1) if block.transposed else (1, columns)
+        numbers += [block.weight, block.r0 * columns + block.c0, down, right, block.length, block.width, size]
+        starts.append(size)
+        size += (products.packed_size(block.length, block.width) + 15) // 16 * 16
+    return (Long * len(numbers))(*numbers), starts, size, {block.weight for block in function.blocks}

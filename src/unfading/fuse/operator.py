@@ -6,6 +6,7 @@ autograd.Function with its rule for vmap stands around each. The gradient of the
 silent zeros. Forward mode goes to the reference loop; `refuse` in `fused.py` sees to that.
 """
 
+import inspect
 from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
@@ -230,3 +231,8 @@ def _members(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: in
 def _stacked(made: list[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """What the members of a vmap made, along a new first axis: on a CPU they run one after the other."""
     return tuple(torch.stack(parts) for parts in zip(*made, strict=True)), (0,) * len(made[0])
+
+
+# torch looks the signature up at every call; worked out once, it is there.
+for function in (Loop.forward, BackLoop.forward):
+    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]

@@ -37,15 +37,14 @@ class Plan(NamedTuple):
 PROGRAMS: dict[str, Program] = {}
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 # Per cell the plan, or the reason why there is none, and the options it was made with.
-_plans: "weakref.WeakKeyDictionary[Cell, tuple[Any, Plan | str]]" = weakref.WeakKeyDictionary()
+_plans: "weakref.WeakKeyDictionary[Cell, tuple[Options, Plan | str]]" = weakref.WeakKeyDictionary()
 
 
 def plan(cell: Cell) -> Plan | str:
     """The plan of a cell as it stands, or in words why its step cannot be compiled."""
-    options = _options(cell)
     known = _plans.get(cell)
-    if known is None or known[0] != options:
-        known = _plans[cell] = (options, _made(cell))
+    if known is None or not known[0].still_holds():
+        known = _plans[cell] = (Options(cell), _made(cell))
     return known[1]
 
 
@@ -197,15 +196,30 @@ def _is_low_rank(node: Any) -> bool:
     return isinstance(node, LowRank)
 
 
-def _options(cell: Cell) -> Any:
-    """All that a step may read beside its arguments: the plain attributes of the cell and of the modules in it."""
-    found: list[Any] = []
-    for module in cell.modules():
-        found.append(type(module).step if isinstance(module, Cell) else type(module))
-        found.extend(value for value in module.__dict__.values() if isinstance(value, _PLAIN))
-    parameter = next(cell.parameters(), None)
-    found.append(None if parameter is None else (parameter.dtype, parameter.device))
-    return found
+class Options:
+    """All that a step may read beside its arguments: the plain attributes of a cell and of the modules in it."""
 
+    PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
 
-_PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
+    def __init__(self, cell: Cell):
+        # The dictionaries themselves, so that a look takes microseconds; a module does not change its own.
+        self.seen = [
+            (module.__dict__, {name: value for name, value in module.__dict__.items() if isinstance(value, self.PLAIN)})
+            for module in cell.modules()
+        ]
+        self.parts = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
+        self.parameter = next(((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None)
+        self.kind = self._kind()
+
+    def _kind(self) -> Any:
+        if self.parameter is None:
+            return None
+        parameter = self.parameter[0][self.parameter[1]]
+        return None if parameter is None else (parameter.dtype, parameter.device.type)
+
+    def still_holds(self) -> bool:
+        return (
+            all(now[name] == value for now, then in self.seen for name, value in then.items())
+            and all(tuple(now.values()) == then for now, then in self.parts)
+            and self._kind() == self.kind
+        )

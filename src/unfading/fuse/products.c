@@ -94,13 +94,21 @@ void product(const Part* part, int parts, int m, int n, real* c) {
 }
 
 /* M [k, n] with M[i][j] = from[i * down + j * right], packed. */
-void pack(const real* from, int64_t down, int64_t right, int64_t k, int64_t n, real* to) {
+static void pack(const real* from, int64_t down, int64_t right, int64_t k, int64_t n, real* to) {
   for (int64_t col = 0; col < PAD(n); col += PANEL) {
     const int64_t width = PAD(n) - col < PANEL ? PAD(n) - col : PANEL;
     for (int64_t i = 0; i < k; i++)
       for (int64_t j = 0; j < width; j++) *to++ = col + j < n ? from[i * down + (col + j) * right] : 0;
   }
 }
+/* Blocks of several matrices: of each, which matrix, its first entry, steps down and right, k, n, and where it goes. */
+void pack_all(const int64_t* blocks, int64_t count, const real** matrices, real* to) {
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t* b = blocks + 7 * i;
+    pack(matrices[b[0]] + b[1], b[2], b[3], b[4], b[5], to + b[6]);
+  }
+}
+
 /* Ask for large pages: the first touch of a page costs more than filling it. */
 void advise(void* start, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
