@@ -13,6 +13,7 @@ from torch import Tensor
 from unfading.fuse.differentiate import Outer, Source
 from unfading.fuse.emit_c import Factor, factors
 from unfading.fuse.kernel import Kernel, Tensors, Walk, named
+from unfading.fuse.threads import run_tiles
 
 PIECE = 1 << 22  # bytes of factors in one piece
 
@@ -169,8 +170,25 @@ class Backward:
             else:
                 pairs = [(a[: self.B], initial), (a[self.B :], before[:rest])]
         for left, right in pairs:
-            if len(left):
-                target.addmm_(*((right.T, left) if block.transposed else (left.T, right)), alpha=product.scale)
+            self._add_outer(*((right, left) if block.transposed else (left, right)), target, product.scale)
+
+    def _add_outer(self, a: Tensor, b: Tensor, target: Tensor, scale: float) -> None:
+        """target [n, k] += scale a^T b, for a [lines, n] and b [lines, k]."""
+        lines, n = a.shape
+        if lines == 0:
+            return
+        item = a.element_size()
+        a_at, b_at, to = a.data_ptr(), b.data_ptr(), target.data_ptr()
+        lda, ldb, ldc = a.stride(0), b.stride(0), target.stride(0)
+        k = b.shape[1]
+
+        def run(first: int, last: int) -> None:
+            start, stop = 6 * first, min(6 * last, n)
+            self.kernel.products.outer(
+                a_at + start * item, lda, b_at, ldb, lines, stop - start, k, to + start * ldc * item, ldc, scale
+            )
+
+        run_tiles(run, -(-n // 6), lines * n * k)
 
     def _factor(self, source: Source, width: int, tensors: Tensors, lines: int) -> Tensor:
         """A factor as [lines, width], packed where there are lengths."""

@@ -190,28 +190,47 @@ def _after_the_loop(
         if store.kind == "dinput" and kinds[store.index] == "sequence":
             places.setdefault(store.value.id, Source("dinput", store.index, store.start))
     sequences: list[Store] = []
+    ends: list[int] = []  # of each sequence
 
-    def source(value: Value) -> Source:
+    def source(value: Value, beside: Source | None = None) -> Source:
+        """Where a value lies; one that must be stored is put beside another, if that is the last of its sequence."""
         leaf = value.attr if value.op == "leaf" else None
         if leaf and (leaf.kind in ("state", "next", "saved") or (leaf.kind == "input" and kinds[leaf.index] == "sequence")):
             return Source(leaf.kind, leaf.index, leaf.start)
         if value.id not in places:
-            places[value.id] = Source("sequence", len(sequences), 0)
-            sequences.append(Store("sequence", len(sequences), 0, value))
+            if beside is None or beside.kind != "sequence" or ends[beside.index] != beside.start:
+                beside = Source("sequence", len(ends), 0)
+                ends.append(0)
+            places[value.id] = beside
+            sequences.append(Store("sequence", beside.index, beside.start, value))
+            ends[beside.index] += value.size
         return places[value.id]
 
-    products = []
-    for block, dy, v in outer:
+    products: list[Outer] = []
+    for block, dy, v in sorted(outer, key=lambda product: (product[0].weight, product[2].id, product[0])):
         (a, dy), (b, v) = _scale(dy), _scale(v)
-        products.append(Outer(block, source(dy), source(v), a * b))
+        last = products[-1] if products else None
+        follows = last is not None and last.block._replace(r0=last.block.r1, r1=block.r1) == block
+        beside = last.dy._replace(start=last.dy.start + last.block.width) if last is not None and follows else None
+        products.append(Outer(block, source(dy, beside), source(v), a * b))
     # The gradient of a bias is the sum of what is stored for its matrix.
-    totals, rest = [], []
-    for store in stores:
+    totals: list[Total] = []
+    rest = []
+    for store in sorted(stores, key=lambda store: store[:3]):
         if store.kind == "dweight" and store.value.id in places:
-            totals.append(Total(store.index, store.start, places[store.value.id], store.value.size))
+            new = Total(store.index, store.start, places[store.value.id], store.value.size)
+            last = totals[-1] if totals else None
+            if last is not None and _next_to(last) == (new.weight, new.start, new.dy):
+                totals[-1] = last._replace(width=last.width + new.width)
+            else:
+                totals.append(new)
         else:
             rest.append(store)
     return [*rest, *sequences], _joined(products), tuple(totals)
+
+
+def _next_to(total: Total) -> tuple[int, int, Source]:
+    return total.weight, total.start + total.width, total.dy._replace(start=total.dy.start + total.width)
 
 
 def _scale(value: Value) -> tuple[float, Value]:
@@ -242,7 +261,7 @@ def _widths(program: Program, stores: list[Store]) -> dict[tuple[str, int], int]
             widths["carry", index] = widths["dstate", index] = program.widths[kind, index]
     for store in stores:
         if store.kind == "sequence":
-            widths["sequence", store.index] = store.value.size
+            widths["sequence", store.index] = widths.get(("sequence", store.index), 0) + store.value.size
         elif store.kind != "dstate":
             widths[store.kind, store.index] = program.widths[store.kind[1:], store.index]
     return widths

@@ -51,6 +51,8 @@ def products(dtype: torch.dtype) -> ctypes.CDLL:
     made = library(f"typedef {real} real;\n" + files("unfading.fuse").joinpath("products.c").read_text())
     made.pack_all.argtypes = [Pointer, Long, Pointer, Pointer]
     made.pack_all.restype = None
+    made.outer.argtypes = [Pointer, Long, Pointer, Long, Long, Long, Long, Pointer, Long, ctypes.c_double]
+    made.outer.restype = None
     made.packed_size.argtypes = [Long, Long]
     made.packed_size.restype = Long
     made.advise.argtypes = [Pointer, Long]

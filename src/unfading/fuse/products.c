@@ -119,3 +119,67 @@ void advise(void* start, int64_t bytes) {
 #endif
 }
 int64_t packed_size(int64_t k, int64_t n) { return k * PAD(n); }
+
+/* C[i0.., j..] += scale * sum over lines of A[line][i0..] B[line][j..]: ROWS entries of A by N vectors of B, in registers. */
+#define OUTER(ROWS, N) \
+static void outer_##ROWS##_##N(const real* a, int64_t lda, const real* b, int64_t ldb, int64_t lines, real* c, int64_t ldc, real scale) { \
+  vec sum[ROWS][N]; \
+  for (int r = 0; r < ROWS; r++) for (int j = 0; j < N; j++) sum[r][j] = (vec){0}; \
+  for (int64_t line = 0; line < lines; line++, a += lda, b += ldb) { \
+    vec x[N]; \
+    for (int j = 0; j < N; j++) x[j] = *(const vec*)(b + j * V); \
+    for (int r = 0; r < ROWS; r++) { \
+      const real s = a[r]; \
+      for (int j = 0; j < N; j++) sum[r][j] += s * x[j]; \
+    } \
+  } \
+  for (int r = 0; r < ROWS; r++) for (int j = 0; j < N; j++) { \
+    vec* to = (vec*)(c + r * ldc + j * V); \
+    *to = *to + scale * sum[r][j]; \
+  } \
+}
+#define OUTERS(N) OUTER(1, N) OUTER(2, N) OUTER(3, N) OUTER(4, N) OUTER(5, N) OUTER(6, N)
+OUTERS(1)
+OUTERS(2)
+#if WIDE_PANEL
+OUTERS(4)
+#define WHOLE_OUTER(rows) outer_##rows##_4
+#else
+#define WHOLE_OUTER(rows) outer_##rows##_2
+#endif
+typedef void (*Outer)(const real*, int64_t, const real*, int64_t, int64_t, real*, int64_t, real);
+
+/* Columns of B that fill no vector, one by one. */
+static void outer_rest(const real* a, int64_t lda, const real* b, int64_t ldb, int64_t lines, int64_t n, int64_t k, real* c, int64_t ldc, real scale) {
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < k; j++) {
+      real sum = 0;
+      for (int64_t line = 0; line < lines; line++) sum += a[line * lda + i] * b[line * ldb + j];
+      c[i * ldc + j] += scale * sum;
+    }
+}
+
+/* C [n, k] += scale * A^T B for A [lines, n] and B [lines, k]: the gradient of a matrix. Lines go in blocks that stay in the
+   nearest caches, and what a block adds up to is added in one go, which also keeps long sums exact. */
+void outer(const real* a, int64_t lda, const real* b, int64_t ldb, int64_t lines, int64_t n, int64_t k, real* c, int64_t ldc, double scale) {
+  static const Outer whole[6] = {WHOLE_OUTER(1), WHOLE_OUTER(2), WHOLE_OUTER(3), WHOLE_OUTER(4), WHOLE_OUTER(5), WHOLE_OUTER(6)};
+  static const Outer single[6] = {outer_1_1, outer_2_1, outer_3_1, outer_4_1, outer_5_1, outer_6_1};
+  enum { BLOCK = 128 };
+  for (int64_t line = 0; line < lines; line += BLOCK) {
+    const int64_t some = lines - line < BLOCK ? lines - line : BLOCK;
+    const real *a_block = a + line * lda, *b_block = b + line * ldb;
+    for (int64_t j = 0; j < k;) {
+      const int64_t wide = k - j >= PANEL ? PANEL : k - j >= V ? V : k - j;
+      if (wide < V) {
+        outer_rest(a_block, lda, b_block + j, ldb, some, n, wide, c + j, ldc, scale);
+      } else {
+        const Outer* micro = wide == PANEL ? whole : single;
+        for (int64_t i = 0; i < n; i += 6) {
+          const int64_t rows = n - i < 6 ? n - i : 6;
+          micro[rows - 1](a_block + i, lda, b_block + j, ldb, some, c + i * ldc + j, ldc, scale);
+        }
+      }
+      j += wide;
+    }
+  }
+}
