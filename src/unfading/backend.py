@@ -89,11 +89,9 @@ def outputs(
     backend: str,
     checkpoint_every: int | None,
 ) -> tuple[Tensor, Any]:
-    """As `run`, but of the states only `cell.output`, and in pieces of time where no gradient is wanted."""
+    """As `run`, but of the states only `cell.output`; where no gradient is wanted, the states are not even kept."""
     if not torch.is_grad_enabled() and not traced() and choose(cell, backend) is fused:
-        made = fused_outputs(cell, x, state, _weights(cell, x), lengths=lengths, reverse=reverse, start=start)
-        if made is not None:
-            return made
+        return fused_outputs(cell, x, state, cell.weights(), lengths=lengths, reverse=reverse, start=start)
     trajectory, final = run(
         cell, x, state, lengths=lengths, reverse=reverse, start=start, backend=backend, checkpoint_every=checkpoint_every
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unfading.cells.base import Cell
 from unfading.fuse.compiler import NoCompiler
-from unfading.fuse.inference import Inference, can_be_cut, outputs_in_pieces, steps_of_a_piece
+from unfading.fuse.inference import Inference
 from unfading.fuse.operator import Loop
 from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.plan import Plan, kernel, plan
@@ -49,16 +49,13 @@ def fused(
 
 def fused_outputs(
     cell: Cell, x: Tensor, state: Any, weights: Any, *, lengths: Tensor | None, reverse: bool, start: int
-) -> tuple[Tensor, Any] | None:
-    """`cell.output` of every step and the final state, without a gradient and in pieces of time; None where one is enough."""
+) -> tuple[Tensor, Any]:
+    """`cell.output` of every step and the final state, without a gradient, for a cell that `refusal` lets pass."""
     found = plan(cell)
-    if isinstance(found, str) or not can_be_cut(cell, lengths=lengths, reverse=reverse):
-        return None
-    steps = steps_of_a_piece(found, x.shape[1])
-    if len(x) <= steps:
-        return None
+    if isinstance(found, str):
+        raise NotFusable(found)
     inference = Inference(found, cell, weights)
-    return outputs_in_pieces(inference, x, state, steps=steps, lengths=lengths, reverse=reverse, start=start)
+    return inference.outputs(x, state, lengths=lengths, reverse=reverse, start=start)
 
 
 def refusal(cell: Cell) -> str | None:

@@ -1,7 +1,7 @@
 """Running a compiled step where no gradient is wanted: weights packed once, and nothing stored but what is returned.
 
-A long sequence is run in pieces of time that stay in the cache: what `project` makes of a piece, and the states of its
-steps, live in memory that the next piece uses again. The first touch of fresh memory costs more than the arithmetic.
+A long sequence is run in pieces of time that stay in the cache: the states of a piece's steps live in memory that the next
+piece uses again. The first touch of fresh memory costs more than the arithmetic.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.kernel import Walk
 from unfading.fuse.plan import Plan, kernel
 
-PIECE = 1 << 21  # bytes of projected input and states in one piece
+PIECE = 1 << 21  # bytes of inputs and states in one piece
 
 
 class Inference:
@@ -27,40 +27,39 @@ class Inference:
         self.weights = [leaf.detach().contiguous() for leaf in gather_weights(found, cell, weights)]
         self.packed = self.kernel.packed(self.kernel.infer, self.weights)
 
-    def run(self, x: Tensor, states: Sequence[Tensor], start: int, walk: Walk) -> tuple[list[Tensor], list[Tensor]]:
-        """The states after every step, and the final ones."""
-        inputs = gather_inputs(self.plan, self.cell, x, start, {})
-        check(self.plan, self.cell, [*inputs, *states, *self.weights])
-        trajectory, final, _ = self.kernel.forward(inputs, states, self.weights, walk, keep=False, packed=self.packed)
-        return trajectory, final
+    def outputs(
+        self, x: Tensor, state: Any, *, lengths: Tensor | None, reverse: bool, start: int
+    ) -> tuple[Tensor, Any]:
+        """`cell.output` of every step, and the final state."""
+        T, B = x.shape[:2]
+        cell, states = self.cell, list(state)
+        steps = self._steps(B) if _can_be_cut(cell, lengths=lengths, reverse=reverse) else T
+        direct = type(cell).output is Cell.output  # the first part of the state: the kernel writes it where it is to be
+        new = state[0].new_empty if lengths is None else state[0].new_zeros
+        output = self.kernel.advised(new((T, B, cell.output_size)))
+        begins = range(0, T, steps)
+        for a in reversed(begins) if reverse else begins:
+            b = min(a + steps, T)
+            own = None if lengths is None else lengths - a  # a kernel takes those below 0 as ended, or not yet begun
+            inputs = gather_inputs(self.plan, cell, x[a:b], start + (T - b if reverse else a), {})
+            check(self.plan, cell, [*inputs, *states, *self.weights])
+            trajectory, states, _ = self.kernel.forward(
+                inputs, states, self.weights, Walk.of(own, reverse), keep=False, packed=self.packed,
+                first=output[a:b] if direct else None,
+            )  # fmt: skip
+            if not direct:
+                output[a:b] = cell.output(type(state)(*trajectory))
+        return output, type(state)(*states)
+
+    def _steps(self, batch: int) -> int:
+        """How many steps of a sequence make up one piece."""
+        signature = self.plan.signature
+        width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == "sequence")
+        return max(1, PIECE // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
 
 
-def steps_of_a_piece(found: Plan, batch: int) -> int:
-    """How many steps of a sequence make up one piece."""
-    signature = found.signature
-    width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == "sequence")
-    return max(1, PIECE // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
-
-
-def can_be_cut(cell: Cell, *, lengths: Tensor | None, reverse: bool) -> bool:
+def _can_be_cut(cell: Cell, *, lengths: Tensor | None, reverse: bool) -> bool:
     """Whether pieces of time make the whole: not where one draw of noise serves all of it, and not backwards where rows of
     different lengths are at different steps at the same time, and the step matters."""
     drawn = isinstance(cell, WrapperCell) and cell.training
     return not drawn and not cell.constant and not (reverse and lengths is not None and cell.shared)
-
-
-def outputs_in_pieces(
-    inference: Inference, x: Tensor, state: Any, *, steps: int, lengths: Tensor | None, reverse: bool, start: int
-) -> tuple[Tensor, Any]:
-    """`cell.output` of every step, and the final state."""
-    T, B = x.shape[:2]
-    cell = inference.cell
-    output = inference.kernel.advised(state[0].new_empty((T, B, cell.output_size)))
-    states: Sequence[Tensor] = state
-    begins = range(0, T, steps)
-    for a in reversed(begins) if reverse else begins:
-        b = min(a + steps, T)
-        own = None if lengths is None else lengths - a  # a kernel takes those below 0 as ended, or not yet begun
-        trajectory, states = inference.run(x[a:b], states, start + (T - b if reverse else a), Walk.of(own, reverse))
-        output[a:b] = cell.output(type(state)(*trajectory))
-    return output, type(state)(*states)

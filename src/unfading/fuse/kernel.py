@@ -129,11 +129,16 @@ class Kernel:
         *,
         keep: bool,
         packed: "Packed | None" = None,
+        first: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        """The states after every step [T, B, n], the final ones [B, n], and what the gradient needs, if it is to be kept."""
+        """The states after every step [T, B, n], the final ones [B, n], and what the gradient needs, if it is to be kept.
+
+        `first`, where given, is memory for the first part of the states.
+        """
         T, B = self.extent(inputs, states)
         new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
-        trajectory = [self.advised(new((T, B, n))) for n in self.states]
+        trajectory = [] if first is None else [first]
+        trajectory += [self.advised(new((T, B, n))) for n in self.states[len(trajectory) :]]
         final = [state.new_empty((B, n)) for state, n in zip(states, self.states, strict=True)]
         saved = self.advised(states[0].new_empty((T, B, self.saved))) if keep and self.saved else None
         tensors = named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])

@@ -20,6 +20,7 @@ from unfading.fuse.kernel import Walk
 from unfading.fuse.plan import PROGRAMS, kernel
 from unfading.fuse.program import Program
 from unfading.scan import scan
+from unfading.traced import traced
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -120,7 +121,8 @@ class Loop(torch.autograd.Function):
         tensors = saved[1:] if ctx.has_lengths else saved
         n = ctx.sizes[1]
         wanted = tuple(ctx.needs_input_grad[5:])
-        found = BackLoop.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+        back = BackLoop.apply if torch.is_grad_enabled() or traced() else BackLoop.forward  # a second derivative, or none
+        found = back(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
         return (None,) * 5 + tuple(d if want else None for d, want in zip(found, wanted, strict=True))
 
     @staticmethod
