@@ -35,10 +35,12 @@ def fused(
         raise NotFusable(found)
     inputs = gather_inputs(found, cell, x, start, constants)
     tensors = [*inputs, *state, *gather_weights(found, cell, weights)]
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        tensors = [tensor.view_as(tensor) for tensor in tensors]  # torch.compile takes no tensor twice
+    else:
         check(found, cell, tensors)
     keep = torch.is_grad_enabled() and (traced() or any(tensor.requires_grad for tensor in tensors))
-    sizes = (len(inputs), len(state))
+    sizes = (len(inputs), len(state), len(tensors) - len(inputs) - len(state))
     if keep or traced():
         made = Loop.apply(found.key, sizes, lengths, reverse, keep, *tensors)
     else:

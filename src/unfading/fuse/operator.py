@@ -22,7 +22,7 @@ from unfading.fuse.program import Program
 from unfading.scan import scan
 from unfading.traced import traced
 
-Tensors = tuple[Tensor | None, ...]
+Sizes = tuple[int, int, int]  # how many inputs, states and weights there are
 
 
 def _forward(
@@ -100,7 +100,7 @@ class Loop(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        key: str, sizes: tuple[int, int], lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
+        key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         operator = forward_op if torch.compiler.is_compiling() else _forward
         return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep))
@@ -121,8 +121,11 @@ class Loop(torch.autograd.Function):
         tensors = saved[1:] if ctx.has_lengths else saved
         n = ctx.sizes[1]
         wanted = tuple(ctx.needs_input_grad[5:])
-        back = BackLoop.apply if torch.is_grad_enabled() or traced() else BackLoop.forward  # a second derivative, or none
-        found = back(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+        # A second derivative may be asked for; in a compiled graph there is none.
+        if not torch.compiler.is_compiling() and (torch.is_grad_enabled() or traced()):
+            found = BackLoop.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+        else:
+            found = BackLoop.forward(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
         return (None,) * 5 + tuple(d if want else None for d, want in zip(found, wanted, strict=True))
 
     @staticmethod
@@ -139,9 +142,9 @@ class BackLoop(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        key: str, sizes: tuple[int, int], lengths: Tensor | None, reverse: bool, wanted: tuple[bool, ...], *tensors: Tensor | None
+        key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, wanted: tuple[bool, ...], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        gradients, inputs, states, weights, kept = _all_parts(key, sizes, tensors)
+        gradients, inputs, states, weights, kept = _all_parts(sizes, tensors)
         operator = backward_op if torch.compiler.is_compiling() else _backward
         return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse, list(wanted)))
 
@@ -154,7 +157,7 @@ class BackLoop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *second: Tensor | None) -> tuple[Tensor | None, ...]:
         lengths, *tensors = ctx.saved_tensors
-        gradients, inputs, states, weights, kept = _all_parts(ctx.key, ctx.sizes, tensors)
+        gradients, inputs, states, weights, kept = _all_parts(ctx.sizes, tensors)
         given = [i for i, gradient in enumerate(gradients) if gradient is not None]
         program, sizes = PROGRAMS[ctx.key], ctx.sizes
 
@@ -208,18 +211,17 @@ def _reference(
     return (*trajectory, *final)
 
 
-def _parts(sizes: tuple[int, int], tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def _parts(sizes: Sizes, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Inputs, states, weights."""
-    inputs, states = sizes
+    inputs, states, _ = sizes
     return list(tensors[:inputs]), list(tensors[inputs : inputs + states]), list(tensors[inputs + states :])
 
 
-def _all_parts(key: str, sizes: tuple[int, int], tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+def _all_parts(sizes: Sizes, tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
     """Gradients, inputs, states, weights, and what was kept."""
-    n = sizes[1]
-    weights = sum(kind == "weight" for kind, _ in PROGRAMS[key].widths)
-    end = 2 * n + sum(sizes) + weights
-    return tensors[: 2 * n], *_parts(sizes, tensors[2 * n : end]), list(tensors[end:])
+    n = 2 * sizes[1]
+    end = n + sum(sizes)
+    return tensors[:n], *_parts(sizes, tensors[n:end]), list(tensors[end:])
 
 
 def _member(tensor: Tensor | None, dim: int | None, i: int) -> Tensor | None:
