@@ -47,14 +47,14 @@ def check_backend(name: str) -> None:
 def choose(cell: Cell, backend: str) -> Callable[..., tuple[Any, Any]]:
     """The implementation that runs this cell now: the one that was named, or the first that does not refuse it."""
     name = _override or backend
-    if name == "reference":
-        return reference
-    reason = refusal(cell)
-    if reason is None:
-        return fused
-    if name == "fused":
-        raise RuntimeError(f"{type(cell).__name__} cannot run fused: {reason}. backend='auto' takes the reference loop instead.")
-    return reference
+    if name in ("auto", "fused"):
+        reason = refusal(cell)
+        if reason is None:
+            return fused
+        if name == "fused":
+            raise RuntimeError(f"{type(cell).__name__} cannot run fused: {reason}. backend='auto' takes the reference loop then.")
+        name = "reference"
+    return IMPLEMENTATIONS[name]
 
 
 def run(

@@ -44,7 +44,7 @@ class Backward:
         new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
         self.d_inputs: list[Tensor | None] = []
         for i, kind in enumerate(kernel.program.kinds):
-            n = self.widths.get(("dinput", i)) if self.wanted_inputs[i] or i in kernel.read_back else None
+            n = self.widths.get(("dinput", i)) if self.wanted_inputs[i] or i in kernel.always else None
             shape = (1, self.B, n or 0) if kind == "constant" else (self.T, self.B, n or 0)
             whole = states[0].new_zeros if kind == "constant" else new
             self.d_inputs.append(None if n is None else kernel.advised(whole(shape)))

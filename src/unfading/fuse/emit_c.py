@@ -27,6 +27,7 @@ class Function(NamedTuple):
     source: str
     pointers: tuple[tuple[str, int], ...]
     blocks: tuple[Block, ...]  # packed matrices, after the pointers
+    optional: frozenset[int]  # inputs whose gradient may be left out, by a null pointer
 
 
 class Factor(NamedTuple):
@@ -178,7 +179,7 @@ int {name}(void** tensors, int64_t T, int64_t B, int64_t tile, int64_t first, in
 }}
 #undef LENGTH
 """
-    return Function(name, text, tuple(step.pointers), tuple(step.blocks))
+    return Function(name, text, tuple(step.pointers), tuple(step.blocks), step.optional())
 
 
 def _packing(step: Step, k: int, factor: Factor) -> list[str]:

@@ -63,6 +63,11 @@ class Step:
         index = self.plan.only_for.get(value.id)
         self.lines += lines if index is None else [f"if ({self.pointer('dinput', index)}) {{", *lines, "}"]
 
+    def optional(self) -> frozenset[int]:
+        """The inputs whose gradient is stored by guarded lines alone."""
+        stored = {(index, value) for value, targets in self.plan.stores.items() for kind, index, _ in targets if kind == "dinput"}
+        return frozenset(index for index, _ in stored) - {index for index, value in stored if value not in self.plan.only_for}
+
     def pointer(self, kind: str, index: int) -> str:
         self.pointers[kind, index] = None
         return f"{kind}{index}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from unfading.fuse.program import Block, Leaf, Program, Value
+from unfading.fuse.program import Block, Program, Value
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in "neg exp expm1 log log1p tanh sigmoid relu abs sqrt sign sin cos erf".split()},
@@ -23,40 +23,34 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def evaluate(program: Program, read: Callable[[Leaf], Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    """The stored values, each [B, ...]; `read` gives a leaf as [B, n], or [n] for a weight."""
-    found: dict[int, Tensor] = {}
-    for value in program.values():
-        args = [found[arg.id] for arg in value.args]
-        found[value.id] = read(value.attr) if value.op == "leaf" else _one(value, args, weights)
-    return [found[store.value.id] for store in program.stores]
-
-
 def next_states(
     program: Program, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The states after one step of a forward program."""
-    flat = [weight.reshape(-1) for weight in weights]
-    sources = {"input": inputs, "state": states, "weight": flat}
+    """The states after one step of a forward program: inputs and states [B, n], weights as they are."""
+    sources = {"input": inputs, "state": states, "weight": [weight.reshape(-1) for weight in weights]}
     batch = states[0].shape[0]
-
-    def read(leaf: Leaf) -> Tensor:
-        return sources[leaf.kind][leaf.index][..., leaf.start : leaf.stop]
-
+    found: dict[int, Tensor] = {}
+    for value in program.values():
+        if value.op == "leaf":
+            leaf = value.attr
+            found[value.id] = sources[leaf.kind][leaf.index][..., leaf.start : leaf.stop]
+        elif value.op in ("const", "zero"):
+            found[value.id] = states[0].new_full((), value.attr or 0.0)
+        else:
+            found[value.id] = _one(value, [found[arg.id] for arg in value.args], weights)
     pieces: list[list[Tensor]] = [[] for _ in states]
-    for store, value in zip(program.stores, evaluate(program, read, weights), strict=True):
+    for store in program.stores:
         if store.kind == "next":
-            pieces[store.index].append(value.expand(batch, *store.value.shape))
+            value = found[store.value.id]
+            pieces[store.index].append(value.expand((batch, *store.value.shape)))
     return [torch.cat(piece, dim=-1) for piece in pieces]
 
 
 def _one(value: Value, args: list[Tensor], weights: Sequence[Tensor]) -> Tensor:
     op, shape = value.op, value.shape
-    if op in ("const", "zero"):
-        like = weights[0] if weights else torch.zeros(())
-        return like.new_full((), value.attr or 0.0) if like.is_floating_point() else torch.tensor(value.attr or 0.0)
     if op == "dot":
-        return sum((_product(v, weights[block.weight], block) for v, block in zip(args, value.attr, strict=True)), start=args[0].new_zeros(()))  # fmt: skip
+        products = [_product(v, weights[block.weight], block) for v, block in zip(args, value.attr, strict=True)]
+        return torch.stack(products).sum(0)
     if op == "power":
         return args[0] ** value.attr
     if op in OPERATIONS:
@@ -65,17 +59,18 @@ def _one(value: Value, args: list[Tensor], weights: Sequence[Tensor]) -> Tensor:
     x, own = args[0], value.args[0].shape if value.args else ()
     lead = x.shape[: x.dim() - len(own)]  # the batch, or nothing for what comes of parameters alone
     if op == "expand":
-        return x.reshape(*lead, *(1,) * (len(shape) - len(own)), *own).expand(*lead, *shape)
+        return x.reshape((*lead, *(1,) * (len(shape) - len(own)), *own)).expand((*lead, *shape))
     if op == "reshape":
-        return x.reshape(*lead, *shape)
+        return x.reshape((*lead, *shape))
     if op == "permute":
-        return x.permute(*range(len(lead)), *(len(lead) + axis for axis in value.attr))
+        return x.permute((*range(len(lead)), *(len(lead) + axis for axis in value.attr)))
     if op == "slice":
         axis, start, stop = value.attr
         return x.narrow(len(lead) + axis, start, stop - start)
     if op == "cat":
-        batch = torch.broadcast_shapes(*(arg.shape[: arg.dim() - len(piece.shape)] for arg, piece in zip(args, value.args, strict=True)))  # fmt: skip
-        pieces = [arg.expand(*batch, *piece.shape) for arg, piece in zip(args, value.args, strict=True)]
+        leads = (arg.shape[: arg.dim() - len(piece.shape)] for arg, piece in zip(args, value.args, strict=True))
+        batch = torch.broadcast_shapes(*leads)
+        pieces = [arg.expand((*batch, *piece.shape)) for arg, piece in zip(args, value.args, strict=True)]
         return torch.cat(pieces, dim=len(batch) + value.attr)
     axes = [len(lead) + axis for axis in value.attr]
     return x.sum(axes, keepdim=True) if op == "sum" else x.amax(axes, keepdim=True)

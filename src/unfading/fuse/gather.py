@@ -1,7 +1,6 @@
 """The tensors that a plan's program reads, from a cell and what it is called with."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,16 +15,17 @@ from unfading.scan import check_inputs, constants_of, projected
 def gather_inputs(found: Plan, cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> list[Tensor]:
     """What the loop reads at every step: x itself, or what `project` makes of it, and what does not depend on x."""
     if not found.with_project:
-        return _leaves(projected(cell, x, start, constants), found.inputs, cell)
+        inputs = projected(cell, x, start, constants)
+        check_inputs(cell, inputs, batch=x.shape[1])
+        return _leaves(inputs, found.inputs, cell)
     if len(found.signature.kinds) == 1:
         return [x]
-    shared: dict[str, Tensor] = {}
     if cell.shared:
-        # One row tells what all rows share. The numbers it draws are not used, and not missed afterwards.
-        with torch.random.fork_rng(devices=[]) if cell.constant else nullcontext():
-            shared = dict(zip(found.names, _leaves(cell.project(x[:, :1], start), found.inputs, cell), strict=True))
+        # One row tells what all rows share.
+        thin = _leaves(cell.project(x[:, :1], start), found.inputs, cell)
+        return [x, *(leaf for name, leaf in zip(found.names, thin, strict=True) if name in cell.shared)]
     constants = constants or constants_of(cell, x, start)
-    return [x, *({**shared, **constants}[name] for name in found.names if name in cell.shared or name in cell.constant)]
+    return [x, *(constants[name] for name in found.names if name in cell.constant)]
 
 
 def gather_weights(found: Plan, cell: Cell, weights: Any) -> list[Tensor]:

@@ -116,8 +116,9 @@ class Kernel:
         widths = loops.reversed.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
-        # Gradients of inputs that the products after the loop read, wanted or not.
-        self.read_back = {p.dy.index for p in (*self.outer, *self.totals) if p.dy.kind == "dinput"}
+        # Gradients of inputs that the loop or the products after it need, wanted or not.
+        read = {p.dy.index for p in (*self.outer, *self.totals) if p.dy.kind == "dinput"}
+        self.always = (set(range(len(self.program.kinds))) - self.back.optional) | read
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
     def forward(

@@ -111,7 +111,7 @@ def _made(cell: Cell) -> Plan | str:
     try:
         check_inputs(cell, inputs, batch=2)
         return _traced(cell, inputs, state, weights, dtype)
-    except NotFusable as error:
+    except (NotFusable, ValueError, TypeError) as error:  # a cell that breaks its contract; the reference says how
         return str(error)
 
 
@@ -153,6 +153,8 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
 
 def _with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:
     """The program of project and step together, what it is handed, and which parameters project reads."""
+    if len(set(signature.kinds) - {"sequence"}) > 1:
+        raise NotFusable("project would have to run twice, and draw its random numbers twice")
     kept = [i for i, kind in enumerate(signature.kinds) if kind != "sequence"]
     fields = [kept.index(i) + 1 if i in kept else None for i in range(len(signature.kinds))]
     tensors = {
