@@ -22,6 +22,7 @@ from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.door import Sequences, enter, enter_state, leave, leave_state
 from unfading.errors import check_count, check_share
 from unfading.lengths import zero_past
+from unfading.stream import Stream
 
 
 class Recurrent(nn.Module):
@@ -131,6 +132,25 @@ class Recurrent(nn.Module):
         trajectories: list[Any] = []
         sequences, _, _ = self._run(x, state, lengths, start, trajectories)
         return leave_state(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
+
+    def stream(self, batch: int = 1, state: Any = None, *, start: int = 0) -> Stream:
+        """Feed the layer one step at a time: `push(x)` takes x [batch, I] and gives the output [batch, n].
+
+        The matrices are built once, now; a later change of the parameters does not reach the stream.
+
+        Args:
+            batch: rows that are fed side by side.
+            state: as a call returned it; None starts anew.
+            start: absolute index of the first step.
+        """
+        name = type(self).__name__
+        check_count("batch", batch)
+        if self.bidirectional:
+            raise ValueError(f"{name} is bidirectional: its backward half begins at the end, which a stream has not.")
+        states = self._initial(batch)
+        if state is not None:
+            states = enter_state(state, states, name, stacked=self.stacked_state, batched=True)
+        return Stream(self.runners, [type(s)(*(part.detach() for part in s)) for s in states], start, self.backend)
 
     def _run(
         self,

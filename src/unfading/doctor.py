@@ -1,0 +1,65 @@
+"""What of the fast paths works on this machine, and why the rest does not."""
+
+import platform
+from typing import NamedTuple
+
+import torch
+
+from unfading import catalogue
+from unfading.cells.base import Cell
+from unfading.fuse import cache
+from unfading.fuse.compiler import NoCompiler
+from unfading.fuse.plan import plan
+
+# The smallest library: whether the compiler works at all is known only once it has made one.
+PROBE = "int unfading_probe(void) { return 42; }\n"
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    name: str
+    value: str
+    good: bool
+
+
+def findings() -> list[Finding]:
+    """The machine, the compiler and its cache, each with whether it is as it should be."""
+    cached = cache.describe()
+    lines = [
+        Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads", True),
+        Finding("machine", f"{platform.machine()}, {platform.system()} {platform.release()}", True),
+        Finding("compiler", f"{cached.compiler} ({cached.version})" if cached.compiler else "none", bool(cached.compiler)),
+        Finding("flags", cached.flags, True),
+        Finding("cache", f"{cached.folder}: {cached.entries} kernels, {cached.bytes / 1e6:.1f} MB", cached.writable),
+    ]
+    if cached.trouble:
+        lines.append(Finding("trouble", cached.trouble, False))
+    try:
+        works = cache.library(PROBE).unfading_probe() == 42
+        lines.append(Finding("compiling", "works" if works else "gives wrong results; set CC to another compiler", works))
+    except NoCompiler as error:
+        lines.append(Finding("compiling", f"{error}; every cell runs by the reference loop", False))
+    return lines
+
+
+class Explanation(NamedTuple):
+    """How a cell runs on the CPU."""
+
+    name: str
+    fused: bool
+    reason: str  # why not; where it does, what is compiled
+
+
+def explain(cell: type[Cell]) -> Explanation:
+    """Whether a cell's step, at its default options, can be compiled; what the compiler makes of it is not tried."""
+    name = cell.__name__.removesuffix("Cell")
+    found = plan(cell(1, 8))
+    if isinstance(found, str):
+        return Explanation(name, False, found)
+    return Explanation(name, True, "step and projection" if found.with_project else "step; the projection runs before the loop")
+
+
+def explanations() -> list[Explanation]:
+    """Of every cell of the library."""
+    return [explain(cell) for cell in catalogue.cells()]

@@ -1,0 +1,85 @@
+"""A compiled step called once at a time: every address is written down beforehand, and a call fills in x and the output."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unfading.cells.base import Cell
+from unfading.fuse.gather import gather_inputs
+from unfading.fuse.inference import Inference
+from unfading.fuse.plan import plan
+from unfading.fuse.program import NotFusable
+
+AHEAD = 256  # steps for which what does not depend on x is worked out at once
+
+
+class OneStep:
+    """One cell, its packed weights, and its state in two buffers that take turns."""
+
+    def __init__(self, cell: Cell):
+        found = plan(cell)
+        if isinstance(found, str):
+            raise NotFusable(found)
+        self.cell, self.plan = cell, found
+        self.inference = Inference(found, cell, cell.weights())
+        self.kernel = self.inference.kernel
+        self.direct = type(cell).output is Cell.output
+        self.shared = [i for i, kind in enumerate(found.signature.kinds) if kind == "shared"]
+        # Whether x itself, or something that project must make of it at every step, is what the loop reads.
+        self.reads_x = found.with_project and "constant" not in found.signature.kinds
+
+    def begin(self, state: Any) -> None:
+        """Take up a state, and write down where everything lies."""
+        kernel, function = self.kernel, self.kernel.infer
+        self.kind = type(state)
+        self.batch = state[0].shape[0]
+        self.buffers = [[part.detach().clone() for part in state], [torch.empty_like(part) for part in state]]
+        self.after = [torch.empty_like(part) for part in state]  # the state as the step's output
+        self.at = {pointer: k for k, pointer in enumerate(function.pointers, start=1)}
+        self.arrays = []
+        for before, final in (self.buffers, self.buffers[::-1]):
+            known = {("initial", i): part for i, part in enumerate(before)} | {("final", i): part for i, part in enumerate(final)}
+            known |= {("next", i): part for i, part in enumerate(self.after)}
+            known |= {("weight", i): weight for i, weight in enumerate(self.inference.weights)}
+            addresses = [known[p].data_ptr() if p in known else None for p in function.pointers]
+            all_addresses = (kernel.product, *addresses, *self.inference.packed.addresses)
+            self.arrays.append((ctypes.c_void_p * len(all_addresses))(*all_addresses))
+        tile = kernel.tile(self.batch)
+        self.rest = (1, self.batch, tile, 0, -(-self.batch // tile), 0, None, None)
+        self.turn = 0
+        self.table: list[Tensor] = []
+        self.table_start = 0
+
+    def state(self) -> Any:
+        return self.kind(*(part.clone() for part in self.buffers[self.turn]))
+
+    def push(self, x: Tensor, index: int) -> Tensor:
+        array = self.arrays[self.turn]
+        held = self._inputs(x, index)
+        for i, tensor in held:
+            array[self.at["input", i]] = tensor.data_ptr()
+        output = self.after[0]
+        if self.direct:
+            output = torch.empty_like(output)
+            array[self.at["next", 0]] = output.data_ptr()
+        if self.kernel.entries[self.kernel.infer.name](array, *self.rest):
+            raise MemoryError("no memory for the buffers of a fused step.")
+        self.turn = 1 - self.turn
+        return output if self.direct else self.cell.output(self.kind(*self.after))
+
+    def _inputs(self, x: Tensor, index: int) -> list[tuple[int, Tensor]]:
+        """The inputs that the loop reads, with their numbers."""
+        if not self.reads_x:
+            leaves = gather_inputs(self.plan, self.cell, x.unsqueeze(0), index, {})
+            return [(i, leaf.contiguous()) for i, leaf in enumerate(leaves) if ("input", i) in self.at]
+        held = [(0, x.contiguous())] if ("input", 0) in self.at else []
+        if self.shared:
+            offset = index - self.table_start
+            if not self.table or not 0 <= offset < AHEAD:
+                blank = x.new_zeros(AHEAD, 1, self.cell.input_size)
+                self.table = [t.contiguous() for t in gather_inputs(self.plan, self.cell, blank, index, {})]
+                self.table_start, offset = index, 0
+            held += [(i, self.table[i][offset]) for i in self.shared if ("input", i) in self.at]
+        return held

@@ -1,0 +1,90 @@
+"""One step at a time, for sensors and other sources that never end.
+
+    stream = layer.eval().stream()
+    for sample in source:
+        output = stream.push(sample)          # [B, I] -> [B, n]
+
+Matrices are built and packed once, when the stream is made; a push is the step itself and little else. No gradient is kept.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unfading.backend import choose
+from unfading.cells.base import Cell
+from unfading.cells.wrap import WrapperCell
+from unfading.fuse.fused import fused
+from unfading.fuse.one_step import OneStep
+from unfading.scan import projected
+
+
+class Stream:
+    """A layer that is fed one step after the other, and remembers its state.
+
+    Args:
+        cells: from the lowest layer up.
+        states: of each cell, before the first step.
+        start: index of the first step.
+        backend: as the layer's.
+    """
+
+    def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str):
+        noisy = [cell for cell in cells if isinstance(cell, WrapperCell) and cell.training]
+        if noisy:
+            raise ValueError("a stream draws no noise, and the layer is in training with dropout or zoneout; call eval() first.")
+        self.start = start
+        self._first = states
+        self._steps: list[OneStep | ReferenceStep] = []
+        with torch.no_grad():
+            for cell in cells:
+                self._steps.append(OneStep(cell) if choose(cell, backend) is fused else ReferenceStep(cell))
+        self._shape = (states[0][0].shape[0], cells[0].input_size)
+        self._dtype, self._device = states[0][0].dtype, states[0][0].device
+        self.reset()
+
+    def reset(self) -> None:
+        """Go back to the state and the step the stream began with."""
+        self.index = self.start
+        for step, state in zip(self._steps, self._first, strict=True):
+            step.begin(state)
+
+    @property
+    def states(self) -> list[Any]:
+        """The state of each layer, after the last push; copies."""
+        return [step.state() for step in self._steps]
+
+    @torch.no_grad()
+    def push(self, x: Tensor) -> Tensor:
+        """The output of the last layer for the next step's input x [B, I]."""
+        if x.shape != self._shape or x.dtype != self._dtype or x.device != self._device:
+            raise ValueError(
+                f"push takes {self._dtype} {list(self._shape)} on {self._device}, one step of every row; got {x.dtype} "
+                f"{list(x.shape)} on {x.device}."
+            )
+        for step in self._steps:
+            x = step.push(x, self.index)
+        self.index += 1
+        return x
+
+
+class ReferenceStep:
+    """A step in plain torch, for cells that do not run fused."""
+
+    def __init__(self, cell: Cell):
+        self.cell = cell
+        self.weights = cell.weights()
+        self._state: Any = None
+
+    def begin(self, state: Any) -> None:
+        self._state = state
+
+    def state(self) -> Any:
+        return self._state
+
+    def push(self, x: Tensor, index: int) -> Tensor:
+        inputs = projected(self.cell, x.unsqueeze(0), index, {})
+        inputs = torch.utils._pytree.tree_map(lambda leaf: leaf[0], inputs)
+        self._state = self.cell.step(inputs, self._state, self.weights)
+        return self.cell.output(self._state)

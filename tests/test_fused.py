@@ -1,0 +1,340 @@
+"""The compiled loop is the reference loop, for every cell: outputs, final state and all gradients, and all that surrounds it."""
+
+import copy
+import math
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
+
+import unfading
+from tests.user.quiet import QuietCell
+from tests.variants import hidden_size, name
+from unfading import catalogue
+from unfading.fuse.fused import refusal
+from unfading.fuse.plan import PROGRAMS, plan
+
+# One table: relative to the largest entry of each tensor. float64: rounding of some hundred operations. float32: the same,
+# 2^29 times coarser, and NRU's fifth roots amplify it.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-4}
+each = pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+
+
+def built(cell, hidden, dtype=torch.float64, **keywords):
+    """A layer with weights small enough that no cell of the library amplifies rounding over these few steps."""
+    torch.manual_seed(3)
+    layer = unfading.layer(cell)(3, hidden, dtype=dtype, **keywords)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return layer
+
+
+def everything(layer, x, backend, lengths=None):
+    """Output, final state and all gradients, through output and final state, by name."""
+    x = x.clone().requires_grad_()
+    torch.manual_seed(4)  # for cells that draw noise
+    with unfading.use_backend(backend):
+        output, state = layer(x, lengths=lengths)
+    torch.manual_seed(5)
+    parts = [part for part in torch.utils._pytree.tree_leaves(state)]
+    loss = sum((part * torch.randn_like(part)).sum() for part in [output, *parts])
+    named = {"x": x, **dict(layer.named_parameters())}
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    found = {"output": output, **{f"state {i}": part for i, part in enumerate(parts)}}
+    return {**found, **{f"gradient of {n}": g for n, g in zip(named, gradients, strict=True)}}
+
+
+def agree(got, want, dtype):
+    assert got.keys() == want.keys()
+    for what, reference in want.items():
+        if reference is None:
+            assert got[what] is None or not got[what].any(), what
+            continue
+        scale = reference.abs().max().item()
+        assert math.isfinite(scale), f"{what} of the reference is not finite"
+        error = (got[what] - reference).abs().max().item()
+        assert error <= TOLERANCE[dtype] * max(scale, 1e-30), f"{what}: off by {error} at a scale of {scale}"
+    assert any(reference is not None and reference.any() for reference in want.values())
+
+
+def agrees_with_the_reference(cell, T, B, H, dtype, **keywords):
+    layer = built(cell, H, dtype, **keywords)
+    x = torch.randn(T, B, 3, dtype=dtype)
+    lengths = torch.randint(1, T + 1, (B,))
+    for own in (None, lengths):
+        agree(everything(layer, x, "fused", own), everything(layer, x, "reference", own), dtype)
+
+
+@each
+def test_every_cell_agrees_with_the_reference(cell):
+    agrees_with_the_reference(cell, 7, 5, hidden_size(cell), torch.float64, bidirectional=True)
+
+
+@each
+def test_every_cell_agrees_with_the_reference_in_float32(cell):
+    agrees_with_the_reference(cell, 9, 27, hidden_size(cell), torch.float32)
+
+
+def size_for(cell, H):
+    """EURNN and GORU in their FFT style take powers of two."""
+    return 1 << (H - 1).bit_length() if hidden_size(cell) == 8 else H
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 5, 33), (63, 2, 65), (3, 50, 100)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@each
+def test_every_cell_agrees_at_sizes_that_divide_nothing(cell, dtype, sizes):
+    T, B, H = sizes
+    agrees_with_the_reference(cell, T, B, max(2, size_for(cell, H)) if hidden_size(cell) == 8 else H, dtype, bidirectional=True)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (63, 2, 65), (3, 50, 100), (5, 131, 16)], ids=str)
+@pytest.mark.parametrize("layer", ["LSTM", "STAR", "IncrementalRNN"])
+def test_sizes_that_divide_nothing(layer, sizes):
+    T, B, H = sizes
+    agrees_with_the_reference(getattr(unfading, f"{layer}Cell"), T, B, H, torch.float64)
+
+
+def test_memory_that_was_not_written_is_not_read():
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, unfading.NRUCell, QuietCell):
+            agrees_with_the_reference(cell, 6, 29, 8, torch.float64, bidirectional=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@each
+def test_every_cell_is_compiled_with_its_projection_but_one(cell):
+    found = plan(cell(3, hidden_size(cell)))
+    assert not isinstance(found, str), found
+    assert found.with_project == (name(cell) not in ("EquilibriumRNN", "Quiet"))
+
+
+def test_long_sequences_in_pieces(monkeypatch):
+    from unfading.fuse import backward, inference
+
+    monkeypatch.setattr(inference, "PIECE", 1 << 10)
+    monkeypatch.setattr(backward, "PIECE", 1 << 10)
+    for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell):
+        for bidirectional in (False, True):
+            layer = built(cell, 5, bidirectional=bidirectional, steps=30) if cell is unfading.IncrementalRNNCell else built(cell, 5, bidirectional=bidirectional)
+            x, lengths = torch.randn(50, 7, 3, dtype=torch.float64), torch.randint(1, 51, (7,))
+            for own in (None, lengths):
+                agree(everything(layer, x, "fused", own), everything(layer, x, "reference", own), torch.float64)
+                layer.eval()
+                with torch.no_grad():
+                    with unfading.use_backend("reference"):
+                        want = layer(x, lengths=own)
+                    assert_close(layer(x, lengths=own), want, rtol=1e-11, atol=1e-11)
+                layer.train()
+
+
+def test_two_threads_do_as_one():
+    layer, x = built(unfading.LSTMCell, 64), torch.randn(100, 50, 3, dtype=torch.float64)
+    one = everything(layer, x, "fused")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        agree(everything(layer, x, "fused"), one, torch.float64)
+    finally:
+        torch.set_num_threads(threads)
+
+
+# -- numbers that are none ------------------------------------------------------------------------------------------------
+
+SPECIAL = [0.0, -0.0, 1e-310, -1e-310, 1e-40, -1e-40, 5.0, -5.0, 88.0, 89.5, -88.0, -104.5, 709.5, 711.0, -746.0, 1e30, math.inf, -math.inf, math.nan]
+FUNCTIONS = "exp expm1 log log1p tanh sigmoid relu abs sqrt sign sin cos erf reciprocal neg".split()
+
+
+class Inputs(NamedTuple):
+    a: torch.Tensor
+
+
+class State(NamedTuple):
+    h: torch.Tensor
+
+
+class AppliedCell(unfading.Cell):
+    """h = f(x): a function as the kernels compute it."""
+
+    def __init__(self, function, size):
+        super().__init__(size, size)
+        self.function = function
+        self.scale = torch.nn.Parameter(torch.ones(size))
+
+    def project(self, x, start=0):
+        return Inputs(x)
+
+    def weights(self):
+        return Inputs(self.scale)
+
+    def initial_state(self, batch):
+        return State(self.scale.new_zeros(batch, self.output_size))
+
+    def step(self, inputs, state, weights):
+        return State(getattr(torch, self.function)(inputs.a) * weights.a)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_infinities_nan_and_denormals_are_as_in_torch(function, dtype):
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    x = torch.cat([x, torch.linspace(-20, 20, 77, dtype=dtype)])
+    layer = unfading.Recurrent(lambda size: AppliedCell(function, size), len(x), dtype=dtype, backend="fused")
+    with torch.no_grad():
+        got = layer(x.reshape(1, 1, -1))[0].reshape(-1)
+    want = getattr(torch, function)(x)
+    assert_close(got, want, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny, equal_nan=True)
+
+
+# -- what surrounds it ----------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_option_is_noticed():
+    layer, x = built(unfading.STARCell, 5), torch.randn(6, 2, 3, dtype=torch.float64)
+    before = layer(x)[0]
+    layer.cells[0].shift = 1.0
+    with unfading.use_backend("reference"):
+        want = layer(x)[0]
+    assert not torch.equal(before, want)
+    assert_close(layer(x)[0], want, rtol=1e-11, atol=1e-11)
+
+
+def test_copies_casts_and_pickles_after_a_kernel_was_built():
+    layer, x = built(unfading.LSTMCell, 5, torch.float32, backend="fused"), torch.randn(6, 2, 3)
+    want = layer(x)[0]
+    assert torch.equal(copy.deepcopy(layer)(x)[0], want)
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(x)[0], want)
+    assert_close(layer.double()(x.double())[0], want.double(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(layer.float()(x)[0], want)
+
+
+def _forked(layer, x, queue):
+    torch.set_num_threads(2)
+    output = layer(x)[0]
+    output.sum().backward()
+    queue.put(output.detach().sum().item())
+
+
+def test_a_forked_process_runs_it():
+    layer, x = built(unfading.LSTMCell, 64), torch.randn(100, 50, 3, dtype=torch.float64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # so that the pool has threads, which a fork does not take along
+    try:
+        want = layer(x)[0].sum().item()
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        process = context.Process(target=_forked, args=(layer, x, queue))
+        process.start()
+        assert queue.get(timeout=60) == pytest.approx(want, rel=1e-12)
+        process.join()
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Encoded(torch.utils.data.Dataset):
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.layer(torch.full((5, 1, 3), float(index), dtype=torch.float64))[0][-1, 0]
+
+
+def test_it_runs_in_workers_of_a_data_loader():
+    data = _Encoded(built(unfading.STARCell, 5, backend="fused"))
+    got = torch.cat(list(DataLoader(data, batch_size=2, num_workers=2)))
+    assert torch.equal(got, torch.stack([data[i] for i in range(4)]))
+    assert len(TensorDataset(got)) == 4
+
+
+def test_without_a_compiler_auto_takes_the_reference(tmp_path):
+    script = (
+        "import torch, unfading\n"
+        "layer = unfading.STAR(2, 3)\n"
+        "print(layer(torch.ones(4, 1, 2))[0].shape)\n"
+        "try:\n"
+        "    unfading.STAR(2, 3, backend='fused')(torch.ones(4, 1, 2))\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n"
+    )
+    environment = {**os.environ, "CC": "no-such-compiler", "UNFADING_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert "torch.Size([4, 1, 3])" in done.stdout
+    assert "STARCell cannot run fused: CC='no-such-compiler' names" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_both_compilers(compiler, tmp_path):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    environment = {**os.environ, "CC": compiler, "UNFADING_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "agrees_with_the_reference or infinities"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_export_holds_one_opaque_operator():
+    layer, x = built(unfading.STARCell, 5), torch.randn(6, 2, 3, dtype=torch.float64)
+    exported = torch.export.export(layer, (x,))
+    called = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert sum("fused_forward" in target for target in called) == 1
+    assert_close(exported.module()(x), layer(x))
+
+
+def test_forward_mode_goes_to_the_reference_and_is_right():
+    layer, x = built(unfading.LSTMCell, 5), torch.randn(6, 2, 3, dtype=torch.float64)
+    direction = torch.randn_like(x)
+
+    def output(x):
+        assert "forward-mode" in (refusal(layer.cells[0]) or "")
+        return layer(x)[0]
+
+    _, tangent = torch.func.jvp(output, (x,), (direction,))
+    step = 1e-6
+    with torch.no_grad():
+        want = (layer(x + step * direction)[0] - layer(x - step * direction)[0]) / (2 * step)
+    assert_close(tangent, want, rtol=1e-6, atol=1e-8)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        assert_close(torch.autograd.forward_ad.unpack_dual(output(dual)).tangent, tangent)
+
+
+def test_a_program_is_small_and_readable():
+    text = str(PROGRAMS[plan(unfading.STARCell(3, 8)).key])
+    assert len(text.splitlines()) < 25
+    assert "tanh(" in text and "next0[0:] <- " in text
+
+
+MEMORY = """
+import resource, torch, unfading
+torch.set_num_threads(1)
+layer = unfading.LSTM(1, 128, checkpoint_every=316)
+x = torch.randn(100_000, 8, 1)
+output, _ = layer(x)
+output[-1].sum().backward()
+assert all(p.grad.isfinite().all() for p in layer.parameters())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_steps_in_two_gigabytes():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 2.0
