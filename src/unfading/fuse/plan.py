@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell, LowRank
 from unfading.fuse.compiler import NoCompiler
@@ -98,8 +99,13 @@ def with_dense(weights: Any, dense: Sequence[bool]) -> Any:
 
 
 def _made(cell: Cell) -> Plan | str:
-    # On the side, with the random numbers left as they were: masks are drawn in project.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    """Made on the side: no mode that is recording the caller sees it, and random numbers are left as they were."""
+    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        return _planned(cell)
+
+
+def _planned(cell: Cell) -> Plan | str:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # masks are drawn in project
         state = cell.initial_state(2)
         dtype = state[0].dtype
         if dtype not in PRECISIONS:

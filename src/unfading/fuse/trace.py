@@ -211,7 +211,8 @@ def _step_program(
 
 def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
     try:
-        with torch.enable_grad(), recorder:
+        # What the cell makes without saying where is made without data too: the example's sizes fit no memory.
+        with torch.enable_grad(), torch.device("meta"), recorder:
             return function()
     except NotFusable:
         raise
