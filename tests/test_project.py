@@ -20,7 +20,8 @@ SOURCE = ROOT / "src" / "unfading"
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
     ["errors", "traced"],
-    ["initialise", "lengths"],
+    ["datasets", "initialise", "lengths"],
+    ["data"],
     ["cells", "tasks"],
     ["scan"],
     ["segments"],
@@ -67,7 +68,7 @@ def test_a_file_is_one_idea(path):
 
 
 def test_only_torch_is_imported_with_the_package():
-    code = "import sys, unfading, unfading.cli; print([m for m in ('tyro', 'rich') if m in sys.modules])"
+    code = "import sys, unfading, unfading.cli; print([m for m in ('tyro', 'rich', 'pooch', 'sklearn') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 
