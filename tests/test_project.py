@@ -31,6 +31,7 @@ LAYERS = [
     ["recurrent"],
     ["layer", "model"],
     ["convert", "truncate"],
+    ["cli_data"],
     ["cli"],
     ["__init__"],
 ]

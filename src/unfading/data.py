@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 import zipfile
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -34,7 +35,7 @@ def known(name: str) -> Dataset:
 def find(name: str) -> Path:
     """The folder of a dataset, all of whose files are there; FileNotFoundError, with the way to get them, if not."""
     dataset = known(name)
-    folder = root() / dataset.folder
+    folder = _folder(dataset)
     if not folder.is_dir():
         if dataset.pickled and (root() / dataset.pickled).exists():
             raise ValueError(PICKLED.format(root() / dataset.pickled, f"Take the other form: {_way(name)}"))
@@ -44,6 +45,15 @@ def find(name: str) -> Path:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise FileNotFoundError(f"dataset {name!r} is not whole: {folder / missing[0]} is missing{more}. {_elsewhere(name)}")
     return folder
+
+
+def present(name: str) -> bool:
+    """Whether `find` would find it."""
+    try:
+        find(name)
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
 
 
 def path(name: str, file: str) -> Path:
@@ -66,7 +76,7 @@ class Finding(NamedTuple):
 def verify(name: str) -> list[Finding]:
     """Every file of a dataset that the table names, checked against its checksum; [] where the folder is not there."""
     dataset = known(name)
-    folder = root() / dataset.folder
+    folder = _folder(dataset)
     if not folder.is_dir():
         return []
     findings = []
@@ -113,23 +123,22 @@ def fetch(name: str, *, progress: Any = None) -> Path:
     altered = [finding.file for finding in verify(name) if finding.state == "altered"]
     if altered:
         raise ValueError(_altered(folder / altered[0], dataset.files[altered[0]]))
+    if present(name):
+        return find(name)
     if not dataset.downloads:
-        raise ValueError(
-            f"dataset {name!r} cannot be fetched by itself ({dataset.licence}): {dataset.by_hand}. Home: {dataset.home}"
-        )
-    whole = folder.is_dir() and all((folder / file).is_file() for file in dataset.files)
-    if whole:
-        return folder
+        raise ValueError(f"dataset {name!r} has to be got by hand: {dataset.by_hand}. Home: {dataset.home}")
     for download in dataset.downloads:
-        if download.inside is None:
-            if not (folder / download.name).is_file():
-                _retrieve(download, folder, progress)
-        else:
-            with tempfile.TemporaryDirectory(dir=_made(root()), prefix=".unpacking-") as scratch:
-                archive = _retrieve(download, _made(root() / ".archives"), progress)
-                unpack(archive, Path(scratch))
-                _place(Path(scratch) / download.inside, folder)
-                archive.unlink()
+        if download.inside is None and (folder / download.name).is_file():
+            continue
+        root().mkdir(parents=True, exist_ok=True)
+        # Beside the final place, so that a move is one step of the file system.
+        with tempfile.TemporaryDirectory(dir=root(), prefix=".fetching-") as scratch:
+            fetched = _retrieve(download, Path(scratch) / "download", progress)
+            if download.inside is not None:
+                unpack(fetched, Path(scratch) / "unpacked")
+            _place(
+                Path(scratch) / "download" if download.inside is None else Path(scratch) / "unpacked" / download.inside, folder
+            )
     return find(name)
 
 
@@ -160,7 +169,7 @@ def _refuse(archive: Path, name: str, *, link: bool) -> None:
 
 
 def _retrieve(download: Download, folder: Path, progress: Any) -> Path:
-    """Download into `folder`: pooch writes under another name and renames what has the right checksum."""
+    """The file, downloaded into `folder`, with the right checksum."""
     try:
         import pooch
     except ImportError:
@@ -170,28 +179,33 @@ def _retrieve(download: Download, folder: Path, progress: Any) -> Path:
     for url in download.urls:
         try:
             downloader = pooch.HTTPDownloader(progressbar=progress or False)
-            return Path(pooch.retrieve(url, download.checksum, download.name, _made(folder), downloader=downloader))
+            return Path(pooch.retrieve(url, download.checksum, download.name, folder, downloader=downloader))
         except (OSError, ValueError) as error:
-            reasons.append(f"{url}: {' '.join(str(error).split())}")
-    raise ConnectionError(f"could not download {download.name}; nothing was changed. {'; '.join(reasons)}")
+            # pooch raises ValueError for a checksum, requests an OSError for the rest.
+            reasons.append(f"{url} ({'another checksum' if isinstance(error, ValueError) else type(error).__name__})")
+    raise ConnectionError(f"could not get {download.name}; nothing was changed. Tried {', '.join(reasons)}.")
 
 
 def _place(source: Path, folder: Path) -> None:
     """Move every file below `source` to its place below `folder`, each in one step, none over another."""
     if not source.is_dir():
         raise ValueError(
-            f"the archive has no folder {source.name!r}; its publisher has changed it. Unpack it by hand into {folder}."
+            f"the archive has no folder {source.name!r}: its publisher has changed it. Unpack it by hand into {folder}."
         )
     for file in sorted(source.rglob("*")):
         target = folder / file.relative_to(source)
         if file.is_file() and not target.exists():
-            _made(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, target)
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _folder(dataset: Dataset) -> Path:
+    """Where its files should be: in the data folder or, if it is not there, in the installed package that has them too."""
+    own = root() / dataset.folder
+    package = None if dataset.package is None or own.is_dir() else find_spec(dataset.package[0])
+    if dataset.package is None or package is None or package.origin is None:
+        return own
+    return Path(package.origin).parent / dataset.package[1]
 
 
 def _way(name: str) -> str:

@@ -34,6 +34,7 @@ class Dataset:
         files: those that must be there, below `folder`, each with its sha256; None where no checksum is known for certain.
         downloads: what `fetch` gets; empty where it has to be done by hand.
         by_hand: how, in that case.
+        package: an installed package that has the same files, and the folder in it, for when the data folder has not.
         pickled: a published form, below the data folder, that would have to be unpickled and is therefore refused.
     """
 
@@ -45,6 +46,7 @@ class Dataset:
     files: Mapping[str, str | None] = field(default_factory=dict)
     downloads: tuple[Download, ...] = ()
     by_hand: str = ""
+    package: tuple[str, str] | None = None
     pickled: str | None = None
 
 
@@ -95,6 +97,22 @@ DATASETS: dict[str, Dataset] = {
             ),
         ),
         pickled="cifar-10-batches-py",
+    ),
+    "digits": Dataset(
+        what="1,797 handwritten digits, 8 x 8, as in scikit-learn",
+        home="https://archive.ics.uci.edu/dataset/80",
+        licence="CC BY 4.0",
+        megabytes=0.1,
+        folder="digits",
+        files={"digits.csv.gz": "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"},
+        downloads=(
+            Download(
+                urls=("https://raw.githubusercontent.com/scikit-learn/scikit-learn/1.7.X/sklearn/datasets/data/digits.csv.gz",),
+                checksum="sha256:09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22",
+                name="digits.csv.gz",
+            ),
+        ),
+        package=("sklearn", "datasets/data"),
     ),
     "ptb": Dataset(
         what="Penn Treebank, Mikolov's preparation: words and characters",

@@ -93,16 +93,18 @@ def check_split(split: str) -> None:
 
 def cross_entropy(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean of -log softmax(prediction)[target], in nats, over the answers that count; prediction [..., C], target [...]."""
-    if mask is not None:
-        prediction, target = prediction[mask], target[mask]
-    return functional.cross_entropy(prediction.flatten(0, -2), target.flatten())
+    if mask is None:
+        return functional.cross_entropy(prediction.flatten(0, -2), target.flatten())
+    losses = functional.cross_entropy(prediction.flatten(0, -2), target.flatten(), reduction="none")
+    return (losses * mask.flatten()).sum() / mask.sum()
 
 
 def accuracy(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Share of the answers that count whose largest entry is the target; prediction [..., C], target [...]."""
-    if mask is not None:
-        prediction, target = prediction[mask], target[mask]
-    return (prediction.argmax(dim=-1) == target).to(prediction.dtype).mean()
+    right = prediction.argmax(dim=-1) == target
+    if mask is None:
+        return right.to(prediction.dtype).mean()
+    return (right & mask).sum().to(prediction.dtype) / mask.sum()
 
 
 class OneHot(nn.Module):
