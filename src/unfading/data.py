@@ -9,6 +9,7 @@ import os
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -144,20 +145,20 @@ def fetch(name: str, *, progress: Any = None) -> Path:
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar or zip archive of plain files and folders; refuse one that reaches outside `folder`, or holds links."""
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as zipped:
-            for entry in zipped.infolist():
-                # The upper half of the attributes is the Unix mode, where 0o120000 marks a link.
-                _refuse(archive, entry.filename, link=entry.external_attr >> 16 & 0o170000 == 0o120000)
-            zipped.extractall(folder)
-    elif tarfile.is_tarfile(archive):
-        with tarfile.open(archive) as tarred:
-            members = tarred.getmembers()
-            for member in members:
-                _refuse(archive, member.name, link=not (member.isfile() or member.isdir()))
-            tarred.extractall(folder, members=members, filter="data")
-    else:
-        raise ValueError(f"{archive} is neither a tar nor a zip archive, or is cut short. Fetch it again.")
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                for entry in zipped.infolist():
+                    # The upper half of the attributes is the Unix mode, where 0o120000 marks a link.
+                    _refuse(archive, entry.filename, link=entry.external_attr >> 16 & 0o170000 == 0o120000)
+                zipped.extractall(folder)
+        else:
+            with tarfile.open(archive) as tarred:
+                for member in tarred.getmembers():
+                    _refuse(archive, member.name, link=not (member.isfile() or member.isdir()))
+                tarred.extractall(folder, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError):
+        raise ValueError(f"{archive} is neither a tar nor a zip archive, or is cut short. Fetch it again.") from None
 
 
 def _refuse(archive: Path, name: str, *, link: bool) -> None:
