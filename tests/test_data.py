@@ -138,6 +138,17 @@ def test_what_is_there_is_never_overwritten(server, known, root):
     assert server.asked == []
 
 
+def test_a_file_of_mine_without_a_checksum_is_kept(server, known, root):
+    download = Download((f"{server.url}/archive.tgz",), f"sha256:{digest(ARCHIVE)}", "archive.tgz", inside="top/data")
+    known(files={"a.txt": None, "deep/c.txt": None}, downloads=(download,))
+    mine = root / "made" / "here" / "a.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    data.fetch("made")
+    assert mine.read_bytes() == b"mine"
+    assert (root / "made" / "here" / "deep" / "c.txt").read_bytes() == C
+
+
 def test_a_progress_bar_is_told(server, known):
     class Bar:
         total = 0

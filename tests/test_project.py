@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import unfading
-from unfading import catalogue, cli
+from unfading import catalogue, cli, cli_data, data
+from unfading.datasets import DATASETS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "unfading"
@@ -102,6 +103,13 @@ def test_choosing_a_cell_names_every_cell():
         assert f"`{cell.__name__.removesuffix('Cell')}`" in page, cell.__name__
 
 
+def test_the_page_of_tasks_names_every_task():
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    for name, task in catalogue.tasks().items():
+        assert f"`{name}`" in page, name
+        assert f"`{task.__name__}`" in page, name
+
+
 def test_changelog_and_citation_know_the_version():
     assert f"## {unfading.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {unfading.__version__}" in (ROOT / "CITATION.cff").read_text()
@@ -134,9 +142,52 @@ def test_cells_as_a_table_and_as_json():
     assert entries["StatisticalRNN"]["multiply_adds_per_step"] == 320 * 16 + 64 * (16 + 3) + 320 * 16
 
 
+def test_tasks_as_a_table_and_as_json(made):
+    table = run("tasks")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    entries = {entry["name"]: entry for entry in json.loads(run("tasks", "--json").stdout)}
+    assert set(entries) == set(catalogue.tasks())
+    for name in entries:
+        assert name in table.stdout
+    assert entries["adding"]["options"] == {"T": 200}
+    assert entries["adding"]["guess"] == pytest.approx(1 / 6)
+    assert entries["adding"]["found"] is None
+    assert entries["pixel_mnist"]["dataset"] == "mnist"
+    assert entries["pixel_mnist"]["found"] is True
+
+
+def test_datasets_are_listed_and_verified(made, tmp_path):
+    table = run("data", "list")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    entries = {entry["name"]: entry for entry in json.loads(run("data", "list", "--json").stdout)}
+    assert set(entries) == set(DATASETS)
+    for name, dataset in DATASETS.items():
+        assert name in table.stdout
+        assert entries[name]["home"] == dataset.home
+        assert entries[name]["licence"] == dataset.licence
+        assert entries[name]["found"] is data.present(name)
+    elsewhere = json.loads(run("data", "list", "--json", "--data", str(tmp_path)).stdout)
+    assert not any(entry["found"] for entry in elsewhere if entry["name"] != "digits")
+    # The made files are no published ones: this process was told so, the command was not.
+    verified = run("data", "verify")
+    assert verified.returncode == 2
+    assert "mnist: 4 altered" in verified.stdout
+    assert "not as published: mnist: train-images-idx3-ubyte.gz (altered)" in verified.stderr
+    assert run("data", "verify", "--data", str(tmp_path)).returncode == 0
+    refused = run("data", "fetch", "mnist", "--quiet")
+    assert refused.returncode == 2
+    assert "train-images-idx3-ubyte.gz is altered or cut short" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["data", "fetch", "nmist"], "unknown dataset 'nmist'. Did you mean 'mnist'?"),
+        (["data", "fetch", "yelp"], "dataset 'yelp' has to be got by hand"),
+        (["data", "verify", "yelp"], "dataset 'yelp' is not in"),
+        (["data", "fech"], "fetch"),
         (["cells", "--hidden-size", "0"], "--hidden-size must be at least 1; got 0"),
         (["cells", "--hiden-size", "3"], "--hidden-size"),
         (["cels"], "cells"),
@@ -147,9 +198,11 @@ def test_a_wrong_command_line_exits_with_2(arguments, sentence):
     assert answer.returncode == 2
     assert sentence in answer.stderr
     assert "Traceback" not in answer.stderr
+    assert "tyro" not in answer.stderr
 
 
 def test_every_public_name_is_documented():
     for name in unfading.__all__:
         assert inspect.getdoc(getattr(unfading, name)), name
-    assert cli.cells.__doc__
+    for verb in (cli.cells, cli.tasks, cli_data.list_datasets, cli_data.fetch, cli_data.verify):
+        assert verb.__doc__

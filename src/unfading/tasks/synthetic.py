@@ -67,8 +67,11 @@ class Adding(Generated):
         first = torch.randint(0, self.T // 2, (1, size), generator=generator, device=device)
         second = torch.randint(self.T // 2, self.T, (1, size), generator=generator, device=device)
         places = torch.cat([first, second])
-        marks = torch.zeros_like(values).scatter_(0, places, 1.0)
-        return Batch(torch.stack([values, marks], dim=-1), values.gather(0, places).sum(dim=0).unsqueeze(1))
+        # Filled in place: torch.stack along the last axis takes seven times as long on a CPU.
+        x = torch.zeros(self.T, size, 2, device=device, dtype=torch.float32)
+        x[..., 0] = values
+        x[..., 1].scatter_(0, places, 1.0)
+        return Batch(x, values.gather(0, places).sum(dim=0).unsqueeze(1))
 
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
         return functional.mse_loss(prediction, batch.target)
@@ -250,8 +253,8 @@ class Denoising(Recall):
     def draw(self, size: int, generator: Generator) -> Batch:
         items = self.drawn_items(size, generator)
         # The places of the k largest of T random numbers are k distinct places, each set equally likely.
-        lot = torch.rand(self.T, size, generator=generator, device=generator.device, dtype=torch.float32)
-        places = lot.topk(self.items, dim=0).indices.sort(dim=0).values
+        lot = torch.rand(size, self.T, generator=generator, device=generator.device, dtype=torch.float32)
+        places = lot.topk(self.items, dim=1).indices.sort(dim=1).values.T
         x = items.new_full((self.T + 1 + self.items, size), BLANK)
         target = x.clone()
         x.scatter_(0, places, items)
