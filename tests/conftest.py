@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from tests import made_data
+from tests import made_data, made_files
 from unfading import data
 from unfading.datasets import DATASETS
 
@@ -32,6 +32,7 @@ def made(made_folder, monkeypatch):
     monkeypatch.setenv("UNFADING_DATA", str(made_folder))
     for name in made_data.WRITERS:
         monkeypatch.setitem(DATASETS, name, made_data.unpinned(name))
+    made_files.shrink(monkeypatch)
     return made_folder
 
 

@@ -5,6 +5,7 @@ import gzip
 
 import numpy as np
 
+from tests import made_files
 from unfading.datasets import DATASETS
 
 # Rows of the training and of the test files: neither divides by anything.
@@ -41,7 +42,7 @@ def write_digits(folder, random):
         np.savetxt(file, table, fmt="%d", delimiter=",")
 
 
-WRITERS = {"mnist": write_mnist, "cifar10": write_cifar10, "digits": write_digits}
+WRITERS = {"mnist": write_mnist, "cifar10": write_cifar10, "digits": write_digits, **made_files.WRITERS}
 
 
 def lay_out(root, seed=0):

@@ -103,11 +103,11 @@ def test_choosing_a_cell_names_every_cell():
         assert f"`{cell.__name__.removesuffix('Cell')}`" in page, cell.__name__
 
 
-def test_the_page_of_tasks_names_every_task():
-    page = (ROOT / "docs" / "tasks.md").read_text()
+def test_the_pages_on_tasks_name_every_task():
+    pages = "".join((ROOT / "docs" / page).read_text() for page in ("tasks.md", "tasks-real-data.md"))
     for name, task in catalogue.tasks().items():
-        assert f"`{name}`" in page, name
-        assert f"`{task.__name__}`" in page, name
+        assert f"`{name}`" in pages, name
+        assert f"`{task.__name__}`" in pages, name
 
 
 def test_changelog_and_citation_know_the_version():
