@@ -12,14 +12,15 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 import unfading
-from unfading import LastStep, Model, Recurrent
+from unfading import Model, Recurrent
+from unfading.tasks import Adding
 
 T, BATCH, HIDDEN, STEPS = 40, 64, 64, 500
 CLIP, SEED = 1.0, 1
-GUESS = 1 / 6
+TASK = Adding(T)
 
 
 class Contestant(NamedTuple):
@@ -44,31 +45,21 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sequences [T, B, 2] and their sums [B, 1]."""
-    values = torch.rand(T, batch, generator=generator)
-    marks = torch.zeros(T, batch)
-    for low, high in ((0, T // 2), (T // 2, T)):
-        marks[torch.randint(low, high, (batch,), generator=generator), torch.arange(batch)] = 1.0
-    return torch.stack([values, marks], dim=-1), (values * marks).sum(0).unsqueeze(1)
-
-
 def train(name: str) -> Iterator[float | Outcome]:
     """Yield the error of every step, then the outcome."""
     rate, make = CONTESTANTS[name]
     torch.manual_seed(SEED)
     rnn = make()
-    model = Model(nn.Identity(), rnn, LastStep(rnn.output_size, 1))
+    model = Model(TASK.encoder(), rnn, TASK.head(rnn.output_size))
     # The step sizes of the incremental RNN are small numbers; a tenth of the rate keeps them so.
     step_sizes = [p for key, p in model.named_parameters() if key.endswith("eta")]
     others = [p for key, p in model.named_parameters() if not key.endswith("eta")]
     groups: list[dict[str, Any]] = [{"params": others, "lr": rate}, {"params": step_sizes, "lr": rate / 10}]
     optimiser = torch.optim.Adam(groups)
-    generator = torch.Generator().manual_seed(SEED)
     curve, began = [], time.perf_counter()
-    for _ in range(STEPS):
-        x, target = draw(BATCH, generator)
-        loss = (model(x)[0] - target).square().mean()
+    for index in range(STEPS):
+        batch = TASK.batch(index, BATCH, split="train", seed=SEED, device="cpu")
+        loss = TASK.loss(model(batch.x)[0], batch)
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -77,8 +68,8 @@ def train(name: str) -> Iterator[float | Outcome]:
         yield curve[-1]
     seconds = time.perf_counter() - began
     with torch.no_grad():
-        x, target = draw(1000, torch.Generator().manual_seed(SEED + 1))
-        test = (model(x)[0] - target).square().mean().item()
+        batch = TASK.batch(0, 1000, split="test", seed=SEED, device="cpu")
+        test = TASK.loss(model(batch.x)[0], batch).item()
     yield Outcome(name, curve, test, sum(p.numel() for p in model.parameters()), seconds)
 
 
@@ -90,7 +81,7 @@ def chart(outcome: Outcome, columns: int = 56) -> str:
     for column in range(columns):
         stretch = outcome.curve[int(column * width) : int((column + 1) * width)]
         means.append(sum(stretch) / len(stretch))
-    return "".join(blocks[min(8, max(0, round(8 * mean / GUESS)))] for mean in means)
+    return "".join(blocks[min(8, max(0, round(8 * mean / TASK.guess)))] for mean in means)
 
 
 def main() -> None:
@@ -112,14 +103,14 @@ def main() -> None:
                     outcomes.append(news)
                 else:
                     progress.update(task, advance=1, error=news)
-    console.print(f"\nError over training: a full block is the guesser's {GUESS:.3f}, an empty one zero.", highlight=False)
+    console.print(f"\nError over training: a full block is the guesser's {TASK.guess:.3f}, an empty one zero.", highlight=False)
     for outcome in outcomes:
         console.print(f"{outcome.name:<16}{chart(outcome)}", highlight=False)
     table = Table(
         "cell", "rate", "test error", "of a guess", "parameters", "seconds", title="\nAfter training, on 1,000 fresh sequences"
     )
     for outcome in sorted(outcomes, key=lambda o: o.test):
-        share = f"{outcome.test / GUESS:.1%}"
+        share = f"{outcome.test / TASK.guess:.1%}"
         table.add_row(
             outcome.name,
             f"{CONTESTANTS[outcome.name].rate:g}",

@@ -1,11 +1,49 @@
-"""One thread (two are far slower on small matrices here), one seed per test."""
+"""One thread (two are far slower on small matrices here), one seed per test; datasets, made or real."""
+
+import os
 
 import pytest
 import torch
 
+from tests import made_data, made_files
+from unfading import data
+from unfading.datasets import DATASETS
+
 torch.set_num_threads(1)
+# Read before any test changes it.
+REAL_DATA = os.environ.get("UNFADING_DATA")
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def made_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    made_data.lay_out(folder)
+    return folder
+
+
+@pytest.fixture
+def made(made_folder, monkeypatch):
+    """The data folder holds small datasets made at random."""
+    monkeypatch.setenv("UNFADING_DATA", str(made_folder))
+    for name in made_data.WRITERS:
+        monkeypatch.setitem(DATASETS, name, made_data.unpinned(name))
+    made_files.shrink(monkeypatch)
+    return made_folder
+
+
+@pytest.fixture
+def real(monkeypatch):
+    """A function that makes sure of a published dataset, and skips where it is absent."""
+    if REAL_DATA is not None:
+        monkeypatch.setenv("UNFADING_DATA", REAL_DATA)
+
+    def need(name):
+        if not data.present(name):
+            pytest.skip(f"dataset {name} is not in UNFADING_DATA")
+
+    return need

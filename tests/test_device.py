@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import unfading
 from tests import laws
+from tests.test_tasks import small
 from tests.variants import every_cell, hidden_size, name
 from unfading import catalogue
 
@@ -74,3 +75,19 @@ def test_autocast(cell, dtype):
     output.sum().backward()
     assert output.dtype == torch.float32
     assert_close(output, layer(x)[0], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("task", catalogue.tasks())
+def test_a_task_draws_on_the_gpu_and_shows_the_same_rows(task):
+    made = small(task)
+    batch, again = (made.batch(1, 4, split="train", seed=0, device=device) for device in ("cuda", "cuda:0"))
+    assert all(part is None or part.is_cuda for part in batch)
+    for one, other in zip(batch, again, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+    if made.dataset is not None:
+        assert torch.equal(batch.target.cpu(), made.batch(1, 4, split="train", seed=0, device="cpu").target)
+    head, encoder = made.head(5).to("cuda"), made.encoder().to("cuda")
+    layer = unfading.STAR(made.input_size, 5, device="cuda")
+    prediction, _ = unfading.Model(encoder, layer, head)(batch.x, lengths=batch.lengths)
+    assert all(value.isfinite() for value in made.metrics(prediction, batch).values())

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import unfading
-from unfading import catalogue, cli
+from unfading import catalogue, cli, cli_data, data
+from unfading.datasets import DATASETS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "unfading"
@@ -20,7 +21,8 @@ SOURCE = ROOT / "src" / "unfading"
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
     ["errors", "traced"],
-    ["initialise", "lengths"],
+    ["datasets", "initialise", "lengths"],
+    ["data"],
     ["cells", "tasks"],
     ["scan"],
     ["segments"],
@@ -31,6 +33,7 @@ LAYERS = [
     ["recurrent"],
     ["layer", "model"],
     ["convert", "truncate"],
+    ["cli_data"],
     ["cli"],
     ["__init__"],
 ]
@@ -68,7 +71,7 @@ def test_a_file_is_one_idea(path):
 
 
 def test_only_torch_is_imported_with_the_package():
-    code = "import sys, unfading, unfading.cli; print([m for m in ('tyro', 'rich') if m in sys.modules])"
+    code = "import sys, unfading, unfading.cli; print([m for m in ('tyro', 'rich', 'pooch', 'sklearn') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 
@@ -99,6 +102,13 @@ def test_choosing_a_cell_names_every_cell():
     page = (ROOT / "docs" / "choosing-a-cell.md").read_text()
     for cell in catalogue.cells():
         assert f"`{cell.__name__.removesuffix('Cell')}`" in page, cell.__name__
+
+
+def test_the_pages_on_tasks_name_every_task():
+    pages = "".join((ROOT / "docs" / page).read_text() for page in ("tasks.md", "tasks-real-data.md"))
+    for name, task in catalogue.tasks().items():
+        assert f"`{name}`" in pages, name
+        assert f"`{task.__name__}`" in pages, name
 
 
 def test_changelog_and_citation_know_the_version():
@@ -133,9 +143,52 @@ def test_cells_as_a_table_and_as_json():
     assert entries["StatisticalRNN"]["multiply_adds_per_step"] == 320 * 16 + 64 * (16 + 3) + 320 * 16
 
 
+def test_tasks_as_a_table_and_as_json(made):
+    table = run("tasks")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    entries = {entry["name"]: entry for entry in json.loads(run("tasks", "--json").stdout)}
+    assert set(entries) == set(catalogue.tasks())
+    for name in entries:
+        assert name in table.stdout
+    assert entries["adding"]["options"] == {"T": 200}
+    assert entries["adding"]["guess"] == pytest.approx(1 / 6)
+    assert entries["adding"]["found"] is None
+    assert entries["pixel_mnist"]["dataset"] == "mnist"
+    assert entries["pixel_mnist"]["found"] is True
+
+
+def test_datasets_are_listed_and_verified(made, tmp_path):
+    table = run("data", "list")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    entries = {entry["name"]: entry for entry in json.loads(run("data", "list", "--json").stdout)}
+    assert set(entries) == set(DATASETS)
+    for name, dataset in DATASETS.items():
+        assert name in table.stdout
+        assert entries[name]["home"] == dataset.home
+        assert entries[name]["licence"] == dataset.licence
+        assert entries[name]["found"] is data.present(name)
+    elsewhere = json.loads(run("data", "list", "--json", "--data", str(tmp_path)).stdout)
+    assert not any(entry["found"] for entry in elsewhere if entry["name"] != "digits")
+    # The made files are no published ones: this process was told so, the command was not.
+    verified = run("data", "verify")
+    assert verified.returncode == 2
+    assert "mnist: 4 altered" in verified.stdout
+    assert "not as published: mnist: train-images-idx3-ubyte.gz (altered)" in verified.stderr
+    assert run("data", "verify", "--data", str(tmp_path)).returncode == 0
+    refused = run("data", "fetch", "mnist", "--quiet")
+    assert refused.returncode == 2
+    assert "train-images-idx3-ubyte.gz is altered or cut short" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["data", "fetch", "nmist"], "unknown dataset 'nmist'. Did you mean 'mnist'?"),
+        (["data", "fetch", "yelp"], "dataset 'yelp' has to be got by hand"),
+        (["data", "verify", "yelp"], "dataset 'yelp' is not in"),
+        (["data", "fech"], "fetch"),
         (["cells", "--hidden-size", "0"], "--hidden-size must be at least 1; got 0"),
         (["cells", "--hiden-size", "3"], "--hidden-size"),
         (["cels"], "cells"),
@@ -146,9 +199,11 @@ def test_a_wrong_command_line_exits_with_2(arguments, sentence):
     assert answer.returncode == 2
     assert sentence in answer.stderr
     assert "Traceback" not in answer.stderr
+    assert "tyro" not in answer.stderr
 
 
 def test_every_public_name_is_documented():
     for name in unfading.__all__:
         assert inspect.getdoc(getattr(unfading, name)), name
-    assert cli.cells.__doc__
+    for verb in (cli.cells, cli.tasks, cli_data.list_datasets, cli_data.fetch, cli_data.verify):
+        assert verb.__doc__

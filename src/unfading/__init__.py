@@ -27,7 +27,7 @@ from unfading.layer import layer
 from unfading.model import Model
 from unfading.recurrent import Recurrent, detach
 from unfading.scan import scan
-from unfading.tasks.base import EveryStep, LastStep, MeanOverTime
+from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
 from unfading.truncate import truncated
 
 __version__ = "0.1.0"
@@ -67,6 +67,7 @@ UnitaryRNN = layer(UnitaryRNNCell)
 __all__ = [
     "AntisymmetricRNN",
     "AntisymmetricRNNCell",
+    "Batch",
     "Cell",
     "ContinuousRNN",
     "ContinuousRNNCell",
@@ -134,6 +135,7 @@ __all__ = [
     "STARCell",
     "StatisticalRNN",
     "StatisticalRNNCell",
+    "Task",
     "to_torch",
     "truncated",
     "UGRNN",

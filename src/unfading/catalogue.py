@@ -1,27 +1,47 @@
-"""What exists, found by walking the folder of cells: there is no registry to keep in step."""
+"""What exists, found by walking the folders of cells and tasks: there is no registry to keep in step."""
 
 import importlib
 import inspect
 import pkgutil
-from typing import NamedTuple
+import re
+from dataclasses import fields
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import unfading.cells
+import unfading.tasks
+from unfading import data
 from unfading.cells.base import Cell
+from unfading.tasks.base import Task
+
+Kind = TypeVar("Kind")
 
 
 def cells() -> list[type[Cell]]:
     """Every cell of the library that is built from an input size and a hidden size (wrappers take a cell), by name."""
+    found = _concrete(unfading.cells, Cell)  # type: ignore[type-abstract]
+    return [cell for cell in found if list(inspect.signature(cell).parameters)[:2] == ["input_size", "hidden_size"]]
+
+
+def tasks() -> dict[str, type[Task]]:
+    """Every task of the library under its name in runs and on the command line: that of its class in snake_case."""
+    boundary = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+    found = _concrete(unfading.tasks, Task)  # type: ignore[type-abstract]
+    return {boundary.sub("_", task.__name__).lower(): task for task in found}
+
+
+def _concrete(folder: ModuleType, kind: type[Kind]) -> list[type[Kind]]:
+    """The classes of that kind which the modules of a folder define and which are whole, by name."""
     found = set()
-    for module_info in pkgutil.iter_modules(unfading.cells.__path__):
-        module = importlib.import_module(f"unfading.cells.{module_info.name}")
+    for module_info in pkgutil.iter_modules(folder.__path__):
+        module = importlib.import_module(f"{folder.__name__}.{module_info.name}")
         for value in vars(module).values():
-            if inspect.isclass(value) and issubclass(value, Cell) and value.__module__ == module.__name__:
+            if inspect.isclass(value) and issubclass(value, kind) and value.__module__ == module.__name__:
                 found.add(value)
-    by_sizes = [cell for cell in found if list(inspect.signature(cell).parameters)[:2] == ["input_size", "hidden_size"]]
-    return sorted((cell for cell in by_sizes if not inspect.isabstract(cell)), key=lambda cell: cell.__name__.lower())
+    return sorted((each for each in found if not inspect.isabstract(each)), key=lambda each: each.__name__.lower())
 
 
 class Entry(NamedTuple):
@@ -60,4 +80,32 @@ def entry(cell: type[Cell], *, input_size: int, hidden_size: int, length: int) -
         multiply_adds_per_step=per_step,
         multiply_adds_per_sequence=build + length * per_step,
         paper=cell.paper,
+    )
+
+
+class TaskEntry(NamedTuple):
+    """A task in words, at its default options."""
+
+    name: str
+    what: str
+    options: dict[str, Any]  # with their defaults
+    measure: str
+    guess: float | None  # None where it is a frequency in a dataset, which would have to be read
+    dataset: str | None
+    found: bool | None  # whether the dataset is in the data folder; None where none is needed
+    paper: str
+
+
+def task_entry(name: str, task: type[Task]) -> TaskEntry:
+    """What can be said of a task without reading its data."""
+    made = task()
+    return TaskEntry(
+        name=name,
+        what=(inspect.getdoc(task) or "").split("\n")[0],
+        options={field.name: getattr(made, field.name) for field in fields(made)},  # type: ignore[arg-type]
+        measure=task.measure,
+        guess=made.guess if task.dataset is None else None,
+        dataset=task.dataset,
+        found=None if task.dataset is None else data.present(task.dataset),
+        paper=task.paper,
     )

@@ -1,0 +1,122 @@
+"""What grows on a field, told by 26 satellite images of it: the TUM set of STAR's second experiment.
+
+An observation is a patch of 3 x 3 pixels in 6 bands, 54 numbers. STAR answers at every date, where the answer can also be
+cloud, snow, cloud shadow or water, or once for the whole sequence, from the mean of the output over time. The UCR set `Crop`,
+46 dates of one number, is `UCR(name="Crop")`.
+
+The published files are pickles, which can run any code when they are read, so they are not read. `docs/tasks-real-data.md` has
+a short script that turns them into `train.npz` and `test.npz`, to be run where you trust them:
+
+    x        float [N, T, 54]    observations, zero past a field's last one
+    lengths  int [N]             observations of each field; may be left out where all have T
+    y_date   int [N, T]          a label for each date, for per="date"
+    y        int [N]             one label for each field, for per="sequence"
+
+There the published 55th number, the day of the year, is left out, as STAR has it.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from unfading import data
+from unfading.errors import unknown
+from unfading.tasks.base import Batch, EveryStep, MeanOverTime
+from unfading.tasks.normalise import Normalise, Normalised
+from unfading.tasks.resident import Examples, Part
+
+FEATURES = 54
+# A label past this is no class but damage, and would make a head of that size.
+_MOST = 999
+_CONVERT = "Convert the published files as docs/tasks-real-data.md shows."
+
+
+@dataclass(frozen=True)
+class TUMCrops(Normalised):
+    """The crop, or what covers it, at each date or for the whole season.
+
+    Args:
+        per: "date" for an answer at each observation, "sequence" for one in all.
+    """
+
+    paper: ClassVar[str] = "Rußwurm 2017"
+    dataset: ClassVar[str] = "tum"
+
+    per: Literal["date", "sequence"] = "date"
+    normalise: Normalise = "channel"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per not in ("date", "sequence"):
+            raise ValueError(unknown("per", self.per, ("date", "sequence")))
+
+    @property
+    def input_size(self) -> int:
+        return FEATURES
+
+    @property
+    def classes(self) -> int:
+        return 1 + max(int(_read(self, part, data.root()).target.max()) for part in ("train", "test"))
+
+    def examples(self, part: Part) -> Examples:
+        return _read(self, part, data.root())
+
+    def head(self, size: int) -> nn.Module:
+        return EveryStep(size, self.classes) if self.per == "date" else MeanOverTime(size, self.classes)
+
+    def weight(self, batch: Batch) -> int:
+        return batch.x.shape[1] if batch.mask is None else int(batch.mask.sum())
+
+
+@lru_cache(maxsize=8)
+def _read(task: TUMCrops, part: Part, folder: Path) -> Examples:
+    file = folder / data.known("tum").folder / f"{part}.npz"
+    if not file.exists() and any(file.parent.rglob("*.pkl")):
+        raise ValueError(data.PICKLED.format(next(file.parent.rglob("*.pkl")), _CONVERT))
+    x, y, lengths = read_crops(data.path("tum", f"{part}.npz"), "y_date" if task.per == "date" else "y")
+    inside = torch.arange(x.shape[1]) < lengths.unsqueeze(1)
+    own = None if bool(inside.all()) else lengths
+    return Examples(x, y, own, inside if task.per == "date" else None)
+
+
+def read_crops(path: Path, labels: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Observations float32 [N, T, 54], the labels of that name int64, and lengths int64 [N] of a converted file."""
+    data.refuse_pickle(path, _CONVERT)
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files if name in ("x", "lengths", labels)}
+    except (ValueError, BadZipFile, EOFError, OSError) as error:
+        if "allow_pickle" in str(error):
+            raise ValueError(data.PICKLED.format(f"an array of {path}", _CONVERT)) from None
+        raise ValueError(f"{path} is no whole .npz file. {_CONVERT}") from None
+    for name in ("x", labels):
+        if name not in arrays:
+            raise ValueError(f"{path} has no array {name!r}. {_CONVERT}")
+    x = arrays["x"]
+    if x.ndim != 3 or x.shape[2] != FEATURES or 0 in x.shape:
+        raise ValueError(f"{path} has x of shape {list(x.shape)}; wanted [N, T, {FEATURES}]. {_CONVERT}")
+    lengths = arrays.get("lengths", np.full(len(x), x.shape[1]))
+    _check_whole(path, "lengths", lengths, x.shape[:1], 1, x.shape[1])
+    _check_whole(path, labels, arrays[labels], x.shape[:1] if labels == "y" else x.shape[:2], 0, _MOST)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{path} holds observations that are not finite. {_CONVERT}")
+    return (
+        torch.from_numpy(x.astype(np.float32)),
+        torch.from_numpy(arrays[labels].astype(np.int64)),
+        torch.from_numpy(lengths.astype(np.int64)),
+    )
+
+
+def _check_whole(path: Path, name: str, array: NDArray[Any], shape: tuple[int, ...], least: int, most: int) -> None:
+    if array.shape != shape or array.dtype.kind not in "iu":
+        raise ValueError(f"{path} has {name} {array.dtype} {list(array.shape)}; wanted whole numbers {list(shape)}. {_CONVERT}")
+    if array.min() < least or array.max() > most:
+        wrong = array.min() if array.min() < least else array.max()
+        raise ValueError(f"{path} has {wrong} in {name}; wanted {least} to {most}. {_CONVERT}")

@@ -1,0 +1,257 @@
+"""Images as sequences: pixel by pixel, permuted, or row by row and then noise.
+
+    pixel MNIST       784 steps of one pixel, row after row; 785 in NRU's layout, a zero last
+    permuted MNIST    the same pixels in a fixed random order: step t has pixel p[t]
+    noisy MNIST       28 rows of 28, then noise up to T = 1000
+    noisy CIFAR       32 rows of 96 (red, green, blue), then noise up to T = 1000
+    digits            64 steps of one pixel: small and quick
+
+How bytes b become inputs, `scale`; m and s are taken from the training rows alone:
+
+    unit         b / 255                   STAR, NRU
+    signed       2 b / 255 - 1             the CIFAR loader of the incremental RNN's authors (FPTT's code)
+    standard     (b - m) / s, per channel  the incremental RNN
+    pixelwise    (b - m) / s, per pixel    EdgeML
+
+No two papers share a permutation. Known are `incremental`, the incremental RNN's (numpy's RandomState(42); the paper says "seed
+42" and no more), `nru`, from NRU's code (RandomState(50), after the permutation of its 60,000 training rows), and `urnn`
+(RandomState(92916)). An integer is a seed of RandomState. STAR's and JANET's is a file that has not been published as a seed.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from unfading import data
+from unfading.errors import check_count, unknown
+from unfading.tasks import image_files
+from unfading.tasks.base import Batch
+from unfading.tasks.draw import stream
+from unfading.tasks.resident import Examples, Labelled, Part
+
+Scale = Literal["unit", "signed", "standard", "pixelwise"]
+Validation = Literal["fifth", "first_5000", "nru"]
+# An entry that never changes would be divided by zero.
+LEAST_DEVIATION = 1e-6
+
+
+@dataclass(frozen=True)
+class Images(Labelled):
+    """Images of ten classes whose bytes are kept as they are and scaled batch by batch."""
+
+    _: KW_ONLY
+    scale: Scale = "unit"
+
+    classes = 10
+    channels: ClassVar[int] = 1
+    brightest: ClassVar[int] = 255
+
+    def __post_init__(self) -> None:
+        if self.scale not in get_args(Scale):
+            raise ValueError(unknown("scale", self.scale, get_args(Scale)))
+
+    @abstractmethod
+    def examples(self, part: Part) -> Examples:
+        """Bytes [N, T, I], the features of a step channel by channel."""
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Bytes [B, T, I] as inputs [T, B, I]."""
+        shift, factor = _scaling(self, data.root(), x.device)
+        # Turned round while they are bytes.
+        return x.transpose(0, 1).contiguous().to(torch.float32).sub_(shift).mul_(factor)
+
+    def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
+        return Batch(self.scaled(rows.x), rows.target)
+
+
+@lru_cache(maxsize=16)
+def _scaling(task: Images, folder: Path, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What to subtract, and then to multiply by: [1], [I] or, per pixel, [T, 1, I]."""
+    if task.scale == "unit":
+        shift, factor = torch.zeros(1), torch.tensor([1 / task.brightest])
+    elif task.scale == "signed":
+        shift, factor = torch.tensor([task.brightest / 2]), torch.tensor([2 / task.brightest])
+    else:
+        x = task.training().x
+        n, T, I = x.shape
+        # In pieces: as doubles the whole would be eight times as large.
+        total, squares = torch.zeros(T, I, dtype=torch.float64), torch.zeros(T, I, dtype=torch.float64)
+        for piece in x.split(1024):
+            total += piece.double().sum(dim=0)
+            squares += piece.double().square().sum(dim=0)
+        mean, second = total / n, squares / n
+        if task.scale == "standard":
+            mean, second = (m.view(T, task.channels, -1).mean(dim=(0, 2)) for m in (mean, second))
+            mean, second = (m.repeat_interleave(I // task.channels) for m in (mean, second))
+        deviation = (second - mean.square()).clamp(min=0).sqrt()
+        deviation = torch.where(deviation < LEAST_DEVIATION, 1.0, deviation)
+        shift, factor = mean.float(), (1 / deviation).float()
+        if task.scale == "pixelwise":
+            shift, factor = shift.unsqueeze(1), factor.unsqueeze(1)
+    return shift.to(device), factor.to(device)
+
+
+@dataclass(frozen=True)
+class PixelMNIST(Images):
+    """Digits pixel by pixel, 784 steps, the class after the last (Le et al. 2015).
+
+    Args:
+        scale: see above.
+        validation: which training rows are held out: "fifth", or a paper's own, "first_5000" (uRNN; TensorFlow's tutorial,
+            hence STAR and JANET) or "nru" (the last 10,000 of 60,000, shuffled).
+        extra_step: a zero at the end, and the answer there: NRU's 785 steps.
+    """
+
+    _: KW_ONLY
+    validation: Validation = "fifth"
+    extra_step: bool = False
+
+    paper = "Le 2015"
+    dataset = "mnist"
+    input_size = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.validation not in get_args(Validation):
+            raise ValueError(unknown("validation", self.validation, get_args(Validation)))
+
+    def examples(self, part: Part) -> Examples:
+        images, labels = image_files.mnist(part)
+        return Examples(images.view(-1, 784, 1), labels)
+
+    def held_out(self, n: int) -> Tensor:
+        if self.validation == "first_5000":
+            return torch.arange(5000)
+        if self.validation == "nru":
+            return torch.from_numpy(np.random.RandomState(50).permutation(n)[-10000:])
+        return super().held_out(n)
+
+    def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
+        x = self.scaled(rows.x)
+        if self.extra_step:
+            x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+        return Batch(x, rows.target)
+
+
+def permutation(name: str | int, size: int = 784) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The order in which pixels come: a paper's by name, or that of a seed."""
+    if isinstance(name, int) and not isinstance(name, bool):
+        check_count("permutation", name, least=0)
+        return np.random.RandomState(name).permutation(size)
+    seeds = {"incremental": 42, "nru": 50, "urnn": 92916}
+    if name not in seeds:
+        raise ValueError(unknown("permutation", name, seeds) + " Or give a seed, an int.")
+    state = np.random.RandomState(seeds[name])
+    if name == "nru":
+        state.permutation(60000)
+    return state.permutation(size)
+
+
+@dataclass(frozen=True)
+class PermutedMNIST(PixelMNIST):
+    """Pixel MNIST in a fixed random order (Le et al. 2015).
+
+    Args:
+        permutation: "incremental", "nru", "urnn", or a seed.
+    """
+
+    permutation: str | int = "incremental"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        permutation(self.permutation)
+
+    def examples(self, part: Part) -> Examples:
+        plain = super().examples(part)
+        return plain._replace(x=plain.x[:, torch.from_numpy(permutation(self.permutation))])
+
+
+@dataclass(frozen=True)
+class Noisy(Images):
+    """Rows of an image, then N(0, 1) up to step T, then the class.
+
+    Args:
+        T: steps in all.
+        fixed_noise: the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; else fresh for each.
+    """
+
+    T: int = 1000
+    _: KW_ONLY
+    fixed_noise: bool = False
+
+    height: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("T", self.T, least=self.height)
+
+    def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
+        x = self.scaled(rows.x)
+        steps, (_, B, I) = self.T - self.height, x.shape
+        if self.fixed_noise:
+            noise = _fixed_noise(steps, I, x.device).expand(steps, B, I)
+        else:
+            noise = torch.randn(steps, B, I, generator=draw(), device=x.device, dtype=x.dtype)
+        return Batch(torch.cat([x, noise]), rows.target)
+
+
+@lru_cache(maxsize=4)
+def _fixed_noise(steps: int, features: int, device: torch.device) -> Tensor:
+    generator = stream(0, "train", 0, "cpu", purpose="fixed noise")
+    return torch.randn(steps, 1, features, generator=generator, dtype=torch.float32).to(device)
+
+
+@dataclass(frozen=True)
+class NoisyMNIST(Noisy):
+    """28 rows of an MNIST image, then noise (Kag et al. 2020)."""
+
+    _: KW_ONLY
+    scale: Scale = "standard"
+
+    paper = "Kag 2020"
+    dataset = "mnist"
+    input_size = 28
+    height = 28
+
+    def examples(self, part: Part) -> Examples:
+        return Examples(*image_files.mnist(part))
+
+
+@dataclass(frozen=True)
+class NoisyCIFAR(Noisy):
+    """32 rows of a CIFAR-10 image, each 32 of red, 32 of green and 32 of blue, then noise (Chang et al. 2019)."""
+
+    _: KW_ONLY
+    scale: Scale = "signed"
+
+    paper = "Chang 2019"
+    dataset = "cifar10"
+    input_size = 96
+    height = 32
+    channels = 3
+
+    def examples(self, part: Part) -> Examples:
+        images, labels = image_files.cifar10(part)
+        return Examples(images.transpose(1, 2).reshape(-1, 32, 96), labels)
+
+
+@dataclass(frozen=True)
+class Digits(Images):
+    """Digits of 8 x 8, pixel by pixel, as scikit-learn has them: in one file, of which the last fifth is our test."""
+
+    paper = "Alpaydin 1998"
+    dataset = "digits"
+    input_size = 1
+    brightest = 16
+
+    def examples(self, part: Part) -> Examples:
+        images, labels = image_files.digits()
+        rows = slice(0, -(len(images) // 5)) if part == "train" else slice(-(len(images) // 5), None)
+        return Examples(images[rows].reshape(-1, 64, 1), labels[rows])

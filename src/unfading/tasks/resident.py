@@ -1,0 +1,162 @@
+"""Tasks whose examples lie in memory, on the device that trains: which rows make which batch.
+
+N examples of training files and some of test files. Of the training rows a fixed part is held out for validation:
+
+    train    the rest, shuffled anew each epoch; batches of equal size, what is left over waits for another epoch
+    valid    the rows held out, in order, the last batch as short as it comes
+    full     both, shuffled, for the last run when the settings have been chosen
+    test     the test files, in order, the last batch as short as it comes
+
+The order of an epoch depends on (seed, split, epoch) and is drawn on the CPU, so it is the same on every device.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+
+from unfading import data
+from unfading.errors import check_count
+from unfading.tasks.base import Batch, LastStep, Split, Task, accuracy, check_split, cross_entropy
+from unfading.tasks.draw import stream
+
+Part = Literal["train", "test"]
+CPU = torch.device("cpu")
+
+
+class Examples(NamedTuple):
+    """Examples along the first axis; what a batch has of them, it has along its second."""
+
+    x: Tensor  # [N, T, I] or tokens [N, T], in whatever type is small; `present` makes the model's input of it
+    target: Tensor  # one answer per row [N] or [N, n], or one per step [N, T], and then with a mask
+    lengths: Tensor | None = None  # int64 [N]
+    mask: Tensor | None = None  # bool [N, T]: which steps' answers count
+
+    def take(self, rows: Tensor) -> "Examples":
+        """These rows alone."""
+        lengths, mask = (None if field is None else field[rows] for field in (self.lengths, self.mask))
+        return Examples(self.x[rows], self.target[rows], lengths, mask)
+
+    def to(self, device: torch.device) -> "Examples":
+        """The same on another device."""
+        lengths, mask = (None if field is None else field.to(device) for field in (self.lengths, self.mask))
+        return Examples(self.x.to(device), self.target.to(device), lengths, mask)
+
+
+class Resident(Task):
+    """A task over a dataset that fits in memory. Subclasses read it (`examples`) and say how a row looks (`present`)."""
+
+    @abstractmethod
+    def examples(self, part: Part) -> Examples:
+        """The published training files (with those for validation, if they are apart), or the test files, on the CPU."""
+
+    def held_out(self, n: int) -> Tensor:
+        """Rows of the n training ones that are for validation: a fixed fifth, whatever the seed. Override for a paper's own."""
+        return torch.from_numpy(np.sort(np.random.RandomState(0).permutation(n)[: n // 5]))
+
+    def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
+        """A batch of these rows; `draw` gives its generator, for tasks that add noise."""
+        x = rows.x.transpose(0, 1).contiguous()
+        if rows.mask is None:
+            return Batch(x, rows.target, rows.lengths)
+        return Batch(x, rows.target.T, rows.lengths, rows.mask.T)
+
+    def batch(self, index: int, size: int, *, split: Split, seed: int, device: torch.device | str) -> Batch:
+        batches = self.length(split, size)
+        check_count("index", index, least=0)
+        device = _exact(device)
+        rows = _rows(self, split, data.root(), device)
+        if split in ("train", "full"):
+            epoch, place = divmod(index, batches)
+            rows = rows[_order(len(rows), seed, split, epoch, device)[place * size : (place + 1) * size]]
+        elif index < batches:
+            rows = rows[index * size : (index + 1) * size]
+        else:
+            raise ValueError(f"{split} has {batches} batches of {size}; got index {index}. Last: {batches - 1}.")
+        held = _held(self, "test" if split == "test" else "train", data.root(), device)
+        return self.present(held.take(rows), lambda: stream(seed, split, index, device))
+
+    def length(self, split: Split, size: int) -> int:
+        check_split(split)
+        check_count("size", size)
+        n = len(_rows(self, split, data.root(), CPU))
+        return max(1, n // size) if split in ("train", "full") else -(-n // size)
+
+    def rows(self, split: Split) -> Tensor:
+        """Which rows of its part a split has, in ascending order, int64."""
+        check_split(split)
+        return _rows(self, split, data.root(), CPU)
+
+    def training(self) -> Examples:
+        """The examples of the split "train", on the CPU: all that a normalisation may see."""
+        return _held(self, "train", data.root(), CPU).take(self.rows("train"))
+
+
+class Labelled(Resident):
+    """Resident sequences with one class each, answered after the last step: cross entropy; accuracy first."""
+
+    measure = "accuracy"
+
+    @property
+    @abstractmethod
+    def classes(self) -> int:
+        """Number of classes; labels are 0 .. classes - 1."""
+
+    @property
+    def guess(self) -> float:
+        """How often, in the test files, the commonest class of the training rows is right."""
+        common = torch.bincount(_counted(self.training())).argmax()
+        return (_counted(_held(self, "test", data.root(), CPU)) == common).double().mean().item()
+
+    def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
+        return cross_entropy(prediction, batch.target, batch.mask)
+
+    def metrics(self, prediction: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {
+            "accuracy": accuracy(prediction, batch.target, batch.mask),
+            "cross_entropy": cross_entropy(prediction, batch.target, batch.mask),
+        }
+
+    def head(self, size: int) -> nn.Module:
+        return LastStep(size, self.classes)
+
+
+def _counted(examples: Examples) -> Tensor:
+    """The labels that count, in one row."""
+    return examples.target.flatten() if examples.mask is None else examples.target[examples.mask]
+
+
+def _exact(device: torch.device | str) -> torch.device:
+    """The device with its number, so that "cuda" and "cuda:0" share what is kept."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+# What is kept is keyed by the folder too: another UNFADING_DATA is another dataset. Enough for a few tasks on a few devices.
+@lru_cache(maxsize=8)
+def _held(task: Resident, part: Part, folder: Path, device: torch.device) -> Examples:
+    return task.examples(part) if device == CPU else _held(task, part, folder, CPU).to(device)
+
+
+@lru_cache(maxsize=32)
+def _rows(task: Resident, split: Split, folder: Path, device: torch.device) -> Tensor:
+    if device != CPU:
+        return _rows(task, split, folder, CPU).to(device)
+    n = len(_held(task, "test" if split == "test" else "train", folder, CPU).target)
+    if split in ("full", "test"):
+        return torch.arange(n)
+    held_out = torch.zeros(n, dtype=torch.bool)
+    held_out[task.held_out(n)] = True
+    return torch.nonzero(held_out if split == "valid" else ~held_out).squeeze(1)
+
+
+@lru_cache(maxsize=16)
+def _order(n: int, seed: int, split: Split, epoch: int, device: torch.device) -> Tensor:
+    return torch.randperm(n, generator=stream(seed, split, epoch, "cpu", purpose="order")).to(device)

@@ -1,0 +1,216 @@
+"""The next word or character of the Penn Treebank, in Mikolov's preparation.
+
+A file is one long row of tokens: what blanks divide, and for each end of line <eos>. With n + 1 tokens there are n to be
+foretold, each from those before it, and all of them count: none is dropped because it fills no batch, the places that are left
+over are masked.
+
+    carry = False    every `steps` tokens are a sequence of their own, that begins with zero state; shuffled for training
+    carry = True     the row is cut in `size` streams of equal length, that are read side by side, `steps` tokens a batch; the
+                     state is carried from batch to batch (`carried`), the gradient is not: truncated backpropagation
+
+The incremental RNN reads words in sequences of 300; NRU characters by truncated backpropagation over 150 steps. Words are
+measured in nats (exp of it is the perplexity, which cannot be averaged over batches), characters in bits. Validation is the
+published file.
+"""
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unfading import data
+from unfading.errors import check_count
+from unfading.tasks.base import Batch, EveryStep, Split, Task, accuracy, check_split, cross_entropy
+from unfading.tasks.draw import stream
+
+END = "<eos>"
+
+
+class NextToken(Task):
+    """Foretelling the next token of a text; subclasses say which."""
+
+    dataset: ClassVar[str] = "ptb"
+    file: ClassVar[str]  # with {} for "train", "valid" or "test"
+    symbols: ClassVar[int]  # distinct tokens, <eos> among them
+
+    steps: int
+    carry: bool
+    embedding: int
+
+    def __post_init__(self) -> None:
+        check_count("steps", self.steps)
+        check_count("embedding", self.embedding)
+
+    @property
+    @abstractmethod
+    def unit(self) -> float:
+        """Nats in one unit of the measure."""
+
+    @property
+    def input_size(self) -> int:
+        return self.embedding
+
+    @property
+    def guess(self) -> float:
+        """Cross entropy, on the test file, of one who knows only how common each token is in training."""
+        counts = torch.bincount(self.tokens("train")).double()
+        nats = -torch.log(counts / counts.sum())[self.tokens("test")[1:]].mean().item()
+        return nats / self.unit
+
+    def tokens(self, split: Split) -> Tensor:
+        """All tokens of a split, int64 [n + 1]; "full" is training and validation, one after the other."""
+        check_split(split)
+        return _tokens(self.file, split, data.root())
+
+    def length(self, split: Split, size: int) -> int:
+        check_split(split)
+        check_count("size", size)
+        n = len(self.tokens(split)) - 1
+        if self.carry:
+            return -(-_stream_length(n, size) // self.steps)
+        sequences = -(-n // self.steps)
+        return max(1, sequences // size) if split in ("train", "full") else -(-sequences // size)
+
+    def batch(self, index: int, size: int, *, split: Split, seed: int, device: torch.device | str) -> Batch:
+        batches = self.length(split, size)
+        check_count("index", index, least=0)
+        if split in ("valid", "test") and index >= batches:
+            raise ValueError(f"{split} has {batches} batches of {size}; got index {index}. Last: {batches - 1}.")
+        tokens = _tokens(self.file, split, data.root(), torch.device(device))
+        n = len(tokens) - 1
+        epoch, index = divmod(index, batches)
+        # First place of each row, and the place at which its stream or the text ends.
+        if self.carry:
+            per_stream = _stream_length(n, size)
+            begin = torch.arange(size) * per_stream + index * self.steps
+            end = ((torch.arange(size) + 1) * per_stream).clamp(max=n)
+        else:
+            sequences = -(-n // self.steps)
+            order = torch.arange(sequences)
+            if split in ("train", "full"):
+                order = torch.randperm(sequences, generator=stream(seed, split, epoch, "cpu", purpose="order"))
+            begin = order[index * size : (index + 1) * size] * self.steps
+            end = torch.full_like(begin, n)
+        all_count = bool((begin + self.steps <= end).all())
+        begin, end = begin.to(tokens.device), end.to(tokens.device)
+        place = begin + torch.arange(self.steps, device=tokens.device).unsqueeze(1)  # [T, B]
+        mask = place < end
+        place = torch.where(mask, place, 0)
+        return Batch(tokens[place], tokens[place + 1], mask=None if all_count else mask)
+
+    def carried(self, index: int, size: int, *, split: Split) -> bool:
+        return self.carry and index % self.length(split, size) > 0
+
+    def weight(self, batch: Batch) -> int:
+        return batch.target.numel() if batch.mask is None else int(batch.mask.sum())
+
+    def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
+        return cross_entropy(prediction, batch.target, batch.mask)
+
+    def metrics(self, prediction: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {
+            self.measure: cross_entropy(prediction, batch.target, batch.mask) / self.unit,
+            "accuracy": accuracy(prediction, batch.target, batch.mask),
+        }
+
+    def encoder(self) -> nn.Module:
+        return nn.Embedding(self.symbols, self.embedding)
+
+    def head(self, size: int) -> nn.Module:
+        return EveryStep(size, self.symbols)
+
+
+@dataclass(frozen=True)
+class PTBWords(NextToken):
+    """The next of 10,000 words: 929,589 for training, 73,760 for validation, 82,430 for testing.
+
+    Args:
+        steps: words in a sequence.
+        carry: whether a sequence goes on with the state in which the one before it in the text ended.
+        embedding: numbers that stand for a word; the incremental RNN has as many as units.
+    """
+
+    paper: ClassVar[str] = "Mikolov 2010"
+    measure: ClassVar[str] = "cross_entropy"
+    file: ClassVar[str] = "ptb.{}.txt"
+    symbols: ClassVar[int] = 10_000
+
+    steps: int = 300
+    carry: bool = False
+    embedding: int = 256
+
+    @property
+    def unit(self) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class PTBCharacters(NextToken):
+    """The next of 50 characters: 5,017,482 for training, 393,042 for validation, 442,423 for testing.
+
+    Args:
+        steps: characters between two cuts of the gradient.
+        carry: whether the state goes on past a cut.
+        embedding: numbers that stand for a character.
+    """
+
+    paper: ClassVar[str] = "Mikolov 2012"
+    measure: ClassVar[str] = "bits_per_character"
+    file: ClassVar[str] = "ptb.char.{}.txt"
+    symbols: ClassVar[int] = 50
+
+    steps: int = 150
+    carry: bool = True
+    embedding: int = 200
+
+    @property
+    def unit(self) -> float:
+        return math.log(2)
+
+
+def read_tokens(path: Path) -> list[str]:
+    """What blanks divide, and <eos> for each end of line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"{path} has an unknown byte, {byte:#04x}, at {error.start}; wanted UTF-8. Get it again.") from None
+    return text.replace("\n", f" {END} ").split()
+
+
+def number_tokens(tokens: list[str], vocabulary: dict[str, int], path: Path) -> Tensor:
+    """int64 [n + 1]; a token that does not occur in training is refused, since the published files have none."""
+    strange = next((token for token in tokens if token not in vocabulary), None)
+    if strange is not None:
+        raise ValueError(f"{path} holds {strange!r}, which the training file does not. Get both again, from one publisher.")
+    return torch.from_numpy(np.fromiter((vocabulary[token] for token in tokens), np.int64, len(tokens)))
+
+
+def _stream_length(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+@lru_cache(maxsize=16)
+def _tokens(file: str, split: Split, folder: Path, device: torch.device | None = None) -> Tensor:
+    if device is not None:
+        tokens = _tokens(file, split, folder)
+        return tokens if device.type == "cpu" else tokens.to(device)
+    if split == "full":
+        return torch.cat([_tokens(file, "train", folder), _tokens(file, "valid", folder)])
+    path = data.path("ptb", file.format(split))
+    return number_tokens(read_tokens(path), _vocabulary(file, folder), path)
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(file: str, folder: Path) -> dict[str, int]:
+    """Numbers of the tokens: by how common they are in training, and by the alphabet where two are equally so."""
+    counts = Counter(read_tokens(data.path("ptb", file.format("train"))))
+    common = sorted(counts, key=lambda token: (-counts[token], token))
+    return {token: number for number, token in enumerate(common)}
