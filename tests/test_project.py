@@ -31,6 +31,7 @@ LAYERS = [
     ["recurrent"],
     ["layer", "model"],
     ["convert", "truncate"],
+    ["bench"],
     ["cli"],
     ["__init__"],
 ]

@@ -1,8 +1,10 @@
 """The command line: one function per verb, flags from its signature."""
 
 import os
+import shlex
 import sys
 from json import dumps
+from pathlib import Path
 
 from unfading import catalogue
 from unfading.errors import check_count
@@ -61,12 +63,44 @@ def cells(
     Console().print(table)
 
 
+def bench(
+    cells: tuple[str, ...] = (),
+    all: bool = False,
+    threads: int = 1,
+    rounds: int = 15,
+    json: bool = False,
+    save: Path | None = None,
+    figure: Path | None = None,
+) -> None:
+    """Time cells against the reference loop, torch.nn's nearest and their own matrix products, after checking agreement.
+
+    A cell whose results differ from the reference is not timed; the exit code is then 1.
+
+    Args:
+        cells: which cells, by the names that `unfading cells` prints; without any, a few well-known ones.
+        all: the whole table of `benchmarks/bars.py`: every cell, all sizes; 10 to 20 minutes.
+        threads: torch threads; with more than one, lines whose control is more than 10 % off are left out.
+        rounds: at most so many rounds a line; slow ones get fewer.
+        json: print JSON lines instead of tables.
+        save: append JSON lines to this file, or to cpu-MACHINE.jsonl in this folder.
+        figure: write a bar chart to this SVG file.
+    """
+    from unfading.bench import command
+
+    check_count("--threads", threads)
+    check_count("--rounds", rounds)
+    typed = shlex.join(["unfading", *sys.argv[1:]])
+    sys.exit(command.run(cells, all, threads, rounds, json=json, save=save, figure=figure, typed=typed))
+
+
 def main() -> None:
     """Entry point of the `unfading` command; a wrong argument is one sentence and exit code 2."""
     import tyro
 
     try:
-        tyro.extras.subcommand_cli_from_dict({"cells": cells}, prog="unfading", config=[tyro.conf.FlagCreatePairsOff])
+        tyro.extras.subcommand_cli_from_dict(
+            {"cells": cells, "bench": bench}, prog="unfading", config=[tyro.conf.FlagCreatePairsOff]
+        )
     except (ValueError, TypeError) as error:
         print(f"unfading: {error}", file=sys.stderr)
         sys.exit(2)
