@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +22,17 @@ from unfading.bench.rows import Row, read
 
 MAY_BE_REFUSED = {"EquilibriumRNN"}  # its step looks for a fixed point
 
+PASSES = {"forward": "forward", "both": "fwd+bwd"}
+
 Size = tuple[str, str, int, int, int]  # kind, name, T, B, H
+
+
+class Value(NamedTuple):
+    """A number, and where it stands."""
+
+    number: float
+    row: Row
+    of: str  # "forward" or "both"
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Bar:
     against: str
     setting: str
     asks: Callable[[Size], bool]
-    values: Callable[[Row], list[float | None]]
+    values: Callable[[Row], dict[str, float | None]]
     worst: float
     median: float | None = None
     at_most: bool = False  # small is good
@@ -50,23 +61,23 @@ class Verdict:
     """What a bar came to."""
 
     bar: Bar
-    values: list[tuple[float, Row]]
+    values: list[Value]
     faults: list[str]  # lines that were refused or computed something wrong
     missing: list[str]  # lines that nobody has measured, or that could not be on this machine
 
     @property
-    def worst(self) -> tuple[float, Row]:
+    def worst(self) -> Value:
         pick = max if self.bar.at_most else min
-        return pick(self.values, key=lambda pair: pair[0])
+        return pick(self.values, key=lambda value: value.number)
 
     @property
     def median(self) -> float:
-        return statistics.median(value for value, _ in self.values)
+        return statistics.median(value.number for value in self.values)
 
     @property
-    def short(self) -> list[tuple[float, Row]]:
+    def short(self) -> list[Value]:
         """The values that do not meet the bar's limit."""
-        return [(value, row) for value, row in self.values if not self.bar.meets(value, self.bar.worst)]
+        return [value for value in self.values if not self.bar.meets(value.number, self.bar.worst)]
 
     @property
     def said(self) -> str:
@@ -76,12 +87,9 @@ class Verdict:
         return "held" if self.values and not self.missing else "incomplete"
 
 
-def both(name: str) -> Callable[[Row], list[float | None]]:
-    return lambda row: [getattr(row.both, name)]
-
-
-def either(name: str) -> Callable[[Row], list[float | None]]:
-    return lambda row: [getattr(row.forward, name), getattr(row.both, name)]
+def reading(name: str, *passes: str) -> Callable[[Row], dict[str, float | None]]:
+    """What a bar reads off a row: one number of these passes, "forward" or "both"."""
+    return lambda row: {one: getattr(getattr(row, one), name) for one in passes}
 
 
 def layers(names: Sequence[str], batches: Sequence[int], sizes: Sequence[int] = (64, 128)) -> Callable[[Size], bool]:
@@ -94,32 +102,32 @@ def bars() -> list[Bar]:
     return [
         Bar(
             "reference loop", "every dense cell, fwd+bwd, B=1, H=64 and 128",
-            layers(tuple(cases.variants()), (1,)), both("x_reference"), 6.0, dense_only=True,
+            layers(tuple(cases.variants()), (1,)), reading("x_reference", "both"), 6.0, dense_only=True,
         ),
         Bar(
             "own GEMMs", "Elman, LSTM, GRU, STAR, JANET, incremental K=1, fwd+bwd, B=32 and 128, H=128",
-            layers(cases.AGAINST_PRODUCTS, (32, 128), (128,)), both("of_products"), 2.0, at_most=True,
+            layers(cases.AGAINST_PRODUCTS, (32, 128), (128,)), reading("of_products", "both"), 2.0, at_most=True,
         ),
         Bar(
             "reference loop", "NRU, RecurrentHighway depth 4, incremental K=3, fwd+bwd, B=32",
-            layers(cases.HEAVY, (32,)), both("x_reference"), 4.0,
+            layers(cases.HEAVY, (32,)), reading("x_reference", "both"), 4.0,
         ),
         Bar(
             "nn.LSTM", "LSTM, forward and fwd+bwd, B=1/32/128, H=64/128",
-            layers(("LSTM",), torch_batches), either("x_torch"), 1.0, median=1.3,
+            layers(("LSTM",), torch_batches), reading("x_torch", "forward", "both"), 1.0, median=1.3,
         ),
         Bar(
             "nn.GRU", "GRU reset after, the same",
-            layers(("GRU reset after",), torch_batches), either("x_torch"), 2.0,
+            layers(("GRU reset after",), torch_batches), reading("x_torch", "forward", "both"), 2.0,
         ),
-        Bar("nn.RNN", "Elman, the same", layers(("Elman",), torch_batches), either("x_torch"), 1.5),
+        Bar("nn.RNN", "Elman, the same", layers(("Elman",), torch_batches), reading("x_torch", "forward", "both"), 1.5),
         Bar(
             "nn.LSTM, one step a call", "stream() of STAR and incremental K=1, B=1, H=128",
-            lambda size: size[0] == "stream", lambda row: [None if row.forward is None else row.forward.x_torch], 4.0,
+            lambda size: size[0] == "stream", reading("x_torch", "forward"), 4.0,
         ),
         Bar(
             "full-length batch", "lengths with mean T/2, fwd+bwd",
-            lambda size: size[0] == "lengths", both("of_full"), 0.6, at_most=True,
+            lambda size: size[0] == "lengths", reading("of_full", "both"), 0.6, at_most=True,
         ),
     ]  # fmt: skip
 
@@ -129,7 +137,7 @@ def judge(rows: Sequence[Row]) -> Iterator[Verdict]:
     found = {(row.kind, row.name, row.T, row.B, row.H): row for row in rows}
     planned = [(case.kind, case.variant.name, case.T, case.B, case.H) for case in cases.everything()]
     for bar in bars():
-        values: list[tuple[float, Row]] = []
+        values: list[Value] = []
         faults, missing = [], []
         for size in filter(bar.asks, planned):
             row = found.get(size)
@@ -137,7 +145,7 @@ def judge(rows: Sequence[Row]) -> Iterator[Verdict]:
                 missing.append(f"{place(size)}: not measured")
             elif row.status == "measured":
                 if row.dense or not bar.dense_only:
-                    values += [(value, row) for value in bar.values(row) if value is not None]
+                    values += [Value(number, row, of) for of, number in bar.values(row).items() if number is not None]
             elif row.status == "unsteady":
                 missing.append(f"{place(size)}: {row.reason}")
             elif row.status == "wrong" or row.cell not in MAY_BE_REFUSED:
@@ -158,8 +166,8 @@ def table(verdicts: Sequence[Verdict]) -> Table:
     for verdict in verdicts:
         bar = verdict.bar
         style = {"held": "green", "missed": "bold red"}.get(verdict.said, "yellow")
-        numbers = [f"{verdict.worst[0]:.2f}", f"{verdict.median:.2f}"] if verdict.values else ["", ""]
-        lines = len({row.key for _, row in verdict.values})
+        numbers = [f"{verdict.worst.number:.2f}", f"{verdict.median:.2f}"] if verdict.values else ["", ""]
+        lines = len({value.row.key for value in verdict.values})
         said = f"[{style}]{verdict.said}[/]"
         shown.add_row(f"[bold]{bar.against}[/]: {bar.setting}", bar.limits(), *numbers, str(lines), said)
     return shown
@@ -167,9 +175,9 @@ def table(verdicts: Sequence[Verdict]) -> Table:
 
 def notes(verdict: Verdict) -> Iterator[str]:
     """What kept a bar from being held: every line that is short of it, worst first."""
-    short = sorted(verdict.short, key=lambda pair: pair[0], reverse=verdict.bar.at_most)
-    for value, row in short:
-        yield f"{place((row.kind, row.name, row.T, row.B, row.H))}: {value:.2f}"
+    short = sorted(verdict.short, key=lambda value: value.number, reverse=verdict.bar.at_most)
+    for number, row, of in short:
+        yield f"{place((row.kind, row.name, row.T, row.B, row.H))} {PASSES[of]}: {number:.2f}"
     yield from verdict.faults
     yield from verdict.missing[:3]
     if len(verdict.missing) > 3:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 
 SHORTEST = 2e-3  # seconds of one timing: below that, calls are repeated, since a clock and a cold cache cost microseconds
-FEWEST = 5  # rounds of even the slowest
+FEWEST = 3  # rounds of even the slowest
+LONG = 0.2  # seconds of a call that needs no second one to warm up
 
 
 class Race(NamedTuple):
@@ -35,14 +36,17 @@ class Race(NamedTuple):
         return sum(taken is not None for taken in self.seconds[name])
 
 
-def race(contenders: Mapping[str, Callable[[], object]], *, rounds: int, seconds: float, order: random.Random) -> Race:
-    """Time every contender in at most `rounds` rounds; one that needs more than `seconds` for that gets fewer."""
+def race(
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, seconds: Mapping[str, float], order: random.Random
+) -> Race:
+    """Time every contender in at most `rounds` rounds; one that needs more than its `seconds` for that gets fewer."""
     calls, shares = {}, {}
     for name, contender in contenders.items():
-        contender()
         once = _timed(contender, 1)
+        if once < LONG:
+            once = _timed(contender, 1)
         calls[name] = max(1, round(SHORTEST / once))
-        shares[name] = min(rounds, max(FEWEST, int(seconds / (calls[name] * once))))
+        shares[name] = min(rounds, max(FEWEST, int(seconds[name] / (calls[name] * once))))
     total = max(shares.values())
     taken: dict[str, list[float | None]] = {name: [] for name in contenders}
     collecting = gc.isenabled()
