@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 
 from unfading.bench.rows import Row
 
-NAMES, PLOT, VALUES = 170, 300, 60  # widths of a panel: names of cells, bars, numbers beyond the longest bar
+NAMES, PLOT, VALUES = 186, 290, 60  # widths of a panel: names of cells, bars, numbers beyond the longest bar
 LINE, BAR = 30, 11  # heights: one cell, one of its two bars
 TOP, BOTTOM = 92, 64
 SERIES = (("x_reference", "than the reference loop", "#3b6ea8"), ("x_torch", "than torch.nn", "#e08a2e"))
@@ -38,7 +38,7 @@ def svg(rows: Sequence[Row], about: dict[str, Any]) -> str:
         parts += [f"<rect x='{left}' y='41' width='12' height='12' fill='{colour}'/>", _text(left + 18, 52, label, size=13)]
         left += 30 + 8 * len(label)
     for i, (B, panel) in enumerate(zip(batches, panels, strict=True)):
-        parts += _panel(panel, i * (NAMES + PLOT + VALUES), f"batch {B}", height)
+        parts += _panel(panel, i * (NAMES + PLOT + VALUES), f"batch {B}")
     count = f"{threads} torch thread{'s' if threads > 1 else ''}"
     parts.append(
         _text(
@@ -49,10 +49,10 @@ def svg(rows: Sequence[Row], about: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _panel(panel: Sequence[Row], left: int, title: str, height: int) -> list[str]:
+def _panel(panel: Sequence[Row], left: int, title: str) -> list[str]:
     most = max(_speeds(row)[name] or 0.0 for row in panel for name, _, _ in SERIES)
     step = _step(most)
-    zero, unit, bottom = left + NAMES, PLOT / most, height - BOTTOM + 6
+    zero, unit, bottom = left + NAMES, PLOT / most, TOP + LINE * len(panel) + 2
     parts = [_text(zero, TOP - 16, title, size=14, weight="bold")]
     for k in range(int(most / step) + 1):
         x = zero + k * step * unit
@@ -66,7 +66,7 @@ def _panel(panel: Sequence[Row], left: int, title: str, height: int) -> list[str
     for i, row in enumerate(panel):
         y = TOP + i * LINE
         found = [(speed, colour) for name, _, colour in SERIES if (speed := _speeds(row)[name]) is not None]
-        parts.append(_text(zero - 8, y + LINE / 2, row.name, size=13, anchor="end"))
+        parts.append(_text(zero - 8, y + LINE / 2 + 2.5, row.name, size=13, anchor="end"))
         for j, (speed, colour) in enumerate(found):
             at = y + (LINE - 4 - BAR * len(found)) / 2 + j * BAR
             parts.append(f"<rect x='{zero}' y='{at:.1f}' width='{speed * unit:.1f}' height='{BAR - 1}' fill='{colour}'/>")
