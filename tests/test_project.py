@@ -29,11 +29,11 @@ LAYERS = [
     ["fuse"],
     ["catalogue"],
     ["backend"],
-    ["door"],
+    ["door", "stream"],
     ["recurrent"],
     ["layer", "model"],
     ["convert", "truncate"],
-    ["cli_data"],
+    ["bench", "cli_data", "doctor"],
     ["cli"],
     ["__init__"],
 ]

@@ -15,6 +15,8 @@ import unfading.cells
 import unfading.tasks
 from unfading import data
 from unfading.cells.base import Cell
+from unfading.fuse.differentiate import differentiate
+from unfading.fuse.plan import PROGRAMS, plan
 from unfading.tasks.base import Task
 
 Kind = TypeVar("Kind")
@@ -53,7 +55,17 @@ class Entry(NamedTuple):
     parameters: int  # without head
     multiply_adds_per_step: int  # of matrix products, projection of the input and output included
     multiply_adds_per_sequence: int  # the same for all steps, and the building of the weights once
+    bytes_kept_per_step: int | None  # for the backward pass, of one row, fused in float32; None where it does not run fused
     paper: str
+
+
+def _kept(cell: Cell) -> int | None:
+    found = plan(cell)
+    if isinstance(found, str):
+        return None
+    forward = differentiate(PROGRAMS[found.key]).forward
+    inputs = sum(n for n, kind in zip(found.signature.inputs, found.signature.kinds, strict=True) if kind == "sequence")
+    return 4 * (inputs + sum(found.signature.states) + forward.widths.get(("saved", 0), 0))
 
 
 def entry(cell: type[Cell], *, input_size: int, hidden_size: int, length: int) -> Entry:
@@ -79,6 +91,7 @@ def entry(cell: type[Cell], *, input_size: int, hidden_size: int, length: int) -
         parameters=sum(parameter.numel() for parameter in made.parameters()),
         multiply_adds_per_step=per_step,
         multiply_adds_per_sequence=build + length * per_step,
+        bytes_kept_per_step=_kept(made),
         paper=cell.paper,
     )
 

@@ -1,14 +1,18 @@
 """The command line: one function per verb, flags from its signature."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from json import dumps
+from pathlib import Path
 from typing import Annotated, Any
 
 from unfading import catalogue, cli_data
+from unfading import doctor as _doctor
 from unfading.errors import check_count
+from unfading.fuse import cache
 
 
 def cells(
@@ -16,6 +20,8 @@ def cells(
     hidden_size: int = 128,
     length: int = 784,
     json: bool = False,
+    explain: bool = False,
+    program: str | None = None,
 ) -> None:
     """List every cell: state sizes, recurrent matrices per step, parameters, multiply-adds, paper.
 
@@ -24,10 +30,18 @@ def cells(
         hidden_size: hidden size at which the cells are measured.
         length: steps of a sequence.
         json: print JSON instead of a table.
+        explain: say of every cell how it runs on the CPU, and why it does not run fused where it does not.
+        program: print what the compiler makes of this cell's step, forward and backward.
     """
     check_count("--input-size", input_size)
     check_count("--hidden-size", hidden_size)
     check_count("--length", length)
+    if program is not None:
+        print(_doctor.programs(program, input_size=input_size, hidden_size=hidden_size))
+        return
+    if explain:
+        _explain(json)
+        return
     entries = [
         catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length) for cell in catalogue.cells()
     ]
@@ -44,11 +58,12 @@ def cells(
         header_style="underline",
         title=f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
         caption="mats: products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
-        "products, the input's projection included.",
+        "products, the input's projection included. kept/step: bytes that one step of one row keeps for the backward pass, "
+        "fused, in float32.",
     )
     table.add_column("cell", style="bold", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for heading in ("mats", "params", "MAC/step", "MAC/seq."):
+    for heading in ("mats", "params", "MAC/step", "MAC/seq.", "kept/step"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("paper")
     for entry in entries:
@@ -59,9 +74,43 @@ def cells(
             f"{entry.parameters:,}",
             f"{entry.multiply_adds_per_step:,}",
             f"{entry.multiply_adds_per_sequence / 1e6:,.1f} M",
+            "-" if entry.bytes_kept_per_step is None else f"{entry.bytes_kept_per_step:,}",
             entry.paper,
         )
     Console().print(table)
+
+
+def _explain(json: bool) -> None:
+    found = _doctor.explanations()
+    if json:
+        print(dumps([line._asdict() for line in found], indent=2))
+        return
+    for line in found:
+        print(f"{line.name:24} {'fused' if line.fused else 'reference'}: {line.reason}")
+
+
+def doctor(clear_cache: bool = False, json: bool = False) -> None:
+    """Tell what of the fast paths works on this machine, and why the rest does not.
+
+    Args:
+        clear_cache: remove the compiled kernels; they are made again when next needed.
+        json: print JSON instead of text.
+    """
+    if clear_cache:
+        kernels, size = cache.clear()
+        print(f"removed {kernels} kernels, {size / 1e6:.1f} MB, from {cache.folder()}")
+        return
+    lines, cells = _doctor.findings(), _doctor.explanations()
+    if json:
+        print(dumps({"machine": [f._asdict() for f in lines], "cells": [c._asdict() for c in cells]}, indent=2))
+        return
+    for finding in lines:
+        print(f"{'ok ' if finding.good else 'BAD'} {finding.name:10} {finding.value}")
+    fused = [cell for cell in cells if cell.fused]
+    print(f"ok  cells      {len(fused)} of {len(cells)} can run fused on the CPU")
+    for cell in cells:
+        if not cell.fused:
+            print(f"    {cell.name} runs by the reference loop: {cell.reason}")
 
 
 def tasks(json: bool = False) -> None:
@@ -97,6 +146,36 @@ def tasks(json: bool = False) -> None:
     Console().print(table)
 
 
+def bench(
+    cells: tuple[str, ...] = (),
+    all: bool = False,
+    threads: int = 1,
+    rounds: int = 15,
+    json: bool = False,
+    save: Path | None = None,
+    figure: Path | None = None,
+) -> None:
+    """Time cells against the reference loop, torch.nn's nearest and their own matrix products, after checking agreement.
+
+    A cell whose results differ from the reference is not timed; the exit code is then 1.
+
+    Args:
+        cells: which cells, by the names that `unfading cells` prints; without any, a few well-known ones.
+        all: the whole table of `benchmarks/bars.py`: every cell, all sizes; 10 to 20 minutes.
+        threads: torch threads; with more than one, lines whose control is more than 10 % off are left out.
+        rounds: at most so many rounds a line; slow ones get fewer.
+        json: print JSON lines instead of tables.
+        save: append JSON lines to this file, or to cpu-MACHINE.jsonl in this folder.
+        figure: write a bar chart to this SVG file.
+    """
+    from unfading.bench import command
+
+    check_count("--threads", threads)
+    check_count("--rounds", rounds)
+    typed = shlex.join(["unfading", *sys.argv[1:]])
+    sys.exit(command.run(cells, all, threads, rounds, json=json, save=save, figure=figure, typed=typed))
+
+
 def main() -> None:
     """Entry point of the `unfading` command; a wrong argument is one sentence and exit code 2."""
     import tyro
@@ -113,7 +192,7 @@ def main() -> None:
         """Datasets: list them, fetch one, verify those that are here."""
         return verb
 
-    verbs = {"cells": _later(cells), "tasks": _later(tasks), "data": data}
+    verbs = {"cells": _later(cells), "doctor": _later(doctor), "bench": _later(bench), "tasks": _later(tasks), "data": data}
     config = [tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes]
     act = tyro.extras.subcommand_cli_from_dict(verbs, prog="unfading", config=config)
     try:

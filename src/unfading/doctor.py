@@ -7,9 +7,11 @@ import torch
 
 from unfading import catalogue
 from unfading.cells.base import Cell
+from unfading.errors import unknown
 from unfading.fuse import cache
 from unfading.fuse.compiler import NoCompiler
-from unfading.fuse.plan import plan
+from unfading.fuse.differentiate import Source, differentiate
+from unfading.fuse.plan import PROGRAMS, plan
 
 # The smallest library: whether the compiler works at all is known only once it has made one.
 PROBE = "int unfading_probe(void) { return 42; }\n"
@@ -58,6 +60,25 @@ def explain(cell: type[Cell]) -> Explanation:
     if isinstance(found, str):
         return Explanation(name, False, found)
     return Explanation(name, True, "step and projection" if found.with_project else "step; the projection runs before the loop")
+
+
+def programs(name: str, *, input_size: int, hidden_size: int) -> str:
+    """The program of a cell's step and its reverse, as text."""
+    cells = {cell.__name__.removesuffix("Cell"): cell for cell in catalogue.cells()}
+    if name not in cells:
+        raise ValueError(unknown("cell", name, list(cells)))
+    found = plan(cells[name](input_size, hidden_size))
+    if isinstance(found, str):
+        raise ValueError(f"{name} is not compiled: {found}.")
+    made = differentiate(PROGRAMS[found.key])
+    after = [f"W{p.block.weight} += {p.scale:g} * {_where(p.dy)}^T {_where(p.v)}" for p in made.outer]
+    after += [f"weight{t.weight} += sum of {_where(t.dy)}" for t in made.totals]
+    forward, back = str(made.forward), str(made.reverse)
+    return f"forward, every step:\n{forward}\n\nbackward, every step:\n{back}\n\nafter the loop:\n" + "\n".join(after)
+
+
+def _where(source: Source) -> str:
+    return f"{source.kind}{source.index}[{source.start}:]"
 
 
 def explanations() -> list[Explanation]:

@@ -51,6 +51,7 @@ def check_max_lag(max_lag: int | None, bias: bool) -> None:
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """The sentence for a name that does not exist, with the nearest that does."""
     known = sorted(known)
-    close = get_close_matches(str(name), known, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
+    lower = {one.lower(): one for one in known}
+    close = get_close_matches(str(name).lower(), lower, n=1)
+    hint = f"Did you mean {lower[close[0]]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
     return f"unknown {what} {name!r}. {hint}"

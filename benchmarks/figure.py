@@ -1,0 +1,29 @@
+"""The bar chart of a results file of `unfading bench`.
+
+python benchmarks/figure.py benchmarks/results/cpu-MACHINE.jsonl docs/speed.svg [--cells LSTM STAR ...]
+"""
+
+import argparse
+from pathlib import Path
+
+from unfading.bench.figure import svg
+from unfading.bench.rows import read
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("to", type=Path)
+    parser.add_argument("--cells", nargs="+", help="names as in the table, such as 'GRU reset after'; all of them without")
+    arguments = parser.parse_args()
+    rows, records = read(arguments.results)
+    known = {row.name for row in rows}
+    for name in arguments.cells or ():
+        if name not in known:
+            parser.error(f"{arguments.results} has no cell {name!r}; it has {', '.join(sorted(known))}.")
+    shown = [row for row in rows if not arguments.cells or row.name in arguments.cells]
+    arguments.to.write_text(svg(shown, records[-1]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""On what something was measured: the machine, the versions, the commit."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unfading.fuse import compiler
+
+
+def about(command: str) -> dict[str, Any]:
+    """What a record says beside its numbers."""
+    return {
+        "machine": {"cpu": cpu_name(), "cores": cores(), "system": platform.platform(terse=True)},
+        "versions": {
+            "unfading": sys.modules["unfading"].__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "compiler": _compiler(),
+        },
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+    }
+
+
+def cpu_name() -> str:
+    """The processor in the system's own words."""
+    told = re.search(r"^model name\s*:\s*(.+)$", compiler.cpu(), re.MULTILINE) if os.name == "posix" else None
+    return told[1].strip() if told else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def slug() -> str:
+    """The machine as part of a file's name."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", cpu_name().lower()))
+    return "-".join([*words, f"{cores()}core"])
+
+
+def _compiler() -> str | None:
+    try:
+        return compiler.version(compiler.find())
+    except compiler.NoCompiler:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this package is part of, where it is part of one."""
+    folder = Path(__file__).parent
+    if _git(folder, "ls-files", Path(__file__).name) is None:
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -1,0 +1,78 @@
+"""What came out of a case: a row, and its form as a JSON line."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from unfading.bench.cases import Kind
+
+# "refused": the cell does not run fused. "wrong": it does, and computes something else. "unsteady": the control says that
+# times on several threads mean nothing here.
+Status = Literal["measured", "refused", "wrong", "unsteady"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Times of one pass: forward without a graph, or forward and backward with all weight gradients."""
+
+    ms: float  # of a whole call; of one step where a layer is pushed step by step
+    rounds: int
+    control: float  # time of the same call entered a second time, over its time
+    x_reference: float | None = None  # how many times faster than the reference loop
+    x_torch: float | None = None  # than torch.nn's nearest
+    of_products: float | None = None  # time over that of the cell's own matrix products
+    of_full: float | None = None  # time over that of the batch with all rows at full length
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case, measured or with the reason why not."""
+
+    kind: Kind
+    name: str  # of the variant
+    cell: str
+    options: dict[str, Any]
+    scale: float  # of the weights, against the cell's own start
+    T: int
+    B: int
+    H: int
+    input_size: int
+    dtype: str
+    threads: int
+    status: Status
+    reason: str | None = None
+    dense: bool | None = None  # no matrix of the step is kept in factors
+    matrices: float | None = None  # products inside a step, in units of one H x H matrix; None where they are not such
+    torch_name: str | None = None  # torch.nn's nearest
+    forward: Pass | None = None
+    both: Pass | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int, int]:
+        return self.kind, self.name, self.T, self.B, self.H, self.threads
+
+    def record(self, about: dict[str, Any]) -> dict[str, Any]:
+        """As JSON, with what was measured on what."""
+        return asdict(self) | about
+
+
+def from_record(record: dict[str, Any]) -> Row:
+    fields = {name: record[name] for name in Row.__dataclass_fields__}
+    for name in ("forward", "both"):
+        fields[name] = None if fields[name] is None else Pass(**fields[name])
+    return Row(**fields)
+
+
+def read(path: Path) -> tuple[list[Row], list[dict[str, Any]]]:
+    """The rows of a results file and the records they came from; of a case that was measured twice the later one counts."""
+    found: dict[Any, tuple[Row, dict[str, Any]]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            row = from_record(record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}, is no line that `unfading bench --json` writes: {error!r}.") from None
+        found.pop(row.key, None)
+        found[row.key] = row, record
+    return [row for row, _ in found.values()], [record for _, record in found.values()]

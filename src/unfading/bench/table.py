@@ -1,0 +1,125 @@
+"""Rows for people: a table, and under it what could not be measured and why."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from unfading.bench.rows import Pass, Row
+
+FAR = 0.1  # a control this far from 1 is shown as a warning
+
+
+def tables(rows: Sequence[Row], about: dict[str, Any]) -> RenderableType:
+    """All rows, by kind, with the machine underneath."""
+    measured = [row for row in rows if row.status == "measured"]
+    parts: list[RenderableType] = []
+    for kind, make in (("layer", _layers), ("lengths", _lengths), ("stream", _streams)):
+        some = [row for row in measured if row.kind == kind]
+        if some:
+            parts += [*make(some), ""]
+    for row in rows:
+        if row.status != "measured":
+            style = "bold red" if row.status == "wrong" else "yellow"
+            size = f"{row.name}, T={row.T} B={row.B} H={row.H}" + ("" if row.kind == "layer" else f", {row.kind}")
+            parts.append(Text.assemble((f"{row.status}: ", style), f"{size}: {row.reason}"))
+    machine, versions = about["machine"], about["versions"]
+    threads = sorted({row.threads for row in rows})
+    said = [
+        f"torch threads: {', '.join(map(str, threads))}",
+        f"{machine['cpu']}, {machine['cores']} cores",
+        f"torch {versions['torch']}",
+        f"unfading {versions['unfading']}",
+        versions["compiler"] or "no C compiler",
+    ]
+    parts.append(Text("; ".join(said) + ".", style="dim"))
+    return Group(*parts)
+
+
+def _layers(rows: Sequence[Row]) -> list[RenderableType]:
+    table = _table("forward\nms", "fwd+bwd\nms", "x\nreference", "x\ntorch.nn", "x own\nGEMMs", "control")
+    for row in rows:
+        forward, both = row.forward, row.both
+        assert forward is not None
+        assert both is not None
+        table.add_row(
+            *_size(row),
+            _ms(forward.ms),
+            _ms(both.ms),
+            _pair(forward.x_reference, both.x_reference),
+            _pair(forward.x_torch, both.x_torch),
+            "" if both.of_products is None else f"{both.of_products:.2f}",
+            _control(forward, both),
+        )
+    return [
+        _title("One layer, input size 8, float32"),
+        table,
+        _note(
+            "x reference, x torch.nn: how many times faster than the reference loop and than torch.nn's nearest, forward / "
+            "forward + backward. x own GEMMs: time of forward + backward over that of the cell's own matrix products. "
+            "control: the same call timed twice; of the two passes the ratio further from 1."
+        ),
+    ]
+
+
+def _lengths(rows: Sequence[Row]) -> list[RenderableType]:
+    table = _table("fwd+bwd\nms", "of full", "control")
+    for row in rows:
+        assert row.both is not None
+        table.add_row(*_size(row), _ms(row.both.ms), f"{row.both.of_full:.2f}", _control(row.both))
+    return [
+        _title("Rows of unequal length, half of T on average"),
+        table,
+        _note("of full: time over that of the batch with all rows at full length."),
+    ]
+
+
+def _streams(rows: Sequence[Row]) -> list[RenderableType]:
+    table = _table("us a step", "x nn.LSTM", "control")
+    for row in rows:
+        assert row.forward is not None
+        table.add_row(*_size(row), f"{1e3 * row.forward.ms:.1f}", f"{row.forward.x_torch:.1f}", _control(row.forward))
+    return [
+        _title("stream(): one step at a time"),
+        table,
+        _note("x nn.LSTM: how many times faster than nn.LSTM called for one step at a time."),
+    ]
+
+
+def _title(said: str) -> Text:
+    return Text(said, style="bold")
+
+
+def _note(said: str) -> Text:
+    return Text(said, style="dim")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline")
+    table.add_column("cell", style="bold")  # the one that gives way on a narrow screen
+    for heading in ("T", "B", "H", *headings):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _size(row: Row) -> list[str]:
+    return [row.name, str(row.T), str(row.B), str(row.H)]
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}" if value < 2 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _pair(forward: float | None, both: float | None) -> str:
+    return "" if forward is None or both is None else f"{_times(forward)}/{_times(both)}"
+
+
+def _control(*passes: Pass) -> Text:
+    furthest = max((found.control for found in passes), key=lambda control: abs(control - 1))
+    return Text(f"{furthest:.2f}", style="yellow" if abs(furthest - 1) > FAR else "")

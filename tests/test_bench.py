@@ -1,0 +1,469 @@
+"""The benchmark measures what it says, refuses what is wrong, and writes down on what it ran."""
+
+import importlib.util
+import json
+import random
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from tests.test_project import ROOT
+from unfading import cli
+from unfading.bench import cases, command, machine, timing
+from unfading.bench.agreement import FLOOR, LARGEST, disagreement, parts_from
+from unfading.bench.cases import Case, variants
+from unfading.bench.figure import svg
+from unfading.bench.measure import half_lengths, measure
+from unfading.bench.rows import Pass, Row, read
+from unfading.bench.timing import race, torch_threads
+from unfading.fuse.backward import Backward
+from unfading.fuse.fused import refusal
+from unfading.fuse.kernel import Kernel
+from unfading.layer import layer
+from unfading.recurrent import Recurrent
+
+SMALL = {"T": 5, "B": 2, "H": 16}
+ABOUT = {
+    "machine": {"cpu": "Some & Co <CPU>", "cores": 2},
+    "versions": {"unfading": "0", "torch": "2", "compiler": "cc"},
+    "commit": "abc",
+    "date": "2026-01-01T00:00:00+00:00",
+}
+
+
+def case(name, kind="layer", **sizes):
+    return Case(kind, variants()[name], **{**SMALL, **sizes})
+
+
+def made(name, T=5, H=16):
+    variant = variants()[name]
+    built = layer(cases.cell_classes()[variant.cell])(cases.INPUT, H, **variant.options(T, H))
+    if (reason := refusal(built.cells[0])) is not None:
+        pytest.skip(reason)
+    return built
+
+
+def plant(monkeypatch, where, change):
+    """The fused loop goes wrong: `change` gets what a method of it returned."""
+    owner, name = where
+    whole = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *arguments, **options: change(whole(*arguments, **options)))
+
+
+def half_final_state(result):
+    trajectory, final, saved = result
+    return trajectory, [0.5 * part for part in final], saved
+
+
+def shifted_output(result):
+    result[0][0][-1] += 1e-2
+    return result
+
+
+def gradient_without_last_weight(result):
+    d_inputs, d_states, d_weights = result
+    return d_inputs, d_states, [*d_weights[:-1], torch.zeros_like(d_weights[-1])]
+
+
+FAULTS = {
+    "output": ((Kernel, "forward"), shifted_output, "output"),
+    "final state": ((Kernel, "forward"), half_final_state, "final h"),
+    "gradient": ((Backward, "gradients"), gradient_without_last_weight, "gradient of"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_result_is_refused_and_not_timed(monkeypatch, fault):
+    made("Elman")
+    where, change, word = FAULTS[fault]
+    plant(monkeypatch, where, change)
+    monkeypatch.setattr("unfading.bench.measure.race", lambda *_, **__: pytest.fail("a wrong result was timed"))
+    row = measure(case("Elman"))
+    assert row.status == "wrong"
+    assert word in row.reason
+    assert row.forward is None
+    assert row.both is None
+
+
+def test_wrong_lengths_are_refused(monkeypatch):
+    made("Elman")
+    plant(monkeypatch, (Kernel, "forward"), half_final_state)
+    assert measure(case("Elman", "lengths")).status == "wrong"
+
+
+def test_weights_and_references_that_can_tell_nothing_are_refused():
+    elman, x = made("Elman"), torch.randn(5, 2, cases.INPUT)
+    assert disagreement(elman, x) is None
+    with torch.no_grad():
+        elman.cells[0].W_h[0, 0] = float("nan")
+    assert "W_h is not finite" in disagreement(elman, x)
+    with torch.no_grad():
+        for parameter in elman.parameters():
+            parameter.zero_()
+    assert "of the reference is zero" in disagreement(elman, x)
+
+
+def test_the_tolerance_grows_with_the_references_own_rounding_and_not_for_ever():
+    want = torch.ones(10, dtype=torch.float64)
+    assert parts_from(want * (1 + 0.5 * FLOOR), want, want) is None
+    assert "away from the reference" in parts_from(want * (1 + 5 * FLOOR), want, want)
+    assert parts_from(want * (1 + 5 * FLOOR), want * (1 + 5 * FLOOR), want) is None
+    assert "rounding alone" in parts_from(want, want * (1 + LARGEST), want)
+    assert "not finite" in parts_from(want, want / 0, want)
+    assert "nan away" in parts_from(want * float("nan"), want, want)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU reset after", "NRU", "IncrementalRNN", "IncrementalRNN K=1"])
+def test_a_row_has_every_comparison_there_is(name):
+    made(name)
+    row = measure(case(name), rounds=3)
+    assert row.status == "measured"
+    for one in (row.forward, row.both):
+        assert one.ms > 0
+        assert one.control > 0
+        assert one.x_reference > 0
+        assert (one.x_torch is not None) == (name in ("LSTM", "GRU reset after"))
+    assert row.torch_name == {"LSTM": "nn.LSTM", "GRU reset after": "nn.GRU"}.get(name)
+    assert row.matrices == {"LSTM": 4, "GRU reset after": 3, "IncrementalRNN K=1": 1}.get(name)
+    assert (row.both.of_products is None) == (row.matrices is None)
+    assert row.dense == (name != "IncrementalRNN")
+
+
+def test_lengths_are_half_of_full_on_average():
+    lengths = half_lengths(case("STAR", "lengths", T=200, B=32))
+    assert lengths.min() >= 1
+    assert lengths.max() < 200
+    assert abs(lengths.float().mean() - 100) < 1
+    made("STAR")
+    row = measure(case("STAR", "lengths"), rounds=3)
+    assert row.both.of_full > 0
+    assert row.forward is None
+
+
+class Pushed:
+    """What stream() does, slowly; `fault` is added to what it returns."""
+
+    def __init__(self, layer, batch, fault=0.0):
+        self.layer, self.state, self.fault = layer, None, fault
+
+    @torch.no_grad()
+    def push(self, x):
+        output, self.state = self.layer(x[None], self.state)
+        return output[0] + self.fault
+
+
+@pytest.mark.parametrize(("fault", "status"), [(0.0, "measured"), (0.01, "wrong")])
+def test_a_stream_is_timed_by_the_step_and_refused_where_wrong(monkeypatch, fault, status):
+    made("STAR")
+    monkeypatch.setattr(Recurrent, "stream", lambda layer, batch: Pushed(layer, batch, fault), raising=False)
+    assert [one.variant.name for one in cases.headline(["STAR"]) if one.kind == "stream"] == ["STAR"]
+    row = measure(case("STAR", "stream", B=1), rounds=3)
+    assert row.status == status
+    if fault:
+        assert "the output of stream() is" in row.reason
+    else:
+        assert 0 < row.forward.ms < 100
+        assert row.forward.x_torch > 0
+
+
+def test_a_cell_that_does_not_run_fused_shows_its_reason(monkeypatch):
+    monkeypatch.setattr("unfading.bench.measure.refusal", lambda cell: "it is shy")
+    row = measure(case("Elman"))
+    assert (row.status, row.reason) == ("refused", "it is shy")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Every timing is written down, and takes as many seconds as its contender says."""
+    order = []
+    monkeypatch.setattr(timing, "_timed", lambda contender, calls: order.append(contender) or contender())
+    return order
+
+
+def test_every_round_has_all_contenders_in_an_order_of_its_own(clock):
+    contenders = {name: lambda name=name: 0.01 for name in "abcdef"}
+    race(contenders, rounds=4, seconds=dict.fromkeys(contenders, 1.0), order=random.Random(0))
+    names = {contender: name for name, contender in contenders.items()}
+    ran = [names[contender] for contender in clock[12:]]  # after two calls each to warm up
+    rounds = ["".join(ran[i : i + 6]) for i in range(0, 24, 6)]
+    assert len(ran) == 24
+    assert all(sorted(one) == sorted(contenders) for one in rounds)
+    assert len(set(rounds)) == 4
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_slow_contender_runs_in_fewer_rounds_spread_over_all():
+    contenders = {"quick": lambda: 0.01, "slow": lambda: 0.5}
+    found = race(contenders, rounds=12, seconds={"quick": 1.0, "slow": 2.0}, order=random.Random(0))
+    ran = [i for i, taken in enumerate(found.seconds["slow"]) if taken is not None]
+    assert ran == [2, 5, 8, 11]
+    assert found.rounds("quick") == 12
+    assert found.ratio("slow", "quick") == pytest.approx(50)
+    assert found.median("slow") == 0.5
+
+
+def test_ratios_are_of_one_round_each():
+    found = timing.Race({"a": [1.0, 30.0, 3.0, None], "b": [2.0, 10.0, 6.0, 1.0]})
+    assert found.ratio("a", "b") == 0.5  # of 1/2, 3, 1/2; the ratio of the medians is 3 / 4
+
+
+def test_threads_are_as_before_after_a_measurement_and_after_an_error(monkeypatch):
+    before = torch.get_num_threads()
+    seen = []
+    monkeypatch.setattr("unfading.bench.measure.refusal", lambda cell: seen.append(torch.get_num_threads()) or "no")
+    measure(case("Elman"), threads=2)
+    assert seen == [2]
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError, match="stop"), torch_threads(2):
+        raise RuntimeError("stop")
+    assert torch.get_num_threads() == before
+
+
+def test_random_numbers_are_as_before_after_a_measurement():
+    made("Elman")
+    before = torch.random.get_rng_state()
+    measure(case("Elman"), rounds=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_an_unsteady_control_is_left_out_on_several_threads_only(monkeypatch):
+    made("Elman")
+    monkeypatch.setattr("unfading.bench.measure._pass", lambda found: Pass(ms=1.0, rounds=3, control=1.3))
+    assert measure(case("Elman"), rounds=3).status == "measured"
+    row = measure(case("Elman"), rounds=3, threads=2)
+    assert row.status == "unsteady"
+    assert "1.30" in row.reason
+    assert row.both is None
+
+
+def test_plans_name_real_cells_once_and_ask_for_every_size():
+    for plan in (cases.headline(), cases.everything()):
+        assert len(set(plan)) == len(plan)
+    asked = {(one.variant.name, one.T, one.B, one.H) for one in cases.everything() if one.kind == "layer"}
+    for name in variants():
+        assert {(name, T, 1, H) for T in (200, 784) for H in (64, 128)} <= asked
+    assert ("LSTM", 784, 128, 64) in asked
+    assert {one.variant.cell for one in cases.headline(["GRU", "NRU"])} == {"GRU", "NRU"}
+    assert {one.variant.cell for one in cases.everything(["STAR"])} == {"STAR"}
+    with pytest.raises(ValueError, match=r"unknown cell 'Lstm'\. Did you mean 'LSTM'\?"):
+        cases.headline(["Lstm"])
+
+
+def few(monkeypatch):
+    """The command runs over two small cases."""
+    monkeypatch.setattr(cases, "headline", lambda cells: [case("Elman"), case("LSTM")])
+
+
+def start(**options):
+    given = {"json": False, "save": None, "figure": None, "typed": "unfading bench"}
+    return command.run((), False, 1, 3, **{**given, **options})
+
+
+def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch, capsys, tmp_path):
+    few(monkeypatch)
+    made("Elman")
+    figure = tmp_path / "speed.svg"
+    assert start(json=True, save=tmp_path, figure=figure) == 0
+    printed = capsys.readouterr().out
+    (saved,) = tmp_path.glob("*.jsonl")
+    assert saved.name == f"cpu-{machine.slug()}.jsonl"
+    assert re.fullmatch(r"cpu-[a-z0-9-]+-\d+core\.jsonl", saved.name)
+    assert saved.read_text() == printed
+    for line in printed.splitlines():
+        record = json.loads(line)
+        assert record["machine"]["cpu"]
+        assert record["machine"]["cores"] >= 1
+        assert record["versions"]["torch"] == torch.__version__
+        assert record["versions"]["unfading"]
+        assert "compiler" in record["versions"]
+        assert record["command"] == "unfading bench"
+        assert re.match(r"20\d\d-\d\d-\d\dT", record["date"])
+    rows, records = read(saved)
+    assert [row.name for row in rows] == ["Elman", "LSTM"]
+    assert records == [json.loads(line) for line in printed.splitlines()]
+    ElementTree.fromstring(figure.read_text())
+    # Measured again, the later line counts.
+    assert start(json=True, save=saved) == 0
+    assert len(saved.read_text().splitlines()) == 4
+    assert len(read(saved)[0]) == 2
+
+
+def test_a_table_is_printed_and_nothing_written_unless_asked(monkeypatch, capsys, tmp_path):
+    few(monkeypatch)
+    made("Elman")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert start() == 0
+    shown = capsys.readouterr().out
+    for word in ("Elman", "LSTM", "forward", "fwd+bwd", "reference", "torch.nn", "GEMMs", "control", torch.__version__):
+        assert word in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mismatch_is_told_and_the_exit_code_is_1(monkeypatch, capsys):
+    few(monkeypatch)
+    made("Elman")
+    plant(monkeypatch, (Kernel, "forward"), half_final_state)
+    assert start() == 1
+    shown = capsys.readouterr().out
+    assert "wrong: Elman" in shown
+    assert "away from the reference" in " ".join(shown.split())
+
+
+def test_a_run_that_is_stopped_keeps_what_it_has(monkeypatch, capsys, tmp_path):
+    few(monkeypatch)
+    made("Elman")
+
+    def measured(one, **options):
+        if one.variant.name == "LSTM":
+            raise KeyboardInterrupt
+        return measure(one, **options)
+
+    monkeypatch.setattr(command, "measure", measured)
+    assert start(save=tmp_path / "rows.jsonl") == 130
+    answer = capsys.readouterr()
+    assert "Elman" in answer.out
+    assert "stopped after 1 of 2 lines" in answer.err
+    assert [row.name for row in read(tmp_path / "rows.jsonl")[0]] == ["Elman"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--cells", "LSTN"], "unknown cell 'LSTN'. Did you mean 'LSTM'?"),
+        (["--threads", "0"], "--threads must be at least 1; got 0"),
+        (["--threads", "100000"], "got 100000"),
+        (["--save", "nowhere/rows.jsonl"], "there is no folder nowhere"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence_and_exit_code_2(monkeypatch, capsys, arguments, sentence):
+    monkeypatch.setattr(sys, "argv", ["unfading", "bench", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_the_verb_hands_its_flags_on(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(command, "run", lambda *arguments, **options: seen.append((arguments, options)) or 1)
+    flags = ["--cells", "LSTM", "STAR", "--all", "--threads", "2", "--rounds", "4", "--json", "--save", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["unfading", "bench", *flags, "--figure", "speed.svg"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    ((positional, named),) = seen
+    assert positional == (("LSTM", "STAR"), True, 2, 4)
+    assert named.pop("typed").startswith("unfading bench --cells LSTM")
+    assert named == {"json": True, "save": tmp_path, "figure": Path("speed.svg")}
+
+
+def made_row(kind, name, T, B, H, **numbers):
+    one = Pass(ms=1.0, rounds=5, control=1.0, x_reference=10.0, x_torch=5.0, of_products=1.4, of_full=0.5)
+    whole = replace(one, **numbers)
+    passes = {"forward": whole, "both": whole}
+    told = {"options": {}, "scale": 1.0, "input_size": 8, "dtype": "float32", "threads": 1, "status": "measured", "dense": True}
+    return Row(kind, name, name.split()[0], T=T, B=B, H=H, **told, **passes)
+
+
+def every_row():
+    found = [(one.kind, one.variant.name, one.T, one.B, one.H) for one in cases.everything()]
+    # Whether or not this version has stream(), so that the bars can be judged.
+    streams = [("stream", name, 200, 1, 128) for name in cases.STREAMED]
+    return [made_row(*size) for size in dict.fromkeys([*found, *streams])]
+
+
+def test_the_figure_is_xml_and_names_the_cells():
+    rows = [row for row in every_row() if row.name in cases.HEADLINE]
+    rows.append(made_row("layer", "a < b & c", 200, 32, 128))
+    root = ElementTree.fromstring(svg(rows, ABOUT))
+    said = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    for name in (*cases.HEADLINE, "a < b & c", "batch 1", "batch 32", "batch 128"):
+        assert name in said
+    assert any("Some & Co <CPU>" in text for text in said)
+    with pytest.raises(ValueError, match="at least one measured layer"):
+        svg([], ABOUT)
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch, capsys):
+    """Exit code and words of bars.py over some rows, with stream() taken for granted."""
+    streams = [Case("stream", variants()[name], 200, 1, 128) for name in cases.STREAMED]
+    monkeypatch.setattr(cases, "_streams", lambda T: streams)
+    monkeypatch.setenv("COLUMNS", "200")
+    bars = script("bars")
+
+    def judge(rows):
+        path = written(tmp_path / "rows.jsonl", rows)
+        monkeypatch.setattr(sys, "argv", ["bars.py", str(path)])
+        return bars.main(), capsys.readouterr().out
+
+    return judge
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row.record(ABOUT)) + "\n" for row in rows))
+    return path
+
+
+def test_bars_are_held_missed_and_incomplete_as_the_file_says(judged):
+    rows = every_row()
+    code, said = judged(rows)
+    assert code == 0, said
+    assert (said.count("held"), said.count("missed"), said.count("incomplete")) == (8, 0, 0)
+
+    def but(name, kind="layer", B=1, **changes):
+        return [
+            replace(row, both=replace(row.both, **changes)) if (row.name, row.kind, row.B) == (name, kind, B) else row
+            for row in rows
+        ]
+
+    code, said = judged(but("LSTM", B=128, x_torch=0.9))
+    assert code == 1
+    assert said.count("held") == 7
+    assert "LSTM T=784 B=128 H=64 fwd+bwd: 0.90" in said
+    assert "missed" in judged(but("STAR", B=32, of_products=2.1))[1]
+    assert "missed" in judged(but("Elman", "lengths", B=32, of_full=0.7))[1]
+    assert "missed" in judged(but("UGRNN", x_reference=5.0))[1]
+    # A cell whose matrices are kept in factors is in no bar, and one that is missing leaves a bar open.
+    low_rank = [replace(row, dense=False) if row.name == "SiRNN" else row for row in but("SiRNN", x_reference=5.0)]
+    assert judged(low_rank)[0] == 0
+    code, said = judged([row for row in rows if row.name != "NRU"])
+    assert code == 1
+    assert said.count("incomplete") == 4  # two bars, each in the table and above its list
+    assert "NRU T=200 B=32 H=64: not measured" in said
+    # Only EquilibriumRNN may be refused, and nothing may be wrong.
+    for name, status, code in [("EquilibriumRNN", "refused", 0), ("UGRNN", "refused", 1), ("EquilibriumRNN", "wrong", 1)]:
+        some = [replace(row, status=status, forward=None, both=None) if row.name == name else row for row in rows]
+        assert judged(some)[0] == code
+
+
+def test_a_damaged_results_file_is_told_by_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(every_row()[0].record(ABOUT)) + "\n{broken\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read(path)
+
+
+def test_the_figure_of_a_results_file(tmp_path, monkeypatch):
+    path, to = written(tmp_path / "rows.jsonl", every_row()), tmp_path / "speed.svg"
+    monkeypatch.setattr(sys, "argv", ["figure.py", str(path), str(to), "--cells", "LSTM", "STAR"])
+    script("figure").main()
+    assert "STAR" in to.read_text()
+    assert "UGRNN" not in to.read_text()
