@@ -1,4 +1,4 @@
-"""The compiled loop is the reference loop, for every cell: outputs, final state and all gradients, and all that surrounds it."""
+"""The compiled loop is the reference loop, for every cell: outputs, final state, all gradients, and what surrounds it."""
 
 import copy
 import math
@@ -45,7 +45,7 @@ def everything(layer, x, backend, lengths=None):
     with unfading.use_backend(backend):
         output, state = layer(x, lengths=lengths)
     torch.manual_seed(5)
-    parts = [part for part in torch.utils._pytree.tree_leaves(state)]
+    parts = torch.utils._pytree.tree_leaves(state)
     loss = sum((part * torch.randn_like(part)).sum() for part in [output, *parts])
     named = {"x": x, **dict(layer.named_parameters())}
     gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
@@ -129,7 +129,11 @@ def test_long_sequences_in_pieces(monkeypatch):
     monkeypatch.setattr(backward, "PIECE", 1 << 10)
     for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell):
         for bidirectional in (False, True):
-            layer = built(cell, 5, bidirectional=bidirectional, steps=30) if cell is unfading.IncrementalRNNCell else built(cell, 5, bidirectional=bidirectional)
+            layer = (
+                built(cell, 5, bidirectional=bidirectional, steps=30)
+                if cell is unfading.IncrementalRNNCell
+                else built(cell, 5, bidirectional=bidirectional)
+            )
             x, lengths = torch.randn(50, 7, 3, dtype=torch.float64), torch.randint(1, 51, (7,))
             for own in (None, lengths):
                 agree(everything(layer, x, "fused", own), everything(layer, x, "reference", own), torch.float64)
@@ -154,8 +158,44 @@ def test_two_threads_do_as_one():
 
 # -- numbers that are none ------------------------------------------------------------------------------------------------
 
-SPECIAL = [0.0, -0.0, 1e-310, -1e-310, 1e-40, -1e-40, 5.0, -5.0, 88.0, 89.5, -88.0, -104.5, 709.5, 711.0, -746.0, 1e30, math.inf, -math.inf, math.nan]
-FUNCTIONS = "exp expm1 log log1p tanh sigmoid relu abs sqrt sign sin cos erf reciprocal neg".split()
+SPECIAL = [
+    0.0,
+    -0.0,
+    1e-310,
+    -1e-310,
+    1e-40,
+    -1e-40,
+    5.0,
+    -5.0,
+    88.0,
+    89.5,
+    -88.0,
+    -104.5,
+    709.5,
+    711.0,
+    -746.0,
+    1e30,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
+FUNCTIONS = [
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "abs",
+    "sqrt",
+    "sign",
+    "sin",
+    "cos",
+    "erf",
+    "reciprocal",
+    "neg",
+]
 
 
 class Inputs(NamedTuple):
@@ -288,7 +328,17 @@ def test_both_compilers(compiler, tmp_path):
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     environment = {**os.environ, "CC": compiler, "UNFADING_CACHE": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "agrees_with_the_reference or infinities"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "agrees_with_the_reference or infinities",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -322,7 +372,8 @@ def test_forward_mode_goes_to_the_reference_and_is_right():
 def test_a_program_is_small_and_readable():
     text = str(PROGRAMS[plan(unfading.STARCell(3, 8)).key])
     assert len(text.splitlines()) < 25
-    assert "tanh(" in text and "next0[0:] <- " in text
+    assert "tanh(" in text
+    assert "next0[0:] <- " in text
 
 
 MEMORY = """

@@ -3,7 +3,6 @@
 import copy
 import inspect
 import pickle
-
 import sys
 
 import pytest

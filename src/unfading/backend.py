@@ -6,7 +6,7 @@ raises with its reason. `with use_backend("reference"):` overrides the layers' o
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.fuse.fused import fused, fused_outputs, refusal
+from unfading.lengths import zero_past
 from unfading.scan import reference
 from unfading.segments import run_in_segments
 from unfading.traced import traced
@@ -52,51 +53,47 @@ def choose(cell: Cell, backend: str) -> Callable[..., tuple[Any, Any]]:
         if reason is None:
             return fused
         if name == "fused":
-            raise RuntimeError(f"{type(cell).__name__} cannot run fused: {reason}. backend='auto' takes the reference loop then.")
+            raise RuntimeError(
+                f"{type(cell).__name__} cannot run fused: {reason}. backend='auto' takes the reference loop then."
+            )
         name = "reference"
     return IMPLEMENTATIONS[name]
 
 
-def run(
-    cell: Cell,
-    x: Tensor,
-    state: Any,
-    *,
-    lengths: Tensor | None,
-    reverse: bool,
-    start: int,
-    backend: str,
-    checkpoint_every: int | None,
-) -> tuple[Any, Any]:
+class How(NamedTuple):
+    """How a sequence is run."""
+
+    lengths: Tensor | None
+    reverse: bool
+    start: int
+    backend: str
+    checkpoint_every: int | None
+
+
+def run(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Any, Any]:
     """Project x [T, B, I] and run the cell over it: the states after every step, and the final state, as `scan`."""
+    lengths, reverse, start, backend, every = how
     implementation = choose(cell, backend)
     weights = _weights(cell, x)
-    if checkpoint_every is None:
+    if every is None:
         return implementation(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start)
-    return run_in_segments(
-        implementation, cell, x, state, weights, every=checkpoint_every, lengths=lengths, reverse=reverse, start=start
-    )
+    return run_in_segments(implementation, cell, x, state, weights, every=every, lengths=lengths, reverse=reverse, start=start)
 
 
-def outputs(
-    cell: Cell,
-    x: Tensor,
-    state: Any,
-    *,
-    lengths: Tensor | None,
-    reverse: bool,
-    start: int,
-    backend: str,
-    checkpoint_every: int | None,
-) -> tuple[Tensor, Any]:
+def outputs(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Tensor, Any]:
     """As `run`, but of the states only `cell.output`; where no gradient is wanted, the states are not even kept."""
-    if not torch.is_grad_enabled() and not traced() and choose(cell, backend) is fused:
-        return fused_outputs(cell, x, state, cell.weights(), lengths=lengths, reverse=reverse, start=start)
-    trajectory, final = run(
-        cell, x, state, lengths=lengths, reverse=reverse, start=start, backend=backend, checkpoint_every=checkpoint_every
-    )
+    if not torch.is_grad_enabled() and not traced() and choose(cell, how.backend) is fused:
+        return fused_outputs(cell, x, state, cell.weights(), lengths=how.lengths, reverse=how.reverse, start=how.start)
+    trajectory, final = run(cell, x, state, how)
+    return output_of(cell, trajectory, how.lengths), final
+
+
+def output_of(cell: Cell, trajectory: Any, lengths: Tensor | None) -> Tensor:
+    """What the next layer sees of the states of every step; zeros past a row's end."""
     # As the state, in the precision of the parameters, also under autocast.
-    return cell.output(trajectory).to(trajectory[0].dtype), final
+    output = cell.output(trajectory).to(trajectory[0].dtype)
+    # States past a row's end are zeros already; what is made of them need not be.
+    return output if lengths is None or output is trajectory[0] else zero_past(output, lengths)
 
 
 def _weights(cell: Cell, x: Tensor) -> Any:

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
-from unfading.backend import check_backend, outputs, run
+from unfading.backend import How, check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.door import Sequences, enter, enter_state, leave, leave_state
 from unfading.errors import check_count, check_share
-from unfading.lengths import zero_past
 from unfading.stream import Stream
 
 
@@ -175,25 +174,19 @@ class Recurrent(nn.Module):
             sides = []
             for direction in range(self.directions):
                 i = depth * self.directions + direction
-                arguments = {
-                    "lengths": lengths,
-                    "reverse": direction == 1,
-                    "start": start,
-                    "backend": self.backend,
-                    "checkpoint_every": self.checkpoint_every,
-                }
+                how = How(lengths, direction == 1, start, self.backend, self.checkpoint_every)
                 if trajectories is None:
-                    side, final = outputs(cells[i], output, states[i], **arguments)
+                    side, final = outputs(cells[i], output, states[i], how)
                 else:
-                    trajectory, final = run(cells[i], output, states[i], **arguments)
+                    trajectory, final = run(cells[i], output, states[i], how)
                     trajectories.append(trajectory)
-                    side = cells[i].output(trajectory).to(trajectory[0].dtype)
+                    side = output_of(cells[i], trajectory, lengths)
                 if side.shape[-1] != cells[i].output_size:
                     raise ValueError(
                         f"{type(self.cells[i]).__name__} declares output_size={cells[i].output_size}, and its output has "
                         f"{side.shape[-1]} features."
                     )
-                sides.append(side if lengths is None else zero_past(side, lengths))
+                sides.append(side)
                 finals.append(final)
             output = torch.cat(sides, dim=-1) if self.bidirectional else sides[0]
         return sequences, output, finals

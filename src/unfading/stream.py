@@ -33,7 +33,9 @@ class Stream:
     def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str):
         noisy = [cell for cell in cells if isinstance(cell, WrapperCell) and cell.training]
         if noisy:
-            raise ValueError("a stream draws no noise, and the layer is in training with dropout or zoneout; call eval() first.")
+            raise ValueError(
+                "a stream draws no noise, and the layer is in training with dropout or zoneout; call eval() first."
+            )
         self.start = start
         self._first = states
         self._steps: list[OneStep | ReferenceStep] = []

@@ -4,143 +4,17 @@ A rule gets a `Call` and returns what the operation made: a Row (a value, with o
 of a recurrent matrix), or a list of these. Operations that torch itself can write in simpler ones have no rule here.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from unfading.fuse.build import Builder
-from unfading.fuse.program import Block, NotFusable, Shape, Value
+from unfading.fuse import reductions, views
+from unfading.fuse.program import FUNCTIONS, NotFusable
+from unfading.fuse.rows import Call, Matrix, Row
 
 ops = torch.ops.aten
-
-
-# Rows of the example, and its steps: primes that are no feature sizes, so that every axis tells by its size what it is.
-BATCH = 1_000_003
-TIME = 7_919
-
-
-def lead(shape: Sequence[int]) -> int:
-    """How many axes in front of the features stand for rows: [B, ...] and [T B, ...] have one, [T, B, ...] two."""
-    if tuple(shape[:2]) == (TIME, BATCH):
-        return 2
-    return int(len(shape) > 0 and shape[0] in (BATCH, TIME * BATCH))
-
-
-class Row(NamedTuple):
-    """A value, and how many axes the tensor it stands for has in front of the value's own; 0 for a parameter's."""
-
-    value: Value
-    lead: int
-
-    @property
-    def batched(self) -> bool:
-        return self.lead > 0
-
-
-class Opaque(NamedTuple):
-    """What the language has no word for, where that is allowed: it must not come into the step."""
-
-    reason: str
-
-
-class Matrix(NamedTuple):
-    """W[r0:r1, c0:c1] of weight number `index`, or its transpose: what a dot can use as it is."""
-
-    index: int
-    flat: Value
-    shape: Shape
-    r0: int
-    r1: int
-    c0: int
-    c1: int
-    turned: bool = False
-
-    def t(self) -> "Matrix":
-        return self._replace(turned=not self.turned)
-
-    def cut(self, axis: int, start: int, stop: int) -> "Matrix":
-        if (axis == 0) != self.turned:
-            return self._replace(r0=self.r0 + start, r1=self.r0 + stop)
-        return self._replace(c0=self.c0 + start, c1=self.c0 + stop)
-
-    def block(self) -> Block:
-        """As v @ self uses it."""
-        return Block(self.index, self.r0, self.r1, self.c0, self.c1, transposed=not self.turned)
-
-    def entries(self, b: Builder) -> Value:
-        """As an ordinary value, for elementwise work."""
-        whole = b.reshape(self.flat, self.shape)
-        cut = b.slice(b.slice(whole, 0, self.r0, self.r1), 1, self.c0, self.c1)
-        return b.permute(cut, (1, 0)) if self.turned else cut
-
-
-class Call(NamedTuple):
-    """One operation: its arguments as rows and matrices, and the tensors without data that it made."""
-
-    build: Builder
-    packet: Any
-    args: Any
-    kwargs: dict[str, Any]
-    out: Any
-    dtype: torch.dtype
-
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        if position < len(self.args):
-            return self.args[position]
-        return self.kwargs.get(name, default)
-
-    def row(self, position: int) -> Row:
-        x = self.args[position]
-        if isinstance(x, Matrix):
-            return Row(x.entries(self.build), 0)
-        if not isinstance(x, Row):
-            raise NotFusable(f"{self.packet} of {x!r}")
-        return x
-
-    def features(self, out: Tensor | None = None) -> Shape:
-        """Of what was made, the axes that are no rows."""
-        shape = tuple((self.out if out is None else out).shape)
-        return shape[lead(shape) :]
-
-    def made(self, value: Value, out: Tensor | None = None) -> Row:
-        """A value as the tensor that was made."""
-        shape = tuple((self.out if out is None else out).shape)
-        return Row(value, lead(shape))
-
-    def map(self, op: str, *operands: Any, attr: float | None = None) -> Row:
-        """An elementwise operation on rows and numbers, with the shape torch gave it."""
-        rows = [Row(x.entries(self.build), 0) if isinstance(x, Matrix) else x for x in operands]
-        axes = max((x.lead for x in rows if isinstance(x, Row)), default=0)
-        rank = max((len(x.value.shape) + x.lead for x in rows if isinstance(x, Row)), default=0)
-        values: list[Value | float] = []
-        for x in rows:
-            if not isinstance(x, Row):
-                values.append(float(x))
-                continue
-            value = x.value if x.lead else _without_rows(self.build, x.value, len(x.value.shape) - (rank - axes))
-            values.append(value)
-        return Row(self.build.map(op, *values, attr=attr), axes)
-
-    def shaped(self, row: Row) -> Row:
-        return self.made(self.build.expand(row.value, self.features()))
-
-    def axis(self, axis: int, row: Row) -> int:
-        """An axis of the tensor as one of the row's features; negative for one of the rows."""
-        rank = len(row.value.shape) + row.lead
-        return axis % rank - row.lead
-
-
-def _without_rows(build: Builder, value: Value, axes: int) -> Value:
-    """A parameter's value without its leading axes of size 1, which stand for rows."""
-    if axes <= 0:
-        return value
-    if any(size != 1 for size in value.shape[:axes]):
-        raise NotFusable(f"a parameter of shape {value.shape} goes along the rows")
-    return build.reshape(value, value.shape[axes:])
 
 
 def _elementwise(name: str) -> Callable[[Call], Row]:
@@ -232,206 +106,6 @@ def _detach(call: Call) -> Row:
     return call.map("stop", call.row(0))
 
 
-def _reshape(call: Call) -> Any:
-    x = call.args[0]
-    if isinstance(x, Matrix) and tuple(call.out.shape) == (x.r1 - x.r0, x.c1 - x.c0) and not x.turned:
-        return x
-    row = call.row(0)
-    if row.batched != (lead(call.out.shape) > 0) or math.prod(call.features()) != row.value.size:
-        raise NotFusable(f"{call.packet} mixes rows with features")
-    return call.made(call.build.reshape(row.value, call.features()))
-
-
-def _expand(call: Call) -> Row:
-    row = call.row(0)
-    if row.lead and lead(call.out.shape) != row.lead:
-        raise NotFusable("an axis put in front of the rows")
-    value = _without_rows(call.build, row.value, len(row.value.shape) - len(call.features()))
-    return call.made(call.build.expand(value, call.features()))
-
-
-def _permute(call: Call) -> Any:
-    x = call.args[0]
-    rank = 2 if isinstance(x, Matrix) else len(x.value.shape) + x.lead
-    if call.packet is ops.permute:
-        axes = [axis % rank for axis in call.args[1]]
-    else:
-        axes = list(range(rank))
-        a, b = (0, 1) if call.packet is ops.t else (call.args[1] % rank, call.args[2] % rank)
-        if rank > 1:
-            axes[a], axes[b] = axes[b], axes[a]
-    if isinstance(x, Matrix):
-        return x.t() if axes == [1, 0] else x
-    if axes[: x.lead] != list(range(x.lead)):
-        raise NotFusable(f"{call.packet} moves the rows")
-    return Row(call.build.permute(x.value, tuple(axis - x.lead for axis in axes[x.lead :])), x.lead)
-
-
-def _cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
-    if isinstance(x, Matrix):
-        return x.cut(axis % 2, start, stop)
-    own = call.axis(axis, x)
-    if own < 0:
-        if (start, stop) == (0, _extent(x, axis)):
-            return x
-        raise NotFusable(f"{call.packet} along the rows")
-    return Row(call.build.slice(x.value, own, start, stop), x.lead)
-
-
-def _extent(x: Any, axis: int) -> int:
-    if isinstance(x, Matrix):
-        return (x.c1 - x.c0) if (axis % 2 == 1) != x.turned else (x.r1 - x.r0)
-    shape = ((), (BATCH,), (TIME, BATCH))[x.lead] + x.value.shape
-    return shape[axis]
-
-
-def _slice(call: Call) -> Any:
-    x, axis = call.args[0], call.argument(1, "dim", 0)
-    size = _extent(x, axis)
-    start, stop, step = call.argument(2, "start") or 0, call.argument(3, "end"), call.argument(4, "step", 1)
-    if step != 1:
-        raise NotFusable("a slice with a stride")
-    start, stop, _ = slice(start, stop).indices(size)
-    return _cut(call, x, axis, start, max(start, stop))
-
-
-def _select(call: Call) -> Row:
-    x, axis, index = call.args
-    size = _extent(x, axis)
-    piece = _cut(call, x, axis, index % size, index % size + 1)
-    row = Row(piece.entries(call.build), 0) if isinstance(piece, Matrix) else piece
-    return call.made(call.build.reshape(row.value, call.features()))
-
-
-def _split(call: Call) -> list[Any]:
-    x, axis = call.args[0], call.argument(2, "dim", 0)
-    out, start = [], 0
-    for piece in call.out:
-        size = piece.shape[axis]
-        out.append(_cut(call, x, axis, start, start + size))
-        start += size
-    return out
-
-
-def _unbind(call: Call) -> list[Row]:
-    x, axis = call.row(0), call.argument(1, "dim", 0)
-    return [
-        call.made(call.build.reshape(cut.value, call.features(piece)), piece)
-        for i, piece in enumerate(call.out)
-        for cut in [_cut(call, x, axis, i, i + 1)]
-    ]
-
-
-def _cat(call: Call) -> Row:
-    rows = [Row(x.entries(call.build), 0) if isinstance(x, Matrix) else x for x in call.args[0]]
-    axis = call.argument(1, "dim", 0) % len(call.out.shape) - lead(call.out.shape)
-    if axis < 0:
-        raise NotFusable("torch.cat along the rows")
-    if len({row.lead for row in rows}) > 1:
-        raise NotFusable("torch.cat of a parameter with a value of each row; expand the parameter first")
-    return call.made(call.build.cat([row.value for row in rows if row.value.size], axis))
-
-
-def _stack(call: Call) -> Row:
-    rows = [Row(x.entries(call.build), 0) if isinstance(x, Matrix) else x for x in call.args[0]]
-    axis = call.argument(1, "dim", 0) % len(call.out.shape) - lead(call.out.shape)
-    if axis < 0 or len({row.lead for row in rows}) > 1:
-        raise NotFusable("torch.stack along the rows, or of parameters with values")
-    shapes = [row.value.shape[:axis] + (1,) + row.value.shape[axis:] for row in rows]
-    pieces = [call.build.reshape(row.value, shape) for row, shape in zip(rows, shapes, strict=True)]
-    return call.made(call.build.cat(pieces, axis))
-
-
-def _axes(call: Call, position: int, row: Row) -> list[int]:
-    rank = len(row.value.shape) + row.lead
-    dims = call.argument(position, "dim")
-    dims = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    axes = [axis % rank - row.lead for axis in dims]
-    if any(axis < 0 for axis in axes):
-        raise NotFusable(f"{call.packet} over the batch; rows do not mix")
-    return axes
-
-
-def _reduced(call: Call, op: str, x: Row, axes: list[int], out: Tensor | None = None) -> Row:
-    value = call.build.reduce(op, x.value, axes)
-    return call.made(call.build.reshape(value, call.features(out)), out)
-
-
-def _sum(call: Call) -> Row:
-    x = call.row(0)
-    return _reduced(call, "sum", x, _axes(call, 1, x))
-
-
-def _mean(call: Call) -> Row:
-    x = call.row(0)
-    axes = _axes(call, 1, x)
-    count = math.prod(x.value.shape[axis] for axis in axes)
-    return call.map("mul", _reduced(call, "sum", x, axes), 1 / count)
-
-
-def _amax(call: Call) -> Row:
-    x = call.row(0)
-    if call.packet is ops.amin:
-        return call.map("neg", _reduced(call, "amax", call.map("neg", x), _axes(call, 1, x)))
-    return _reduced(call, "amax", x, _axes(call, 1, x))
-
-
-def _norm(call: Call) -> Row:
-    """(sum |x|^p)^(1/p), with gradient 0 where the norm is 0, as torch has it."""
-    x, order = call.row(0), float(call.argument(1, "ord", 2))
-    axes = _axes(call, 2, x)
-    size = call.map("abs", x)
-    if order == math.inf:
-        return _reduced(call, "amax", size, axes)
-    if order <= 0:
-        raise NotFusable(f"a norm of order {order}")
-    total = _reduced(call, "sum", call.map("power", size, attr=order), axes)
-    if order == 1:
-        return total
-    empty = call.map("eq", total, 0.0)
-    return call.map("where", empty, 0.0, call.map("power", call.map("where", empty, 1.0, total), attr=1 / order))
-
-
-def _var_mean(call: Call) -> list[Row]:
-    x = call.row(0)
-    axes = _axes(call, 1, x)
-    count = math.prod(x.value.shape[axis] for axis in axes)
-    correction = call.argument(2, "correction", 1)
-    free = count - (1 if correction is None else float(correction))
-    mean = Row(call.build.map("mul", call.build.reduce("sum", x.value, axes), 1 / count), x.lead)
-    apart = call.map("sub", x, mean)
-    squares = _reduced(call, "sum", call.map("mul", apart, apart), axes, call.out[0])
-    kept = call.made(call.build.reshape(mean.value, call.features(call.out[1])), call.out[1])
-    return [call.map("mul", squares, 1 / free), kept]
-
-
-def _layer_norm(call: Call) -> list[Row]:
-    x, shape, gain, shift, epsilon = call.args
-    axes = list(range(len(x.value.shape) - len(shape), len(x.value.shape)))
-    count = math.prod(shape)
-    b = call.build
-    mean = Row(b.map("mul", b.reduce("sum", x.value, axes), 1 / count), x.lead)
-    apart = call.map("sub", x, mean)
-    variance = Row(b.map("mul", b.reduce("sum", b.map("mul", apart.value, apart.value), axes), 1 / count), x.lead)
-    scale = call.map("recip", call.map("sqrt", call.map("add", variance, epsilon)))
-    y = call.map("mul", apart, scale)
-    y = y if gain is None else call.map("mul", y, gain)
-    return [y if shift is None else call.map("add", y, shift), mean, scale]
-
-
-def _softmax(call: Call) -> Row:
-    x = call.row(0)
-    axis = call.axis(call.args[1], x)
-    if axis < 0:
-        raise NotFusable("softmax over the batch; rows do not mix")
-    b = call.build
-    largest = Row(b.map("stop", b.reduce("amax", x.value, [axis])), x.lead)
-    apart = call.map("sub", x, largest)
-    e = call.map("exp", apart)
-    total = Row(b.reduce("sum", e.value, [axis]), x.lead)
-    return call.map("sub", apart, call.map("log", total)) if call.packet is ops._log_softmax else call.map("div", e, total)
-
-
 def _mm(call: Call) -> Row:
     v, matrix = call.args[-2:]
     if not isinstance(v, Row) or not v.batched:
@@ -453,7 +127,7 @@ def _mv(call: Call) -> Row:
     v, vector = call.row(0), call.row(1)
     if not v.batched:
         raise NotFusable("a product of a matrix with a vector inside the step; do it in weights(), once per call")
-    return _reduced(call, "sum", call.map("mul", v, vector), [0])
+    return reductions.reduced(call, "sum", call.map("mul", v, vector), [0])
 
 
 def _bmm(call: Call) -> Row:
@@ -462,16 +136,16 @@ def _bmm(call: Call) -> Row:
         raise NotFusable("a batched product with a parameter")
     (i, j), k = a.value.shape, b.value.shape[1]
     left, right = call.build.reshape(a.value, (i, j, 1)), call.build.reshape(b.value, (1, j, k))
-    return _reduced(call, "sum", Row(call.build.map("mul", left, right), a.lead), [1])
+    return reductions.reduced(call, "sum", Row(call.build.map("mul", left, right), a.lead), [1])
 
 
 UNARY = {
-    **{getattr(ops, name): name for name in "neg exp expm1 log log1p tanh sigmoid relu abs sqrt sign sin cos erf".split()},
+    **{getattr(ops, name): name for name in (*FUNCTIONS, "neg")},
     ops.reciprocal: "recip",
     ops.sgn: "sign",
 }
 BINARY = {
-    **{getattr(ops, name): name for name in "mul div gt ge lt le eq ne".split()},
+    **{getattr(ops, name): name for name in ["mul", "div", "gt", "ge", "lt", "le", "eq", "ne"]},
     ops.maximum: "max",
     ops.minimum: "min",
     ops.logical_and: "mul",
@@ -487,28 +161,38 @@ RULES: dict[Any, Callable[[Call], Any]] = {
     **dict.fromkeys((ops.clamp, ops.clamp_min, ops.clamp_max, ops.hardtanh), _clamp),
     ops.where: _where,
     **dict.fromkeys(
-        (ops.full, ops.full_like, ops.new_full, ops.zeros, ops.zeros_like, ops.new_zeros, ops.ones, ops.ones_like, ops.new_ones),
+        (
+            ops.full,
+            ops.full_like,
+            ops.new_full,
+            ops.zeros,
+            ops.zeros_like,
+            ops.new_zeros,
+            ops.ones,
+            ops.ones_like,
+            ops.new_ones,
+        ),
         _filled,
     ),
     ops.scalar_tensor: _filled,
     **dict.fromkeys((ops.clone, ops.contiguous, ops.alias, ops._to_copy, ops.lift_fresh, ops.lift_fresh_copy), _same),
     ops.detach: _detach,
-    **dict.fromkeys((ops.view, ops.reshape, ops._unsafe_view, ops._reshape_alias, ops.unsqueeze, ops.squeeze), _reshape),
-    ops.expand: _expand,
-    **dict.fromkeys((ops.permute, ops.transpose, ops.t), _permute),
-    ops.slice: _slice,
-    ops.select: _select,
-    **dict.fromkeys((ops.split, ops.split_with_sizes), _split),
-    ops.unbind: _unbind,
-    ops.cat: _cat,
-    ops.stack: _stack,
-    ops.sum: _sum,
-    ops.mean: _mean,
-    **dict.fromkeys((ops.amax, ops.amin), _amax),
-    ops.linalg_vector_norm: _norm,
-    ops.var_mean: _var_mean,
-    ops.native_layer_norm: _layer_norm,
-    **dict.fromkeys((ops._softmax, ops._log_softmax), _softmax),
+    **dict.fromkeys((ops.view, ops.reshape, ops._unsafe_view, ops._reshape_alias, ops.unsqueeze, ops.squeeze), views.reshape),
+    ops.expand: views.expand,
+    **dict.fromkeys((ops.permute, ops.transpose, ops.t), views.permute),
+    ops.slice: views.sliced,
+    ops.select: views.select,
+    **dict.fromkeys((ops.split, ops.split_with_sizes), views.split),
+    ops.unbind: views.unbind,
+    ops.cat: views.cat,
+    ops.stack: views.stack,
+    ops.sum: reductions.total,
+    ops.mean: reductions.mean,
+    **dict.fromkeys((ops.amax, ops.amin), reductions.largest),
+    ops.linalg_vector_norm: reductions.norm,
+    ops.var_mean: reductions.var_mean,
+    ops.native_layer_norm: reductions.layer_norm,
+    **dict.fromkeys((ops._softmax, ops._log_softmax), reductions.softmax),
     **dict.fromkeys((ops.mm, ops.addmm), _mm),
     ops.mv: _mv,
     ops.bmm: _bmm,

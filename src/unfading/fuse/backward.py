@@ -65,7 +65,7 @@ class Backward:
             carried = [buffers["dinitial", i] for i in range(len(self.states))]
             for i in range(len(self.states)):  # the next piece writes beside what it reads
                 buffers["dinitial", i] = buffers.pop(("spare", i), None)
-        d_inputs = []
+        d_inputs: list[Tensor | None] = []
         for x, d, kind, want in zip(self.inputs, self.d_inputs, self.kernel.program.kinds, self.wanted_inputs, strict=True):
             if not want:
                 d_inputs.append(None)
@@ -79,7 +79,9 @@ class Backward:
     def _pieces(self) -> Iterator[tuple[int, int]]:
         """From the last piece processed to the first."""
         walk, T = self.walk, self.T
-        width = sum(factor.width for factor in self.needed) + sum(n for (kind, _), n in self.widths.items() if kind == "sequence")
+        width = sum(factor.width for factor in self.needed) + sum(
+            n for (kind, _), n in self.widths.items() if kind == "sequence"
+        )
         steps = max(8, PIECE // (max(1, width) * self.B * self.kernel.dtype.itemsize))
         if walk.reverse and walk.lengths is not None:
             steps = T  # rows begin at different times: a piece would have to know where each one stands
@@ -87,9 +89,7 @@ class Backward:
         for a in begins if walk.reverse else reversed(begins):
             yield a, min(a + steps, T)
 
-    def _run(
-        self, a: int, b: int, d_next: Sequence[Tensor | None], d_final: Sequence[Tensor | None], buffers: Tensors
-    ) -> None:
+    def _run(self, a: int, b: int, d_next: Sequence[Tensor | None], d_final: Sequence[Tensor | None], buffers: Tensors) -> None:
         """Back through the steps a..b; the gradient of the state before them is left in `buffers`."""
         walk, T, B, kernel = self.walk, self.T, self.B, self.kernel
         own = Walk(walk.reverse, None if walk.lengths is None else walk.lengths - a, walk.order)
@@ -126,7 +126,9 @@ class Backward:
         for total in kernel.totals:
             whole = self.d_weights[total.weight]
             if whole is not None:
-                whole.view(-1)[total.start : total.start + total.width] += self._factor(total.dy, total.width, tensors, lines).sum(0)
+                whole.view(-1)[total.start : total.start + total.width] += self._factor(
+                    total.dy, total.width, tensors, lines
+                ).sum(0)
 
     def _make_buffers(self, buffers: Tensors, lines: int) -> None:
         """What one piece needs and the next uses again."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unfading.fuse.program import ELEMENTWISE, Block, Leaf, NotFusable, Program, Shape, Value, broadcast, pieces_of
+from unfading.fuse.program import ELEMENTWISE, Block, Leaf, NotFusable, Shape, Value, broadcast, pieces_of
 
 FOLDED: dict[str, Callable[..., float]] = {
     "neg": lambda a: -a,
@@ -59,11 +59,11 @@ class Builder:
         joined = next((arg for arg in args if arg.op == "cat"), None)
         if joined is not None:
             axis = joined.attr
-            parts = [
-                self.map(op, *(x if x.op in ("const", "zero") else self.slice(x, axis, a, b) for x in args), attr=attr)
-                for a, b, _ in pieces_of(joined.args, axis)
-            ]
-            return self.cat([self.expand(part, shape[:axis] + (b - a,) + shape[axis + 1 :]) for part, (a, b, _) in zip(parts, pieces_of(joined.args, axis), strict=True)], axis)  # fmt: skip
+            parts = []
+            for a, b, _ in pieces_of(joined.args, axis):
+                cut = (x if x.op in ("const", "zero") else self.slice(x, axis, a, b) for x in args)
+                parts.append(self.expand(self.map(op, *cut, attr=attr), shape[:axis] + (b - a,) + shape[axis + 1 :]))
+            return self.cat(parts, axis)
         if op in ("add", "mul") and args[0].op != "const" and args[1].id < args[0].id:
             args.reverse()
         return self._make(op, args, attr, shape)
@@ -233,7 +233,8 @@ class Builder:
             return self.zero((parts[0][1].width,))
         factors = [arg.args[0].constant if arg.op == "mul" else None for arg in args]
         if factors[0] is not None and len(set(factors)) == 1:  # c v M = c (v M): one pass less, and v may be stored already
-            return self.map("mul", factors[0], self.dot([(arg.args[1], block) for arg, block in zip(args, blocks, strict=True)]))
+            plain = [(arg.args[1], block) for arg, block in zip(args, blocks, strict=True)]
+            return self.map("mul", factors[0], self.dot(plain))
         return self._make("dot", args, tuple(blocks), (blocks[0].width,))
 
     def reduce(self, op: str, x: Value, axes: Sequence[int]) -> Value:
@@ -274,36 +275,3 @@ class Builder:
         if value.op == "dot":
             return self.dot(list(zip(args, value.attr, strict=True)))
         return self.reduce(value.op, args[0], value.attr)
-
-
-def joined(builder: Builder, program: Program) -> Program:
-    """Sums of dots that nothing else reads become one dot: a + x W^T + h U^T is one pass over one buffer."""
-    readers: dict[int, int] = {}
-    for value in program.values():
-        for arg in value.args:
-            readers[arg.id] = readers.get(arg.id, 0) + 1
-    new: dict[int, Value] = {}
-    for value in program.values():
-        args = [new[arg.id] for arg in value.args]
-        if value.op == "add" and all(readers[arg.id] == 1 for arg in value.args):
-            new[value.id] = _added(builder, args)
-        elif any(a is not b for a, b in zip(args, value.args, strict=True)):
-            new[value.id] = builder.rebuilt(value, args)
-        else:
-            new[value.id] = value
-    return program._replace(stores=tuple(store._replace(value=new[store.value.id]) for store in program.stores))
-
-
-def _added(builder: Builder, args: Sequence[Value]) -> Value:
-    """a + b, with the dots that both sides hold as one of their two terms joined."""
-    dots, rest = [], []
-    for arg in args:
-        terms = arg.args if arg.op == "add" and any(term.op == "dot" for term in arg.args) else (arg,)
-        for term in terms:
-            (dots if term.op == "dot" else rest).append(term)
-    if len(dots) < 2 or len({dot.shape for dot in dots}) > 1:
-        return builder.map("add", *args)
-    total = builder.dot([pair for dot in dots for pair in zip(dot.args, dot.attr, strict=True)])
-    for term in rest:
-        total = builder.map("add", total, term)
-    return total

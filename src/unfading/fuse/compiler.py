@@ -19,7 +19,16 @@ from typing import NamedTuple
 # -ffast-math is not here, nor any part of it that moves NaN, inf or signed zero: linked with it, a library flushes denormals
 # for the whole process. Loops over features say themselves that they are to be vectorised, which -fopenmp-simd reads, and no
 # runtime of OpenMP is needed; beyond that -O3 gains nothing here and compiles three times as long.
-FLAGS = ("-O2", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC", "-std=gnu11")
+FLAGS = (
+    "-O2",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-shared",
+    "-fPIC",
+    "-std=gnu11",
+)
 
 # The first that the compiler takes is added: some for ARM know only the second, and some neither. Which one that is follows
 # from compiler and processor, so a library can be filed without asking.

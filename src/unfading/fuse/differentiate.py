@@ -14,14 +14,14 @@ from unfading.fuse.program import Block, NotFusable, Program, Store, Value
 from unfading.fuse.rules import RULES
 
 # What is saved rather than computed again, unless it comes at once of what is there anyway.
-COSTLY = frozenset("exp expm1 log log1p tanh sigmoid relu sin cos erf power sqrt amax".split())
+COSTLY = frozenset(["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "relu", "sin", "cos", "erf", "power", "sqrt", "amax"])
 
 
 class Source(NamedTuple):
     """A sequence of row vectors for a matrix product: entries from `start` on of a tensor."""
 
     kind: str  # state (before the step), next, input, saved, dinput or sequence
-    index: int
+    index: int  # type: ignore[assignment]
     start: int
 
 
@@ -219,9 +219,8 @@ def _after_the_loop(
     for store in sorted(stores, key=lambda store: store[:3]):
         if store.kind == "dweight" and store.value.id in places:
             new = Total(store.index, store.start, places[store.value.id], store.value.size)
-            last = totals[-1] if totals else None
-            if last is not None and _next_to(last) == (new.weight, new.start, new.dy):
-                totals[-1] = last._replace(width=last.width + new.width)
+            if totals and _next_to(totals[-1]) == (new.weight, new.start, new.dy):
+                totals[-1] = totals[-1]._replace(width=totals[-1].width + new.width)
             else:
                 totals.append(new)
         else:

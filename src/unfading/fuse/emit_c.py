@@ -5,7 +5,8 @@
 A *tile* of rows runs through all of its time before the next one starts: its state stays in the nearest cache, and no
 thread waits for another. `order` lists the rows by falling length, so that at every step the rows still running are the
 first m of their tile. A row that has ended is touched no more. With lengths, the factors of the products after the loop are
-kept packed, without the steps that no row has. `step.h` holds what all kernels share, `products.c` the matrix products, `emit_step.py` the step itself.
+kept packed, without the steps that no row has. `step.h` holds what all kernels share, `products.c` the matrix products,
+`emit_step.py` writes the step itself.
 """
 
 from importlib.resources import files
@@ -166,7 +167,8 @@ int {name}(void** tensors, int64_t T, int64_t B, int64_t tile, int64_t first, in
     memset(memory, 0, numbers);
     real* mem = (real*)memory;
 {_lines(buffers, 4)}
-    int64_t *row = (int64_t*)(memory + numbers), *len = row + tile, *place = len + tile, *before = place + tile, *line = before + tile;
+    int64_t *row = (int64_t*)(memory + numbers), *len = row + tile, *place = len + tile;
+    int64_t *before = place + tile, *line = before + tile;
     (void)before; (void)line;
     for (int r = 0; r < rows; r++) {{
       row[r] = order ? order[b0 + r] : b0 + r;

@@ -65,7 +65,9 @@ class Step:
 
     def optional(self) -> frozenset[int]:
         """The inputs whose gradient is stored by guarded lines alone."""
-        stored = {(index, value) for value, targets in self.plan.stores.items() for kind, index, _ in targets if kind == "dinput"}
+        stored = {
+            (index, value) for value, targets in self.plan.stores.items() for kind, index, _ in targets if kind == "dinput"
+        }
         return frozenset(index for index, _ in stored) - {index for index, value in stored if value not in self.plan.only_for}
 
     def pointer(self, kind: str, index: int) -> str:
@@ -140,7 +142,7 @@ class Step:
         loop = _Loop(self, x.shape)
         entry = loop.read(x)
         outside = [axis for axis in range(len(x.shape)) if axis not in over]
-        first = [f"for (int r = 0; r < m; r++) {{", *loop.bases_declared()]
+        first = ["for (int r = 0; r < m; r++) {", *loop.bases_declared()]
         if value.op == "sum" and outside and outside[-1] == len(x.shape) - 1 and x.shape[-1] > 1:
             # The last axis stays: whole vectors are added.
             nest = _nest(x.shape, [*over, *outside])
@@ -149,7 +151,16 @@ class Step:
         start, each = ("0", "q += {x};") if value.op == "sum" else ("-INFINITY", "q = {x} > q || {x} != {x} ? {x} : q;")
         simd = ["#pragma omp simd reduction(+:q)"] if value.op == "sum" else []
         inner = _nest(x.shape, list(over))
-        body = ["{", f"  real q = {start};", *inner[:-1], *simd, inner[-1] + " {", *loop.loads(), f"    {each.format(x=entry)}", "  }"]
+        body = [
+            "{",
+            f"  real q = {start};",
+            *inner[:-1],
+            *simd,
+            inner[-1] + " {",
+            *loop.loads(),
+            f"    {each.format(x=entry)}",
+            "  }",
+        ]
         return [*first, *_nest(x.shape, outside), *body, f"  {target} = q;", "}", "}"]
 
     def _dot(self, value: Value) -> list[str]:
@@ -248,7 +259,9 @@ def _indices(shape: Shape) -> list[str]:
 
 def _nest(shape: Shape, axes: list[int]) -> list[str]:
     """Loops over these axes, outermost first; a loop of one where there is none."""
-    return [f"  for (int i{axis} = 0; i{axis} < {shape[axis]}; i{axis}++)" for axis in axes] or ["  for (int one = 0; one < 1; one++)"]
+    return [f"  for (int i{axis} = 0; i{axis} < {shape[axis]}; i{axis}++)" for axis in axes] or [
+        "  for (int one = 0; one < 1; one++)"
+    ]
 
 
 def _number(x: float) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from unfading.fuse.program import Block, Program, Value
+from unfading.fuse.program import FUNCTIONS, Block, Program, Value
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
-    **{name: getattr(torch, name) for name in "neg exp expm1 log log1p tanh sigmoid relu abs sqrt sign sin cos erf".split()},
-    **{name: getattr(torch, name) for name in "add sub mul div gt ge lt le eq ne".split()},
+    **{name: getattr(torch, name) for name in (*FUNCTIONS, "neg")},
+    **{name: getattr(torch, name) for name in ["add", "sub", "mul", "div", "gt", "ge", "lt", "le", "eq", "ne"]},
     "recip": torch.reciprocal,
     "max": torch.maximum,
     "min": torch.minimum,
@@ -41,8 +41,7 @@ def next_states(
     pieces: list[list[Tensor]] = [[] for _ in states]
     for store in program.stores:
         if store.kind == "next":
-            value = found[store.value.id]
-            pieces[store.index].append(value.expand((batch, *store.value.shape)))
+            pieces[store.index].append(found[store.value.id].expand((batch, *store.value.shape)))
     return [torch.cat(piece, dim=-1) for piece in pieces]
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from unfading.cells.base import Cell
 from unfading.fuse.compiler import NoCompiler
+from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.inference import Inference
 from unfading.fuse.operator import Loop
-from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.plan import Plan, kernel, plan
 from unfading.fuse.program import NotFusable
 from unfading.traced import traced
@@ -88,12 +88,12 @@ def _plan(cell: Cell) -> Plan | str:
 # numbers: the cell is alive while it is traced, so its id is as good as itself.
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant_plan(identity: int) -> Plan | str:
     return plan(ctypes.cast(identity, ctypes.py_object).value)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _compiled(identity: int) -> str | None:
     return _no_kernel(ctypes.cast(identity, ctypes.py_object).value)
 

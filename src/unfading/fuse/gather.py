@@ -44,7 +44,9 @@ def check(found: Plan, cell: Cell, tensors: Sequence[Tensor]) -> None:
     signature = found.signature
     T, B = tensors[0].shape[0], tensors[len(signature.inputs)].shape[0]
     sizes = {"sequence": (T, B), "shared": (T, 1), "constant": (1, B)}
-    shapes = [(*sizes[kind], width) for kind, width in zip(signature.kinds, signature.inputs, strict=True)]
+    shapes: list[tuple[int, ...]] = [
+        (*sizes[kind], width) for kind, width in zip(signature.kinds, signature.inputs, strict=True)
+    ]
     shapes += [(B, width) for width in signature.states]
     shapes += signature.weights
     for tensor, shape in zip(tensors, shapes, strict=True):

@@ -4,7 +4,6 @@ A long sequence is run in pieces of time that stay in the cache: the states of a
 piece uses again. The first touch of fresh memory costs more than the arithmetic.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from unfading.cells.wrap import WrapperCell
 from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.kernel import Walk
 from unfading.fuse.plan import Plan, kernel
+from unfading.lengths import zero_past
 
 PIECE = 1 << 21  # bytes of inputs and states in one piece
 
@@ -27,9 +27,7 @@ class Inference:
         self.weights = [leaf.detach().contiguous() for leaf in gather_weights(found, cell, weights)]
         self.packed = self.kernel.packed(self.kernel.infer, self.weights)
 
-    def outputs(
-        self, x: Tensor, state: Any, *, lengths: Tensor | None, reverse: bool, start: int
-    ) -> tuple[Tensor, Any]:
+    def outputs(self, x: Tensor, state: Any, *, lengths: Tensor | None, reverse: bool, start: int) -> tuple[Tensor, Any]:
         """`cell.output` of every step, and the final state."""
         T, B = x.shape[:2]
         cell, states = self.cell, list(state)
@@ -49,6 +47,8 @@ class Inference:
             )  # fmt: skip
             if not direct:
                 output[a:b] = cell.output(type(state)(*trajectory))
+        if lengths is not None and not direct:
+            output = zero_past(output, lengths)
         return output, type(state)(*states)
 
     def _steps(self, batch: int) -> int:

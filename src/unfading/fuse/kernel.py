@@ -18,7 +18,7 @@ from torch import Tensor
 from unfading.fuse.cache import library
 from unfading.fuse.differentiate import Reversed, differentiate
 from unfading.fuse.emit_c import Function, emit_backward, emit_forward, source
-from unfading.fuse.program import Block, Program
+from unfading.fuse.program import Program
 from unfading.fuse.threads import run_tiles
 
 Pointer = ctypes.c_void_p
@@ -117,7 +117,8 @@ class Kernel:
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
         # Gradients of inputs that the loop or the products after it need, wanted or not.
-        read = {p.dy.index for p in (*self.outer, *self.totals) if p.dy.kind == "dinput"}
+        factors = [product.dy for product in self.outer] + [total.dy for total in self.totals]
+        read = {factor.index for factor in factors if factor.kind == "dinput"}
         self.always = (set(range(len(self.program.kinds))) - self.back.optional) | read
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
@@ -161,7 +162,9 @@ class Kernel:
             tensor = weights[i] if kind == "weight" else tensors[kind, i]
             held.append(tensor if tensor is None or kind in WRITTEN else tensor.contiguous())
         packed = packed or self.packed(function, weights)
-        self.call(function, [*(None if tensor is None else tensor.data_ptr() for tensor in held), *packed.addresses], walk, T, B)
+        self.call(
+            function, [*(None if tensor is None else tensor.data_ptr() for tensor in held), *packed.addresses], walk, T, B
+        )
 
     def call(self, function: Function, addresses: Sequence[int | None], walk: Walk, T: int, B: int) -> None:
         """Run a loop on tensors given by address."""

@@ -40,7 +40,9 @@ class OneStep:
         self.at = {pointer: k for k, pointer in enumerate(function.pointers, start=1)}
         self.arrays = []
         for before, final in (self.buffers, self.buffers[::-1]):
-            known = {("initial", i): part for i, part in enumerate(before)} | {("final", i): part for i, part in enumerate(final)}
+            known = {("initial", i): part for i, part in enumerate(before)} | {
+                ("final", i): part for i, part in enumerate(final)
+            }
             known |= {("next", i): part for i, part in enumerate(self.after)}
             known |= {("weight", i): weight for i, weight in enumerate(self.inference.weights)}
             addresses = [known[p].data_ptr() if p in known else None for p in function.pointers]

@@ -26,7 +26,13 @@ Sizes = tuple[int, int, int]  # how many inputs, states and weights there are
 
 
 def _forward(
-    key: str, inputs: list[Tensor], states: list[Tensor], weights: list[Tensor], lengths: Tensor | None, reverse: bool, keep: bool
+    key: str,
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    keep: bool,
 ) -> list[Tensor]:
     compiled = kernel(key, states[0].dtype)
     trajectory, final, saved = compiled.forward(inputs, states, weights, Walk.of(lengths, reverse), keep=keep)
@@ -56,7 +62,8 @@ forward_op = torch.library.custom_op(
     "unfading::fused_forward",
     _forward,
     mutates_args=(),
-    schema="(str key, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep) -> Tensor[]",
+    schema="(str key, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep) "
+    "-> Tensor[]",
 )
 backward_op = torch.library.custom_op(
     "unfading::fused_backward",
@@ -69,7 +76,13 @@ backward_op = torch.library.custom_op(
 
 @forward_op.register_fake
 def _(
-    key: str, inputs: list[Tensor], states: list[Tensor], weights: list[Tensor], lengths: Tensor | None, reverse: bool, keep: bool
+    key: str,
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    keep: bool,
 ) -> list[Tensor]:
     compiled = kernel(key, states[0].dtype)
     T, B = compiled.extent(inputs, states)
@@ -90,9 +103,7 @@ def _(
     wanted: list[bool],
 ) -> list[Tensor]:
     always = range(len(inputs), len(inputs) + len(states))
-    return [
-        x.new_empty(x.shape if wanted[i] or i in always else 0) for i, x in enumerate((*inputs, *states, *weights))
-    ]
+    return [x.new_empty(x.shape if wanted[i] or i in always else 0) for i, x in enumerate((*inputs, *states, *weights))]
 
 
 class Loop(torch.autograd.Function):
@@ -171,16 +182,20 @@ class BackLoop(torch.autograd.Function):
 
             return torch.func.vjp(outputs, *point)[1](cotangents)
 
-        _, pull = torch.func.vjp(derivative, *(gradients[i] for i in given), *inputs, *states, *weights)
         point = (*inputs, *states, *weights)
-        found = pull(tuple(torch.zeros_like(x) if s is None or s.shape != x.shape else s for s, x in zip(second, point, strict=True)))
+        pull = torch.func.vjp(derivative, *(gradients[i] for i in given), *point)[1]
+        found = pull(
+            tuple(torch.zeros_like(x) if s is None or s.shape != x.shape else s for s, x in zip(second, point, strict=True))
+        )
         to_gradients: list[Tensor | None] = [None] * len(gradients)
         for i, gradient in zip(given, found, strict=False):
             to_gradients[i] = gradient
         return (None,) * 5 + (*to_gradients, *found[len(given) :], *[None] * len(kept))
 
     @staticmethod
-    def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, wanted: Any, *tensors: Tensor | None) -> Any:
+    def vmap(
+        info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, wanted: Any, *tensors: Tensor | None
+    ) -> Any:
         made = [
             BackLoop.apply(key, sizes, _member(lengths, dims[2], i), reverse, wanted, *_members(tensors, dims[5:], i))
             for i in range(info.batch_size)
@@ -194,20 +209,23 @@ class _Traced:
     def __init__(self, program: Program):
         self.program = program
         names = [f"input{i}" for i in range(len(program.kinds))]
-        self.Inputs = namedtuple("Inputs", names)  # noqa: PYI024
-        self.State = namedtuple("State", [f"state{i}" for i in range(sum(kind == "next" for kind, _ in program.widths))])  # noqa: PYI024
+        states = sum(kind == "next" for kind, _ in program.widths)
+        make: Any = namedtuple  # made from names that are known here only
+        self.make_inputs, self.make_state = make("Inputs", names), make("State", [f"state{i}" for i in range(states)])
         self.shared = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == "shared")
         self.constant = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == "constant")
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
-        return self.State(*next_states(self.program, inputs, state, weights))
+        return self.make_state(*next_states(self.program, inputs, state, weights))
 
 
 def _reference(
     program: Program, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], lengths: Any, reverse: bool
 ) -> tuple[Tensor, ...]:
     cell: Any = _Traced(program)
-    trajectory, final = scan(cell, cell.Inputs(*inputs), cell.State(*states), weights, lengths=lengths, reverse=reverse)
+    trajectory, final = scan(
+        cell, cell.make_inputs(*inputs), cell.make_state(*states), weights, lengths=lengths, reverse=reverse
+    )
     return (*trajectory, *final)
 
 
@@ -239,4 +257,4 @@ def _stacked(made: list[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[
 
 # torch looks the signature up at every call; worked out once, it is there.
 for function in (Loop.forward, BackLoop.forward):
-    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    setattr(function, "__signature__", inspect.signature(function))  # noqa: B010

@@ -11,7 +11,6 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell, LowRank
-from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.kernel import Kernel, compiled
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.trace import Signature, trace, trace_with_project
@@ -216,7 +215,9 @@ class Options:
             for module in cell.modules()
         ]
         self.parts = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
-        self.parameter = next(((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None)
+        self.parameter = next(
+            ((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None
+        )
         self.kind = self._kind()
 
     def _kind(self) -> Any:

@@ -17,10 +17,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-UNARY = frozenset(
-    "neg exp expm1 log log1p tanh sigmoid relu abs sqrt recip sign sin cos erf power copy stop".split()
-)  # fmt: skip
-BINARY = frozenset("add sub mul div max min gt ge lt le eq ne".split())
+FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "relu", "abs", "sqrt", "sign", "sin", "cos", "erf")
+UNARY = frozenset([*FUNCTIONS, "neg", "recip", "power", "copy", "stop"])
+BINARY = frozenset(["add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le", "eq", "ne"])
 ELEMENTWISE = UNARY | BINARY | {"where"}
 VIEWS = frozenset(["expand", "reshape", "permute", "slice"])
 REDUCTIONS = frozenset(["sum", "amax"])
@@ -72,7 +71,7 @@ class Leaf(NamedTuple):
     """Entries start..stop of tensor `index` of a kind: input, state, weight; in a reverse program also next, saved, carry."""
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]
     start: int
     stop: int
 
@@ -109,7 +108,7 @@ class Store(NamedTuple):
     """Where a value goes: `kind` next or saved; in a reverse program dinput, dstate, dweight or sequence."""
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]
     start: int
     value: Value
 
@@ -176,7 +175,18 @@ def _written(value: Value) -> str:
         return f"{leaf.kind}{leaf.index}[{leaf.start}:{leaf.stop}]"
     if value.op == "dot":
         return "dot(" + " + ".join(f"{name} {block}" for name, block in zip(names, value.attr, strict=True)) + ")"
-    infix = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+    infix = {
+        "add": "+",
+        "sub": "-",
+        "mul": "*",
+        "div": "/",
+        "gt": ">",
+        "ge": ">=",
+        "lt": "<",
+        "le": "<=",
+        "eq": "==",
+        "ne": "!=",
+    }
     if value.op in infix:
         return f"{names[0]} {infix[value.op]} {names[1]}"
     detail = "" if value.attr is None else f", {value.attr}"

@@ -91,9 +91,7 @@ RULES: dict[str, Rule] = {
     "erf": _unary(
         lambda b, x, y, d: b.map("mul", 1.1283791670955126, b.map("mul", d, b.map("exp", b.map("neg", b.map("mul", x, x)))))
     ),
-    "power": lambda b, value, x, y, d: [
-        b.map("mul", d, b.map("mul", value.attr, b.map("power", x[0], attr=value.attr - 1)))
-    ],
+    "power": lambda b, value, x, y, d: [b.map("mul", d, b.map("mul", value.attr, b.map("power", x[0], attr=value.attr - 1)))],
     "add": _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: d),
     "sub": _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: b.map("neg", d)),
     "mul": _both(lambda b, a, c, y, d: b.map("mul", d, c), lambda b, a, c, y, d: b.map("mul", d, a)),

@@ -166,5 +166,3 @@ def _slots(order: list[Value], level: dict[int, int], only_for: dict[int, int]) 
                 slots[value.id] = slot
                 ends.append((last.get(value.id, number), slot))
     return slots, sizes
-
-

@@ -12,6 +12,7 @@ import linecache
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -21,9 +22,10 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unfading.fuse import aten
-from unfading.fuse.aten import BATCH, TIME, Matrix, Opaque, Row
-from unfading.fuse.build import Builder, joined
+from unfading.fuse.build import Builder
+from unfading.fuse.join import joined
 from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
+from unfading.fuse.rows import BATCH, TIME, Call, Matrix, Opaque, Row
 
 Tensors = Sequence[Tensor]
 
@@ -124,7 +126,7 @@ class Recorder(TorchDispatchMode):
 
     def _by_rule(self, packet: Any, args: Any, kwargs: Any, out: Any) -> Any:
         args, kwargs = (_pytree.tree_map_only(Tensor, self.value, part) for part in (args, kwargs))
-        result = aten.RULES[packet](aten.Call(self.builder, packet, args, kwargs, out, self.dtype))
+        result = aten.RULES[packet](Call(self.builder, packet, args, kwargs, out, self.dtype))
         if torch.is_grad_enabled():
             return result
         # Inside the user's own no_grad.
@@ -166,7 +168,7 @@ def trace_with_project(
         recorder = Recorder(builder, signature.dtype, lenient=True)
         weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
         x = recorder.rows(builder.leaf("input", 0, 0, signature.inputs[0]), TIME, BATCH)
-        made = _recorded(recorder, lambda x=x, s=start, w=weights: project(x, s, w[step_weights:]))
+        made = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
         _refuse_own_gradients(made)
         leaves = []
         for tensor, taken in zip(made, fields, strict=True):
@@ -185,7 +187,11 @@ def trace_with_project(
 
 
 def _step_program(
-    recorder: Recorder, step: Callable[[Tensors, Tensors, Tensors], Any], inputs: Sequence[Value], weights: Tensors, signature: Signature
+    recorder: Recorder,
+    step: Callable[[Tensors, Tensors, Tensors], Any],
+    inputs: Sequence[Value],
+    weights: Tensors,
+    signature: Signature,
 ) -> Program:
     builder = recorder.builder
     leaves = [builder.leaf("state", i, 0, n) for i, n in enumerate(signature.states)]
