@@ -41,13 +41,15 @@ class Backward:
         self.packed = kernel.packed(kernel.back, weights)
         self.wanted_inputs = wanted[: len(inputs)]
         self.wanted_weights = wanted[len(inputs) + len(states) :]
-        new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
         self.d_inputs: list[Tensor | None] = []
         for i, kind in enumerate(kernel.program.kinds):
             n = self.widths.get(("dinput", i)) if self.wanted_inputs[i] or i in kernel.always else None
-            shape = (1, self.B, n or 0) if kind == "constant" else (self.T, self.B, n or 0)
-            whole = states[0].new_zeros if kind == "constant" else new
-            self.d_inputs.append(None if n is None else kernel.advised(whole(shape)))
+            if n is None:
+                self.d_inputs.append(None)
+            elif kind == "constant":
+                self.d_inputs.append(states[0].new_zeros((1, self.B, n)))
+            else:
+                self.d_inputs.append(kernel.blank(states[0], (self.T, self.B, n), walk))
         self.d_weights = [
             torch.zeros_like(weight, memory_format=torch.contiguous_format) if want else None
             for weight, want in zip(weights, self.wanted_weights, strict=True)

@@ -33,8 +33,7 @@ class Inference:
         cell, states = self.cell, list(state)
         steps = self._steps(B) if _can_be_cut(cell, lengths=lengths, reverse=reverse) else T
         direct = type(cell).output is Cell.output  # the first part of the state: the kernel writes it where it is to be
-        new = state[0].new_empty if lengths is None else state[0].new_zeros
-        output = self.kernel.advised(new((T, B, cell.output_size)))
+        output = self.kernel.blank(state[0], (T, B, cell.output_size), Walk(reverse, lengths, None))
         begins = range(0, T, steps)
         for a in reversed(begins) if reverse else begins:
             b = min(a + steps, T)

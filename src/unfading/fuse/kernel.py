@@ -138,9 +138,8 @@ class Kernel:
         `first`, where given, is memory for the first part of the states.
         """
         T, B = self.extent(inputs, states)
-        new = states[0].new_empty if walk.lengths is None else states[0].new_zeros
         trajectory = [] if first is None else [first]
-        trajectory += [self.advised(new((T, B, n))) for n in self.states[len(trajectory) :]]
+        trajectory += [self.blank(states[0], (T, B, n), walk) for n in self.states[len(trajectory) :]]
         final = [state.new_empty((B, n)) for state, n in zip(states, self.states, strict=True)]
         saved = self.advised(states[0].new_empty((T, B, self.saved))) if keep and self.saved else None
         tensors = named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
@@ -203,6 +202,11 @@ class Kernel:
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int]:
         T = next((len(x) for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != "constant"), 0)
         return T, states[0].shape[0]
+
+    def blank(self, like: Tensor, shape: tuple[int, ...], walk: Walk) -> Tensor:
+        """Memory for a sequence; with lengths it begins as zeros, for what lies past a row's end is not written."""
+        made = self.advised(like.new_empty(shape))
+        return made if walk.lengths is None else made.zero_()
 
     def advised(self, tensor: Tensor) -> Tensor:
         size = tensor.numel() * tensor.element_size()
