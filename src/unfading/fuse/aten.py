@@ -383,13 +383,10 @@ def _norm(call: Call) -> Row:
     size = call.map("abs", x)
     if order == math.inf:
         return _reduced(call, "amax", size, axes)
-    if order <= 0:
+    if order < 1:  # below 1 the gradient has poles at 0, which torch sets to 0
         raise NotFusable(f"a norm of order {order}")
     total = _reduced(call, "sum", call.map("power", size, attr=order), axes)
-    if order == 1:
-        return total
-    empty = call.map("eq", total, 0.0)
-    return call.map("where", empty, 0.0, call.map("power", call.map("where", empty, 1.0, total), attr=1 / order))
+    return total if order == 1 else _root(call, total, order)
 
 
 def _var_mean(call: Call) -> list[Row]:
@@ -400,9 +397,21 @@ def _var_mean(call: Call) -> list[Row]:
     free = count - (1 if correction is None else float(correction))
     mean = Row(call.build.map("mul", call.build.reduce("sum", x.value, axes), 1 / count), x.lead)
     apart = call.map("sub", x, mean)
-    squares = _reduced(call, "sum", call.map("mul", apart, apart), axes, call.out[0])
-    kept = call.made(call.build.reshape(mean.value, call.features(call.out[1])), call.out[1])
+    out = call.out if isinstance(call.out, tuple) else (call.out, call.out)
+    squares = _reduced(call, "sum", call.map("mul", apart, apart), axes, out[0])
+    kept = call.made(call.build.reshape(mean.value, call.features(out[1])), out[1])
     return [call.map("mul", squares, 1 / free), kept]
+
+
+def _var(call: Call) -> Row:
+    variance, _ = _var_mean(call)
+    return _root(call, variance, 2.0) if call.packet is ops.std else variance
+
+
+def _root(call: Call, x: Row, order: float) -> Row:
+    """x^(1/order), with gradient 0 where x is 0."""
+    empty = call.map("eq", x, 0.0)
+    return call.map("where", empty, 0.0, call.map("power", call.map("where", empty, 1.0, x), attr=1 / order))
 
 
 def _layer_norm(call: Call) -> list[Row]:
@@ -507,6 +516,7 @@ RULES: dict[Any, Callable[[Call], Any]] = {
     **dict.fromkeys((ops.amax, ops.amin), _amax),
     ops.linalg_vector_norm: _norm,
     ops.var_mean: _var_mean,
+    **dict.fromkeys((ops.var, ops.std), _var),
     ops.native_layer_norm: _layer_norm,
     **dict.fromkeys((ops._softmax, ops._log_softmax), _softmax),
     **dict.fromkeys((ops.mm, ops.addmm), _mm),
@@ -521,5 +531,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions, get_decompositions
 
     further = [ops.silu, ops.softplus, ops.elu, ops.leaky_relu, ops.hardsigmoid, ops.hardswish, ops.gelu, ops.mish]
-    further += [ops.addcmul, ops.addcdiv, ops.lerp, ops.log_sigmoid_forward, ops.var, ops.std, ops.square, ops.celu, ops.selu]
+    further += [ops.addcmul, ops.addcdiv, ops.lerp, ops.log_sigmoid_forward, ops.square, ops.celu, ops.selu]
     return {**core_aten_decompositions(), **get_decompositions(further)}
