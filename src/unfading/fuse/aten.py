@@ -201,6 +201,49 @@ def _clamp(call: Call) -> Row:
     return call.shaped(x)
 
 
+def _between(call: Call, x: Row, low: float, high: float) -> Row:
+    """As clamp, but with gradient 0 at the bounds themselves: so torch has it in hardtanh and its kin."""
+    above = call.map("where", call.map("le", x, low), low, x)
+    return call.map("where", call.map("ge", above, high), high, above)
+
+
+def _hardtanh(call: Call) -> Row:
+    return call.shaped(_between(call, call.row(0), call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0)))
+
+
+def _hardsigmoid(call: Call) -> Row:
+    x = call.row(0)
+    gate = call.map("mul", _between(call, call.map("add", x, 3.0), 0.0, 6.0), 1 / 6)
+    return call.shaped(call.map("mul", x, gate) if call.packet is ops.hardswish else gate)
+
+
+def _soft_plus(call: Call, x: Row, beta: float, threshold: float) -> Row:
+    """log(1 + exp(beta x)) / beta, or x where that is as good. A branch not taken must stay finite: 0 times infinity is NaN."""
+    scaled = call.map("mul", x, beta)
+    far = call.map("gt", scaled, threshold)
+    curve = call.map("log1p", call.map("exp", call.map("where", far, 0.0, scaled)))
+    return call.map("where", far, x, call.map("mul", curve, 1 / beta))
+
+
+def _softplus(call: Call) -> Row:
+    return call.shaped(_soft_plus(call, call.row(0), call.argument(1, "beta", 1.0), call.argument(2, "threshold", 20.0)))
+
+
+def _mish(call: Call) -> Row:
+    x = call.row(0)
+    return call.shaped(call.map("mul", x, call.map("tanh", _soft_plus(call, x, 1.0, 20.0))))
+
+
+def _elu(call: Call) -> Row:
+    x, alpha = call.row(0), call.argument(1, "alpha", 1.0)
+    scale, inner = call.argument(2, "scale", 1.0), call.argument(3, "input_scale", 1.0)
+    if call.packet is ops.celu:
+        inner = 1 / alpha
+    positive = call.map("gt", x, 0.0)
+    curve = call.map("expm1", call.map("mul", call.map("where", positive, 0.0, x), inner))
+    return call.shaped(call.map("where", positive, call.map("mul", x, scale), call.map("mul", curve, alpha * scale)))
+
+
 def _where(call: Call) -> Row:
     if len(call.args) != 3:
         raise NotFusable("torch.where with a condition alone")
@@ -493,7 +536,12 @@ RULES: dict[Any, Callable[[Call], Any]] = {
     ops.rsub: _rsub,
     ops.pow: _power,
     ops.rsqrt: _rsqrt,
-    **dict.fromkeys((ops.clamp, ops.clamp_min, ops.clamp_max, ops.hardtanh), _clamp),
+    **dict.fromkeys((ops.clamp, ops.clamp_min, ops.clamp_max), _clamp),
+    ops.hardtanh: _hardtanh,
+    **dict.fromkeys((ops.hardsigmoid, ops.hardswish), _hardsigmoid),
+    ops.softplus: _softplus,
+    ops.mish: _mish,
+    **dict.fromkeys((ops.elu, ops.celu), _elu),
     ops.where: _where,
     **dict.fromkeys(
         (ops.full, ops.full_like, ops.new_full, ops.zeros, ops.zeros_like, ops.new_zeros, ops.ones, ops.ones_like, ops.new_ones),
@@ -527,9 +575,14 @@ RULES: dict[Any, Callable[[Call], Any]] = {
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operations without a rule of their own, written by torch in simpler ones. Importing these takes torch a second."""
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    """Operations that torch can write in simpler ones of the same gradient. Importing these takes torch a second.
 
-    further = [ops.silu, ops.softplus, ops.elu, ops.leaky_relu, ops.hardsigmoid, ops.hardswish, ops.gelu, ops.mish]
-    further += [ops.addcmul, ops.addcdiv, ops.lerp, ops.log_sigmoid_forward, ops.square, ops.celu, ops.selu]
-    return {**core_aten_decompositions(), **get_decompositions(further)}
+    Only those listed: torch writes them for after its own differentiation, and some have another gradient than the operation
+    itself at a kink, or NaN where a branch that is not taken overflows.
+    """
+    from torch._decomp import get_decompositions
+
+    listed = [ops.silu, ops.leaky_relu, ops.gelu, ops.log_sigmoid_forward, ops.glu, ops._prelu_kernel, ops.softshrink]
+    listed += [ops.hardshrink, ops.threshold, ops.masked_fill, ops.addcmul, ops.addcdiv, ops.lerp, ops.logsumexp, ops.dot]
+    listed += [ops.addmv, ops.baddbmm, ops.unsafe_split, ops.unsafe_split_with_sizes]
+    return get_decompositions(listed)

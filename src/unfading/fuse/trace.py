@@ -86,7 +86,8 @@ class Recorder(TorchDispatchMode):
         known = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         reason = self._unknown(func, known)
         if reason is None and packet not in aten.RULES:
-            simpler = aten.decompositions().get(func)
+            # What torch differentiates as a composition arrives here whole where a decomposition below calls it.
+            simpler = func.decompose if func._can_decompose() else aten.decompositions().get(func)
             if simpler is not None:
                 with self:
                     return simpler(*args, **kwargs)
