@@ -55,6 +55,8 @@ class Builder:
             return self.expand(simple, broadcast(simple.shape, *(arg.shape for arg in args)))
         shape = broadcast(*(arg.shape for arg in args))
         args = [arg if arg.op == "const" else self.const(c) if (c := arg.constant) is not None else arg for arg in args]
+        if all(arg.op in ("const", "zero") for arg in args):  # numbers alone have no shape
+            return self.expand(self._make(op, args, attr, ()), shape)
         args = [arg if arg.op in ("const", "zero") else self.expand(arg, shape) for arg in args]
         joined = next((arg for arg in args if arg.op == "cat"), None)
         if joined is not None:
