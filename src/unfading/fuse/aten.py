@@ -458,7 +458,7 @@ def _root(call: Call, x: Row, order: float) -> Row:
 
 
 def _layer_norm(call: Call) -> list[Row]:
-    x, shape, gain, shift, epsilon = call.args
+    x, (shape, gain, shift, epsilon) = call.row(0), call.args[1:]
     axes = list(range(len(x.value.shape) - len(shape), len(x.value.shape)))
     count = math.prod(shape)
     b = call.build

@@ -9,6 +9,7 @@ sequence, often four times the size of the output, never exists. Where it is not
 """
 
 import linecache
+import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from unfading.fuse.build import Builder, joined
 from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
 
 Tensors = Sequence[Tensor]
+ROWS = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # what may stand in front of the features
 
 
 class Signature(NamedTuple):
@@ -105,8 +107,20 @@ class Recorder(TorchDispatchMode):
                     self.refuse(str(error))
                 result = Opaque(str(error))
         for tensor, value in zip(made, result if isinstance(result, list) else [result] * len(made), strict=True):
-            self.name(tensor, value)
+            wrong = self._other(packet, tensor, value)
+            if wrong is not None and not self.lenient:
+                self.refuse(wrong)
+            self.name(tensor, value if wrong is None else Opaque(wrong))
         return out
+
+    def _other(self, packet: Any, tensor: Tensor, value: Any) -> str | None:
+        """Why a value is not what torch has made: that of one row, with no axis of features as long as the batch."""
+        if not isinstance(value, Row):
+            return None
+        rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
+        if features != value.value.shape or rows not in ROWS or set(features) & {BATCH, TIME, TIME * BATCH}:
+            return f"{packet} gives {list(tensor.shape)}, where {BATCH} is the size of the batch: it mixes rows"
+        return None
 
     def _unknown(self, func: Any, tensors: Tensors) -> str | None:
         """Why the operation cannot be written down, whatever it is."""
@@ -120,7 +134,7 @@ class Recorder(TorchDispatchMode):
                 if func.overloadpacket is not torch.ops.aten.lift_fresh or tensor.numel() != 1:
                     shape = list(tensor.shape)
                     return f"{func.overloadpacket} reads a tensor {shape} that neither inputs, state nor weights handed in"
-                self.name(tensor, Row(self.builder.const(float(tensor)), 0))
+                self.name(tensor, Row(self.builder.expand(self.builder.const(float(tensor)), tuple(tensor.shape)), 0))
         return None
 
     def _by_rule(self, packet: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -207,7 +221,18 @@ def _step_program(
         widths["state", i] = widths["next", i] = n
     for i, shape in enumerate(signature.weights):
         widths["weight", i] = int(torch.Size(shape).numel())
-    return joined(builder, Program(tuple(stores), widths, signature.kinds))
+    program = joined(builder, Program(tuple(stores), widths, signature.kinds))
+    if any(value.op == "const" and _of_the_example(value.attr) for value in program.values()):
+        raise NotFusable("the size of the batch or the number of steps is computed with, and a compiled step knows neither")
+    return program
+
+
+def _of_the_example(number: float) -> bool:
+    """Whether a number is a multiple of the example's batch or steps, or one over such a multiple."""
+    whole = number if abs(number) >= 1 else 1 / number if number else 0.0
+    if not 1 <= abs(whole) < 1e15 or not math.isclose(whole, round(whole), rel_tol=1e-15):
+        return False
+    return round(whole) % BATCH == 0 or round(whole) % TIME == 0
 
 
 def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
