@@ -144,7 +144,8 @@ class Recorder(TorchDispatchMode):
             return result
         # Inside the user's own no_grad.
         several = result if isinstance(result, list) else [result]
-        stopped = [Row(self.builder.map("stop", r.value), r.lead) if isinstance(r, Row) else r for r in several]
+        rows = [Row(r.entries(self.builder), 0) if isinstance(r, Matrix) else r for r in several]
+        stopped = [Row(self.builder.map("stop", row.value), row.lead) for row in rows]
         return stopped if isinstance(result, list) else stopped[0]
 
     def refuse(self, reason: str) -> NoReturn:
