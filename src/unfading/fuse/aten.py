@@ -146,6 +146,8 @@ def _without_rows(build: Builder, value: Value, axes: int) -> Value:
 def _elementwise(name: str) -> Callable[[Call], Row]:
     def rule(call: Call) -> Row:
         _same_precision(call)
+        if call.kwargs:
+            raise NotFusable(f"{call.packet} with {', '.join(call.kwargs)}")
         return call.shaped(call.map(name, *call.args))
 
     return rule
@@ -163,6 +165,8 @@ def _scaled(name: str) -> Callable[[Call], Row]:
     def rule(call: Call) -> Row:
         _same_precision(call)
         a, b = call.args[:2]
+        if call.out.dtype == torch.bool:  # one truth and another are one truth, not 2
+            return call.shaped(call.map("max", a, b))
         alpha = call.argument(2, "alpha", 1)
         return call.shaped(call.map(name, a, b if alpha == 1 else call.map("mul", b, alpha)))
 
@@ -261,6 +265,7 @@ def _filled(call: Call) -> Row:
         number = 1.0 if "ones" in name else 0.0
     if isinstance(number, Row):
         raise NotFusable(f"{call.packet} with a tensor")
+    number = torch.tensor(number, dtype=call.out.dtype).item()  # 0.1 in float32 is another number
     return call.made(call.build.expand(call.build.const(number), call.features()))
 
 
