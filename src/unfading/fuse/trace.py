@@ -114,12 +114,14 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _other(self, packet: Any, tensor: Tensor, value: Any) -> str | None:
-        """Why a value is not what torch has made: that of one row, with no axis of features as long as the batch."""
+        """Why a value is not what torch has made: that of one row in one precision, with no axis as long as the batch."""
         if not isinstance(value, Row):
             return None
         rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
         if features != value.value.shape or rows not in ROWS or set(features) & {BATCH, TIME, TIME * BATCH}:
             return f"{packet} gives {list(tensor.shape)}, where {BATCH} is the size of the batch: it mixes rows"
+        if tensor.is_floating_point() and tensor.dtype != self.dtype and value.value.constant is None:
+            return f"{packet} makes {tensor.dtype} of {self.dtype}; a fused step keeps one precision"
         return None
 
     def _unknown(self, func: Any, tensors: Tensors) -> str | None:
@@ -212,8 +214,10 @@ def _step_program(
     stores: list[Store] = []
     for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
         row = recorder.value(output) if isinstance(output, Tensor) else None
-        if not isinstance(row, Row) or output.shape != (BATCH, width):
-            raise NotFusable(f"the step must return its states as tensors [B, {width}]; part {i} is {_kind(output)}")
+        if not isinstance(row, Row) or output.shape != (BATCH, width) or output.dtype != signature.dtype:
+            raise NotFusable(
+                f"the step must return its states as tensors {signature.dtype} [B, {width}]; part {i} is {_kind(output)}"
+            )
         value = builder.expand(row.value, (width,))
         for a, _, piece in pieces_of(value.args if value.op == "cat" else (value,), 0):
             stores.append(Store("next", i, a, piece))
