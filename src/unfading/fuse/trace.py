@@ -211,6 +211,8 @@ def _step_program(
     rows = [recorder.rows(value, BATCH) for value in inputs]
     outputs = _recorded(recorder, lambda: step(rows, states, weights))
     _refuse_own_gradients(outputs)
+    if any(tensor._backward_hooks for tensor, _ in recorder.values.values()):
+        raise NotFusable("the step registers a hook on a gradient, which a compiled one would not call")
     stores: list[Store] = []
     for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
         row = recorder.value(output) if isinstance(output, Tensor) else None
