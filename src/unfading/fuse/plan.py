@@ -13,7 +13,7 @@ from unfading.cells.base import Cell, LowRank
 from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.kernel import Kernel, compiled
 from unfading.fuse.program import NotFusable, Program
-from unfading.fuse.trace import Signature, trace, trace_with_project
+from unfading.fuse.trace import Signature, defined, trace, trace_with_project
 from unfading.scan import check_inputs, leaf_names
 
 PRECISIONS = (torch.float32, torch.float64)
@@ -138,9 +138,11 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     def step(inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
         made = cell.step(unflatten(input_tree, list(inputs)), type(state)(*states), unflatten(weight_tree, list(weights)))
         if not isinstance(made, tuple) or len(made) != len(states):
-            raise NotFusable(f"step must return its state, {len(states)} tensors; got {type(made).__name__}")
+            got = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+            raise NotFusable(f"step must return its state, a tuple of {len(states)} tensors; got {got}{defined(cell.step)}")
         return made
 
+    step.__wrapped__ = cell.step  # type: ignore[attr-defined]
     parameters: tuple[str, ...] = ()
     try:
         program, wide, parameters = _with_project(cell, step, signature)

@@ -8,6 +8,7 @@ branch on values, a tensor from nowhere), is refused with the line of the file i
 sequence, often four times the size of the output, never exists. Where it is not, it runs before the loop as it is.
 """
 
+import inspect
 import linecache
 import math
 import sys
@@ -27,6 +28,10 @@ from unfading.fuse.build import Builder, joined
 from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
 
 Tensors = Sequence[Tensor]
+UNKNOWN = {
+    torch.ops.aten._local_scalar_dense: "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled "
+    "step has no values at hand",
+}
 ROWS = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # what may stand in front of the features
 
 
@@ -93,7 +98,9 @@ class Recorder(TorchDispatchMode):
             if simpler is not None:
                 with self:
                     return simpler(*args, **kwargs)
-            reason = f"the language of fused steps has no {packet}"
+            reason = UNKNOWN.get(packet, f"the language of fused steps has no {packet}")
+        if packet is torch.ops.aten.unbind and args[0].shape[args[1] if len(args) > 1 else 0] in (BATCH, TIME):
+            self.refuse(f"{packet} along the rows")  # before it makes a million tensors
         if reason is not None and not self.lenient:
             self.refuse(reason)
         out = func(*_pytree.tree_map_only(Tensor, _as_meta, args), **_pytree.tree_map_only(Tensor, _as_meta, kwargs))
@@ -119,7 +126,7 @@ class Recorder(TorchDispatchMode):
             return None
         rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
         if features != value.value.shape or rows not in ROWS or set(features) & {BATCH, TIME, TIME * BATCH}:
-            return f"{packet} gives {list(tensor.shape)}, where {BATCH} is the size of the batch: it mixes rows"
+            return f"{packet} gives {_shape(tensor)}: it mixes rows"
         if tensor.is_floating_point() and tensor.dtype != self.dtype and value.value.constant is None:
             return f"{packet} makes {tensor.dtype} of {self.dtype}; a fused step keeps one precision"
         return None
@@ -212,13 +219,14 @@ def _step_program(
     outputs = _recorded(recorder, lambda: step(rows, states, weights))
     _refuse_own_gradients(outputs)
     if any(tensor._backward_hooks for tensor, _ in recorder.values.values()):
-        raise NotFusable("the step registers a hook on a gradient, which a compiled one would not call")
+        raise NotFusable(f"the step registers a hook on a gradient, which a compiled one would not call{defined(step)}")
     stores: list[Store] = []
     for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
         row = recorder.value(output) if isinstance(output, Tensor) else None
         if not isinstance(row, Row) or output.shape != (BATCH, width) or output.dtype != signature.dtype:
             raise NotFusable(
                 f"the step must return its states as tensors {signature.dtype} [B, {width}]; part {i} is {_kind(output)}"
+                f"{defined(step)}"
             )
         value = builder.expand(row.value, (width,))
         for a, _, piece in pieces_of(value.args if value.op == "cat" else (value,), 0):
@@ -230,7 +238,9 @@ def _step_program(
         widths["weight", i] = int(torch.Size(shape).numel())
     program = joined(builder, Program(tuple(stores), widths, signature.kinds))
     if any(value.op == "const" and _of_the_example(value.attr) for value in program.values()):
-        raise NotFusable("the size of the batch or the number of steps is computed with, and a compiled step knows neither")
+        raise NotFusable(
+            f"the size of the batch or the number of steps is computed with, and a compiled step knows neither{defined(step)}"
+        )
     return program
 
 
@@ -270,12 +280,18 @@ def _refuse_own_gradients(outputs: Sequence[Any]) -> None:
             continue
         seen.add(node)
         if isinstance(node, BackwardCFunction):
-            raise NotFusable(f"the step uses an autograd.Function with a gradient of its own ({node.name()})")
+            own = getattr(type(node), "_forward_cls", type(node))
+            raise NotFusable(f"the step uses an autograd.Function with a gradient of its own, {own.__name__}{defined(own)}")
         stack.extend(before for before, _ in node.next_functions if before is not None)
 
 
 def _kind(output: Any) -> str:
-    return f"{output.dtype} {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    return f"{output.dtype} {_shape(output)}" if isinstance(output, Tensor) else type(output).__name__
+
+
+def _shape(tensor: Tensor) -> str:
+    letters = {BATCH: "B", TIME: "T", TIME * BATCH: "T B"}
+    return f"[{', '.join(letters.get(n, str(n)) for n in tensor.shape)}]"
 
 
 def _first_line(error: Exception) -> str:
@@ -288,6 +304,18 @@ def _where(frames: Sequence[traceback.FrameSummary]) -> str:
     torchs = torch.__file__.rpartition("/")[0]
     for frame in reversed(frames):
         if not frame.filename.startswith((own, torchs, "<")):
-            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-            return f" ({frame.filename}:{frame.lineno}: {line})"
+            return _line(frame.filename, frame.lineno or 0)
     return ""
+
+
+def defined(thing: Any) -> str:
+    """The line where a step or a class begins, for a refusal that is of no one line in it."""
+    thing = inspect.unwrap(thing)
+    try:
+        return _line(inspect.getfile(thing), inspect.getsourcelines(thing)[1])
+    except (OSError, TypeError):
+        return ""
+
+
+def _line(filename: str, number: int) -> str:
+    return f" ({filename}:{number}: {linecache.getline(filename, number).strip()})"
