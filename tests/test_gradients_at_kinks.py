@@ -66,6 +66,19 @@ def kernels():
     return dict(zip(FUNCTIONS, compiled([trace(step_of(name), SIGNATURE) for name in FUNCTIONS]), strict=True))
 
 
+def test_the_largest_is_found_again_on_the_way_back():
+    """In optimised code the way back computes the same sums with other roundings."""
+
+    def step(inputs, states, weights):
+        (x,), (h,) = inputs, states
+        return [0.5 * torch.tanh(x + (0.5 * h + 0.4 * torch.tanh(x + h)).amax(1, keepdim=True))]
+
+    (kernel,) = compiled([trace(step, SIGNATURE)], optimised=True)
+    setting = Setting(6, 26)
+    numbers = some_numbers(SIGNATURE, setting)
+    assert wrong(by_kernel(kernel, SIGNATURE, numbers, setting), by_autograd(step, SIGNATURE, numbers, setting)) == {}
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_at_kinks_and_far_out_gradients_are_those_of_torch(name):
     for where, points in POINTS.items():
