@@ -92,11 +92,7 @@ CASES = {
     "dropout": (lambda: unfading.STAR(2, 5, 2, dropout=1.5), ValueError, r"in \[0, 1\]; got 1.5. Nearest valid: 1.0"),
     "option": (lambda: unfading.STAR(2, 5, max_lags=3), TypeError, "unknown option of STAR 'max_lags'. Did you mean 'max_lag'"),
     "backend": (lambda: unfading.STAR(2, 5, backend="referense"), ValueError, "Did you mean 'reference'"),
-    "backend block": (
-        lambda: unfading.use_backend("x").__enter__(),
-        ValueError,
-        "unknown backend 'x'. Known: auto, fused, reference",
-    ),
+    "backend block": (lambda: unfading.use_backend("x").__enter__(), ValueError, "unknown backend 'x'. Known: auto, fused, reference"),
     "layer dtype": (lambda: unfading.STAR(2, 5, dtype=torch.int64), TypeError, "floating-point type; got torch.int64"),
     "activation": (lambda: unfading.Elman(2, 5, activation="tahn"), ValueError, "Did you mean 'tanh'"),
     "max_lag": (lambda: unfading.LSTM(2, 5, max_lag=1), ValueError, "max_lag must be at least 2; got 1"),

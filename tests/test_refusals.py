@@ -261,6 +261,36 @@ def test_a_parameter_that_weights_hands_in_is_followed_as_it_changes():
     assert not torch.allclose(results[0][0], results[1][0])
 
 
+class Adjustable(unfading.ElmanCell):
+    def __init__(self, input_size, hidden_size, *, bias=True):
+        super().__init__(input_size, hidden_size, bias=bias)
+        self.phi, self.mix, self.named = torch.tanh, [0.5, 0.2], {"gain": 1.0}
+
+    def step(self, inputs, state, weights):
+        gain = getattr(self, "gain", self.named["gain"])
+        return state._replace(h=self.mix[0] * self.phi(gain * inputs.a) + self.mix[1] * state.h)
+
+
+CHANGES = {
+    "function": lambda cell: setattr(cell, "phi", torch.sin),
+    "entry of a list": lambda cell: cell.mix.__setitem__(0, 0.9),
+    "list": lambda cell: setattr(cell, "mix", [0.3, 0.3]),
+    "entry of a dictionary": lambda cell: cell.named.__setitem__("gain", 2.0),
+    "new attribute": lambda cell: setattr(cell, "gain", 3.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_step_that_reads_another_attribute_is_compiled_anew(change):
+    layer, x = unfading.layer(Adjustable)(2, 5, backend="fused"), torch.randn(4, 3, 2)
+    before = layer(x)[0]
+    change(layer.cells[0])
+    after = layer(x)[0]
+    assert not torch.allclose(before, after)
+    with unfading.use_backend("reference"):
+        assert_close(after, layer(x)[0], rtol=1e-4, atol=1e-5)  # float32
+
+
 def test_a_refusal_can_fail(monkeypatch):
     """Without the check of shapes a step that mixes rows is compiled, to another function: the law above turns red."""
     monkeypatch.setattr(trace.Recorder, "_other", lambda self, packet, tensor, value: None)
