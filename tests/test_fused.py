@@ -384,7 +384,7 @@ x = torch.randn(100_000, 8, 1)
 output, _ = layer(x)
 output[-1].sum().backward()
 assert all(p.grad.isfinite().all() for p in layer.parameters())
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)
 """
 
 

@@ -106,8 +106,9 @@ def doctor(clear_cache: bool = False, json: bool = False) -> None:
         return
     for finding in lines:
         print(f"{'ok ' if finding.good else 'BAD'} {finding.name:10} {finding.value}")
-    fused = [cell for cell in cells if cell.fused]
-    print(f"ok  cells      {len(fused)} of {len(cells)} can run fused on the CPU")
+    works = all(finding.good for finding in lines if finding.name == "compiling")
+    fused = [cell for cell in cells if cell.fused] if works else []
+    print(f"{'ok ' if works else 'BAD'} cells      {len(fused)} of {len(cells)} can run fused on the CPU")
     for cell in cells:
         if not cell.fused:
             print(f"    {cell.name} runs by the reference loop: {cell.reason}")

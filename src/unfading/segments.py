@@ -50,7 +50,11 @@ def run_in_segments(
         pieces.append(states)
         start += len(x_piece)
         lengths = None if lengths is None else lengths - len(x_piece)
-    trajectory = [torch.cat(part) for part in zip(*pieces, strict=True)]
+    parts = [list(part) for part in zip(*pieces, strict=True)]
+    del pieces, states
+    trajectory = []
+    while parts:  # one after the other, so that a part's pieces go before the next is joined
+        trajectory.append(torch.cat(parts.pop(0)))
     if reverse:
         own = None if lengths is None else lengths + len(x)
         trajectory = [flip(part, own) for part in trajectory]

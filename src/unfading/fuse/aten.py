@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unfading.fuse import reductions, views
+from unfading.fuse import activations, reductions, views
 from unfading.fuse.program import FUNCTIONS, NotFusable
 from unfading.fuse.rows import Call, Matrix, Row
 
@@ -20,6 +20,8 @@ ops = torch.ops.aten
 def _elementwise(name: str) -> Callable[[Call], Row]:
     def rule(call: Call) -> Row:
         _same_precision(call)
+        if call.kwargs:
+            raise NotFusable(f"{call.packet} with {', '.join(call.kwargs)}")
         return call.shaped(call.map(name, *call.args))
 
     return rule
@@ -37,6 +39,8 @@ def _scaled(name: str) -> Callable[[Call], Row]:
     def rule(call: Call) -> Row:
         _same_precision(call)
         a, b = call.args[:2]
+        if call.out.dtype == torch.bool:  # one truth and another are one truth, not 2
+            return call.shaped(call.map("max", a, b))
         alpha = call.argument(2, "alpha", 1)
         return call.shaped(call.map(name, a, b if alpha == 1 else call.map("mul", b, alpha)))
 
@@ -92,6 +96,7 @@ def _filled(call: Call) -> Row:
         number = 1.0 if "ones" in name else 0.0
     if isinstance(number, Row):
         raise NotFusable(f"{call.packet} with a tensor")
+    number = torch.tensor(number, dtype=call.out.dtype).item()  # 0.1 in float32 is another number
     return call.made(call.build.expand(call.build.const(number), call.features()))
 
 
@@ -158,7 +163,12 @@ RULES: dict[Any, Callable[[Call], Any]] = {
     ops.rsub: _rsub,
     ops.pow: _power,
     ops.rsqrt: _rsqrt,
-    **dict.fromkeys((ops.clamp, ops.clamp_min, ops.clamp_max, ops.hardtanh), _clamp),
+    **dict.fromkeys((ops.clamp, ops.clamp_min, ops.clamp_max), _clamp),
+    ops.hardtanh: activations.hardtanh,
+    **dict.fromkeys((ops.hardsigmoid, ops.hardswish), activations.hardsigmoid),
+    ops.softplus: activations.softplus,
+    ops.mish: activations.mish,
+    **dict.fromkeys((ops.elu, ops.celu), activations.elu),
     ops.where: _where,
     **dict.fromkeys(
         (
@@ -191,6 +201,7 @@ RULES: dict[Any, Callable[[Call], Any]] = {
     **dict.fromkeys((ops.amax, ops.amin), reductions.largest),
     ops.linalg_vector_norm: reductions.norm,
     ops.var_mean: reductions.var_mean,
+    **dict.fromkeys((ops.var, ops.std), reductions.var),
     ops.native_layer_norm: reductions.layer_norm,
     **dict.fromkeys((ops._softmax, ops._log_softmax), reductions.softmax),
     **dict.fromkeys((ops.mm, ops.addmm), _mm),
@@ -201,9 +212,14 @@ RULES: dict[Any, Callable[[Call], Any]] = {
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operations without a rule of their own, written by torch in simpler ones. Importing these takes torch a second."""
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    """Operations that torch can write in simpler ones of the same gradient. Importing these takes torch a second.
 
-    further = [ops.silu, ops.softplus, ops.elu, ops.leaky_relu, ops.hardsigmoid, ops.hardswish, ops.gelu, ops.mish]
-    further += [ops.addcmul, ops.addcdiv, ops.lerp, ops.log_sigmoid_forward, ops.var, ops.std, ops.square, ops.celu, ops.selu]
-    return {**core_aten_decompositions(), **get_decompositions(further)}
+    Only those listed: torch writes them for after its own differentiation, and some have another gradient than the operation
+    itself at a kink, or NaN where a branch that is not taken overflows.
+    """
+    from torch._decomp import get_decompositions
+
+    listed = [ops.silu, ops.leaky_relu, ops.gelu, ops.log_sigmoid_forward, ops.glu, ops._prelu_kernel, ops.softshrink]
+    listed += [ops.hardshrink, ops.threshold, ops.masked_fill, ops.addcmul, ops.addcdiv, ops.lerp, ops.logsumexp, ops.dot]
+    listed += [ops.addmv, ops.baddbmm, ops.unsafe_split, ops.unsafe_split_with_sizes]
+    return get_decompositions(listed)

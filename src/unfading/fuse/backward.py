@@ -33,8 +33,8 @@ class Backward:
         wanted: Sequence[bool],
     ):
         self.kernel, self.walk = kernel, walk
-        self.inputs = [x.contiguous() for x in inputs]
-        self.states, self.weights, self.trajectory, self.saved = states, weights, trajectory, saved
+        self.inputs, self.states = [x.contiguous() for x in inputs], [state.contiguous() for state in states]
+        self.weights, self.trajectory, self.saved = weights, trajectory, saved
         self.T, self.B = kernel.extent(inputs, states)
         self.widths = kernel.reverse_program.widths
         self.needed = factors(kernel.outer, kernel.totals)

@@ -55,6 +55,8 @@ class Builder:
             return self.expand(simple, broadcast(simple.shape, *(arg.shape for arg in args)))
         shape = broadcast(*(arg.shape for arg in args))
         args = [arg if arg.op == "const" else self.const(c) if (c := arg.constant) is not None else arg for arg in args]
+        if all(arg.op in ("const", "zero") for arg in args):  # numbers alone have no shape
+            return self.expand(self._make(op, args, attr, ()), shape)
         args = [arg if arg.op in ("const", "zero") else self.expand(arg, shape) for arg in args]
         joined = next((arg for arg in args if arg.op == "cat"), None)
         if joined is not None:
@@ -177,6 +179,8 @@ class Builder:
         if (start, stop) == (0, x.shape[axis]):
             return x
         shape = x.shape[:axis] + (stop - start,) + x.shape[axis + 1 :]
+        if start == stop:
+            return self.zero(shape)
         if x.op == "leaf":
             leaf = x.attr
             return self.leaf(leaf.kind, leaf.index, leaf.start + start, leaf.start + stop)
@@ -229,7 +233,7 @@ class Builder:
                 if not piece.is_zero:
                     args.append(piece)
                     blocks.append(block.rows(a, b))
-        if not args:
+        if not args or not blocks[0].width:
             return self.zero((parts[0][1].width,))
         factors = [arg.args[0].constant if arg.op == "mul" else None for arg in args]
         if factors[0] is not None and len(set(factors)) == 1:  # c v M = c (v M): one pass less, and v may be stored already

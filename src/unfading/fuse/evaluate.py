@@ -49,7 +49,7 @@ def _one(value: Value, args: list[Tensor], weights: Sequence[Tensor]) -> Tensor:
     op, shape = value.op, value.shape
     if op == "dot":
         products = [_product(v, weights[block.weight], block) for v, block in zip(args, value.attr, strict=True)]
-        return torch.stack(products).sum(0)
+        return sum(products[1:], start=products[0])  # of rows that are shared [1, n], and of others [B, n]
     if op == "power":
         return args[0] ** value.attr
     if op in OPERATIONS:

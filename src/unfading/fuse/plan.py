@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell, LowRank
 from unfading.fuse.kernel import Kernel, compiled
+from unfading.fuse.lines import defined
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.trace import Signature, trace, trace_with_project
 from unfading.scan import check_inputs, leaf_names
@@ -143,9 +144,11 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     def step(inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
         made = cell.step(unflatten(input_tree, list(inputs)), type(state)(*states), unflatten(weight_tree, list(weights)))
         if not isinstance(made, tuple) or len(made) != len(states):
-            raise NotFusable(f"step must return its state, {len(states)} tensors; got {type(made).__name__}")
+            got = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+            raise NotFusable(f"step must return its state, a tuple of {len(states)} tensors; got {got}{defined(cell.step)}")
         return made
 
+    step.__wrapped__ = cell.step  # type: ignore[attr-defined]
     parameters: tuple[str, ...] = ()
     try:
         program, wide, parameters = _with_project(cell, step, signature)
@@ -204,16 +207,23 @@ def _is_low_rank(node: Any) -> bool:
 
 
 class Options:
-    """All that a step may read beside its arguments: the plain attributes of a cell and of the modules in it."""
+    """All that a step may read beside its arguments: the attributes of a cell and of the modules in it.
+
+    Plain ones are compared by value, and so are lists, sets and dictionaries, entry by entry; others, as functions, are
+    compared by identity.
+    """
 
     PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
+    TORCHS = frozenset(nn.Module().__dict__) - {"training"}
 
     def __init__(self, cell: Cell):
-        # The dictionaries themselves, so that a look takes microseconds; a module does not change its own.
-        self.seen = [
-            (module.__dict__, {name: value for name, value in module.__dict__.items() if isinstance(value, self.PLAIN)})
-            for module in cell.modules()
-        ]
+        self.seen = []
+        for module in cell.modules():
+            own = [(name, value) for name, value in module.__dict__.items() if name not in self.TORCHS]
+            plain = [(name, value) for name, value in own if isinstance(value, self.PLAIN)]
+            others = [(name, value, _entries(value)) for name, value in own if not isinstance(value, self.PLAIN)]
+            # The dictionary itself, so that a look takes microseconds; a module does not change its own.
+            self.seen.append((module.__dict__, len(module.__dict__), plain, others))
         self.parts = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
         self.parameter = next(
             ((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None
@@ -223,12 +233,28 @@ class Options:
     def _kind(self) -> Any:
         if self.parameter is None:
             return None
-        parameter = self.parameter[0][self.parameter[1]]
+        parameter = self.parameter[0].get(self.parameter[1])
         return None if parameter is None else (parameter.dtype, parameter.device.type)
 
     def still_holds(self) -> bool:
-        return (
-            all(now[name] == value for now, then in self.seen for name, value in then.items())
-            and all(tuple(now.values()) == then for now, then in self.parts)
-            and self._kind() == self.kind
-        )
+        for now, size, plain, others in self.seen:
+            if len(now) != size:
+                return False
+            for name, value in plain:
+                if now.get(name) != value:
+                    return False
+            for name, value, entries in others:
+                if now.get(name) is not value or not self._same(_entries(value), entries):
+                    return False
+        return all(tuple(now.values()) == then for now, then in self.parts) and self._kind() == self.kind
+
+    def _same(self, now: list[Any], then: list[Any]) -> bool:
+        pairs = zip(now, then, strict=False)
+        return len(now) == len(then) and all(a is b or (isinstance(b, self.PLAIN) and a == b) for a, b in pairs)
+
+
+def _entries(value: Any) -> list[Any]:
+    """What is in a container; nothing for all else."""
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    return list(value) if isinstance(value, list | set) else []

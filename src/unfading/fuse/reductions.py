@@ -52,13 +52,10 @@ def norm(call: Call) -> Row:
     size = call.map("abs", x)
     if order == math.inf:
         return reduced(call, "amax", size, axes)
-    if order <= 0:
+    if order < 1:  # below 1 the gradient has poles at 0, which torch sets to 0
         raise NotFusable(f"a norm of order {order}")
     total = reduced(call, "sum", call.map("power", size, attr=order), axes)
-    if order == 1:
-        return total
-    empty = call.map("eq", total, 0.0)
-    return call.map("where", empty, 0.0, call.map("power", call.map("where", empty, 1.0, total), attr=1 / order))
+    return total if order == 1 else root(call, total, order)
 
 
 def var_mean(call: Call) -> list[Row]:
@@ -69,13 +66,25 @@ def var_mean(call: Call) -> list[Row]:
     free = count - (1 if correction is None else float(correction))
     mean = Row(call.build.map("mul", call.build.reduce("sum", x.value, axes), 1 / count), x.lead)
     apart = call.map("sub", x, mean)
-    squares = reduced(call, "sum", call.map("mul", apart, apart), axes, call.out[0])
-    kept = call.made(call.build.reshape(mean.value, call.features(call.out[1])), call.out[1])
+    out = call.out if isinstance(call.out, tuple) else (call.out, call.out)
+    squares = reduced(call, "sum", call.map("mul", apart, apart), axes, out[0])
+    kept = call.made(call.build.reshape(mean.value, call.features(out[1])), out[1])
     return [call.map("mul", squares, 1 / free), kept]
 
 
+def var(call: Call) -> Row:
+    variance, _ = var_mean(call)
+    return root(call, variance, 2.0) if call.packet is ops.std else variance
+
+
+def root(call: Call, x: Row, order: float) -> Row:
+    """x^(1/order), with gradient 0 where x is 0."""
+    empty = call.map("eq", x, 0.0)
+    return call.map("where", empty, 0.0, call.map("power", call.map("where", empty, 1.0, x), attr=1 / order))
+
+
 def layer_norm(call: Call) -> list[Row]:
-    x, shape, gain, shift, epsilon = call.args
+    x, (shape, gain, shift, epsilon) = call.row(0), call.args[1:]
     axes = list(range(len(x.value.shape) - len(shape), len(x.value.shape)))
     count = math.prod(shape)
     b = call.build

@@ -33,8 +33,8 @@ def _larger(sign: str) -> Rule:
 
 
 def _spread(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    """amax: shared evenly by all that are largest."""
-    largest = b.map("eq", x[0], b.expand(y, x[0].shape))
+    """amax: shared evenly by all that are largest, as the reverse has them: what was saved may differ in the last bit."""
+    largest = b.map("eq", x[0], b.expand(b.reduce("amax", x[0], value.attr), x[0].shape))
     count = b.reduce("sum", largest, value.attr)
     return [b.map("mul", largest, b.map("div", d, count))]
 

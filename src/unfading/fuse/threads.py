@@ -16,7 +16,8 @@ def _pool() -> ThreadPoolExecutor:
 
 
 # The child of a fork has the pool's object and none of its threads.
-os.register_at_fork(after_in_child=_pool.cache_clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def run_tiles(run: Callable[[int, int], None], tiles: int, work: int) -> None:

@@ -8,7 +8,7 @@ branch on values, a tensor from nowhere), is refused with the line of the file i
 sequence, often four times the size of the output, never exists. Where it is not, it runs before the loop as it is.
 """
 
-import linecache
+import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,10 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unfading.fuse import aten
 from unfading.fuse.build import Builder
 from unfading.fuse.join import joined
+from unfading.fuse.lines import defined, first_line, where
 from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
 from unfading.fuse.rows import BATCH, TIME, Call, Matrix, Opaque, Row
 
 Tensors = Sequence[Tensor]
+UNKNOWN = {
+    torch.ops.aten._local_scalar_dense: "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled "
+    "step has no values at hand",
+}
+ROWS = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # what may stand in front of the features
 
 
 class Signature(NamedTuple):
@@ -72,27 +78,29 @@ class Recorder(TorchDispatchMode):
         return self.name(_meta((*axes, *value.shape), self.dtype), Row(value, len(axes)))
 
     def weight(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        size = 1
-        for n in shape:
-            size *= n
-        flat = self.builder.leaf("weight", index, 0, size)
+        flat = self.builder.leaf("weight", index, 0, torch.Size(shape).numel())
         if len(shape) == 2:
             return self.name(_meta(shape, self.dtype), Matrix(index, flat, shape, 0, shape[0], 0, shape[1]))
         return self.name(_meta(shape, self.dtype), Row(self.builder.reshape(flat, shape), 0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         packet = func.overloadpacket
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("meta")  # what is made anew has no data either: its size may fit no memory
         if func._schema.is_mutable:
             self.refuse(f"{packet} writes into a tensor; a step is pure")
         known = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         reason = self._unknown(func, known)
         if reason is None and packet not in aten.RULES:
-            simpler = aten.decompositions().get(func)
+            # What torch differentiates as a composition arrives here whole where a decomposition below calls it.
+            simpler = func.decompose if func._can_decompose() else aten.decompositions().get(func)
             if simpler is not None:
                 with self:
                     return simpler(*args, **kwargs)
-            reason = f"the language of fused steps has no {packet}"
+            reason = UNKNOWN.get(packet, f"the language of fused steps has no {packet}")
+        if packet is torch.ops.aten.unbind and args[0].shape[args[1] if len(args) > 1 else 0] in (BATCH, TIME):
+            self.refuse(f"{packet} along the rows")  # before it makes a million tensors
         if reason is not None and not self.lenient:
             self.refuse(reason)
         out = func(*_pytree.tree_map_only(Tensor, _as_meta, args), **_pytree.tree_map_only(Tensor, _as_meta, kwargs))
@@ -106,8 +114,22 @@ class Recorder(TorchDispatchMode):
                     self.refuse(str(error))
                 result = Opaque(str(error))
         for tensor, value in zip(made, result if isinstance(result, list) else [result] * len(made), strict=True):
-            self.name(tensor, value)
+            wrong = self._other(packet, tensor, value)
+            if wrong is not None and not self.lenient:
+                self.refuse(wrong)
+            self.name(tensor, value if wrong is None else Opaque(wrong))
         return out
+
+    def _other(self, packet: Any, tensor: Tensor, value: Any) -> str | None:
+        """Why a value is not what torch has made: that of one row in one precision, with no axis as long as the batch."""
+        if not isinstance(value, Row):
+            return None
+        rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
+        if features != value.value.shape or rows not in ROWS or set(features) & {BATCH, TIME, TIME * BATCH}:
+            return f"{packet} gives {_shape(tensor)}: it mixes rows"
+        if tensor.is_floating_point() and tensor.dtype != self.dtype and value.value.constant is None:
+            return f"{packet} makes {tensor.dtype} of {self.dtype}; a fused step keeps one precision"
+        return None
 
     def _unknown(self, func: Any, tensors: Tensors) -> str | None:
         """Why the operation cannot be written down, whatever it is."""
@@ -121,7 +143,7 @@ class Recorder(TorchDispatchMode):
                 if func.overloadpacket is not torch.ops.aten.lift_fresh or tensor.numel() != 1:
                     shape = list(tensor.shape)
                     return f"{func.overloadpacket} reads a tensor {shape} that neither inputs, state nor weights handed in"
-                self.name(tensor, Row(self.builder.const(float(tensor)), 0))
+                self.name(tensor, Row(self.builder.expand(self.builder.const(float(tensor)), tuple(tensor.shape)), 0))
         return None
 
     def _by_rule(self, packet: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -131,11 +153,12 @@ class Recorder(TorchDispatchMode):
             return result
         # Inside the user's own no_grad.
         several = result if isinstance(result, list) else [result]
-        stopped = [Row(self.builder.map("stop", r.value), r.lead) if isinstance(r, Row) else r for r in several]
+        rows = [Row(r.entries(self.builder), 0) if isinstance(r, Matrix) else r for r in several]
+        stopped = [Row(self.builder.map("stop", row.value), row.lead) for row in rows]
         return stopped if isinstance(result, list) else stopped[0]
 
     def refuse(self, reason: str) -> NoReturn:
-        raise NotFusable(f"{reason}{_where(traceback.extract_stack(sys._getframe(1)))}")
+        raise NotFusable(f"{reason}{where(traceback.extract_stack(sys._getframe(1)))}")
 
 
 def trace(step: Callable[[Tensors, Tensors, Tensors], Any], signature: Signature) -> Program:
@@ -199,11 +222,16 @@ def _step_program(
     rows = [recorder.rows(value, BATCH) for value in inputs]
     outputs = _recorded(recorder, lambda: step(rows, states, weights))
     _refuse_own_gradients(outputs)
+    if any(tensor._backward_hooks for tensor, _ in recorder.values.values()):
+        raise NotFusable(f"the step registers a hook on a gradient, which a compiled one would not call{defined(step)}")
     stores: list[Store] = []
     for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
         row = recorder.value(output) if isinstance(output, Tensor) else None
-        if not isinstance(row, Row) or output.shape != (BATCH, width):
-            raise NotFusable(f"the step must return its states as tensors [B, {width}]; part {i} is {_kind(output)}")
+        if not isinstance(row, Row) or output.shape != (BATCH, width) or output.dtype != signature.dtype:
+            raise NotFusable(
+                f"the step must return its states as tensors {signature.dtype} [B, {width}]; part {i} is {_kind(output)}"
+                f"{defined(step)}"
+            )
         value = builder.expand(row.value, (width,))
         for a, _, piece in pieces_of(value.args if value.op == "cat" else (value,), 0):
             stores.append(Store("next", i, a, piece))
@@ -212,18 +240,30 @@ def _step_program(
         widths["state", i] = widths["next", i] = n
     for i, shape in enumerate(signature.weights):
         widths["weight", i] = int(torch.Size(shape).numel())
-    return joined(builder, Program(tuple(stores), widths, signature.kinds))
+    program = joined(builder, Program(tuple(stores), widths, signature.kinds))
+    if any(value.op == "const" and _of_the_example(value.attr) for value in program.values()):
+        raise NotFusable(
+            f"the size of the batch or the number of steps is computed with, and a compiled step knows neither{defined(step)}"
+        )
+    return program
+
+
+def _of_the_example(number: float) -> bool:
+    """Whether a number is a multiple of the example's batch or steps, or one over such a multiple."""
+    whole = number if abs(number) >= 1 else 1 / number if number else 0.0
+    if not 1 <= abs(whole) < 1e15 or not math.isclose(whole, round(whole), rel_tol=1e-15):
+        return False
+    return round(whole) % BATCH == 0 or round(whole) % TIME == 0
 
 
 def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
     try:
-        # What the cell makes without saying where is made without data too: the example's sizes fit no memory.
-        with torch.enable_grad(), torch.device("meta"), recorder:
+        with torch.enable_grad(), recorder:
             return function()
     except NotFusable:
         raise
     except Exception as error:
-        raise NotFusable(f"{_first_line(error)}{_where(traceback.extract_tb(error.__traceback__))}") from error
+        raise NotFusable(f"{first_line(error)}{where(traceback.extract_tb(error.__traceback__))}") from error
 
 
 def _meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -244,24 +284,15 @@ def _refuse_own_gradients(outputs: Sequence[Any]) -> None:
             continue
         seen.add(node)
         if isinstance(node, BackwardCFunction):
-            raise NotFusable(f"the step uses an autograd.Function with a gradient of its own ({node.name()})")
+            own = getattr(type(node), "_forward_cls", type(node))
+            raise NotFusable(f"the step uses an autograd.Function with a gradient of its own, {own.__name__}{defined(own)}")
         stack.extend(before for before, _ in node.next_functions if before is not None)
 
 
 def _kind(output: Any) -> str:
-    return f"{output.dtype} {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    return f"{output.dtype} {_shape(output)}" if isinstance(output, Tensor) else type(output).__name__
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def _where(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line that is neither torch's nor the compiler's own."""
-    own = __file__.rpartition("/")[0]
-    torchs = torch.__file__.rpartition("/")[0]
-    for frame in reversed(frames):
-        if not frame.filename.startswith((own, torchs, "<")):
-            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-            return f" ({frame.filename}:{frame.lineno}: {line})"
-    return ""
+def _shape(tensor: Tensor) -> str:
+    letters = {BATCH: "B", TIME: "T", TIME * BATCH: "T B"}
+    return f"[{', '.join(letters.get(n, str(n)) for n in tensor.shape)}]"

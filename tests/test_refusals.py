@@ -1,0 +1,298 @@
+"""What cannot be compiled is refused, with its reason and the line of the user's file; "auto" then takes the reference."""
+
+import inspect
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import unfading
+from unfading.fuse import trace
+
+
+class Refused(unfading.ElmanCell):
+    """An Elman cell with another step: `step(self, x, h, W)` gives the new state, or what takes its place."""
+
+    def __init__(self, input_size, hidden_size, *, bias=True, new=None):
+        super().__init__(input_size, hidden_size, bias=bias)
+        self.new = new
+        self.leak = torch.nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("mask", torch.linspace(0, 1, hidden_size))
+
+    def step(self, inputs, state, weights):  # refused as a whole, where it is no one line of it
+        return state._replace(h=self.new(self, inputs.a, state.h, weights.W_h))
+
+
+class Twice(torch.autograd.Function):  # refused: a gradient of its own
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        return 2 * d
+
+
+def in_place(self, x, h, W):
+    new = x + F.linear(h, W)
+    new.tanh_()  # refused
+    return new
+
+
+def random_numbers(self, x, h, W):
+    torch.manual_seed(3)
+    return torch.tanh(x + h) + torch.rand_like(h)  # refused
+
+
+def a_branch_on_the_state(self, x, h, W):
+    if h.sum() > 0:  # refused
+        return torch.tanh(x + h)
+    return torch.tanh(x)
+
+
+def a_branch_on_a_weight(self, x, h, W):
+    return torch.tanh(x + h) if W[0, 0] > 0 else torch.tanh(x)  # refused
+
+
+def a_number_out_of_a_tensor(self, x, h, W):
+    return torch.tanh(x + h * W[0, 0].item())  # refused
+
+
+def a_matrix_from_self(self, x, h, W):
+    return torch.tanh(x + F.linear(h, self.W_h))  # refused
+
+
+def a_scalar_from_self(self, x, h, W):
+    return torch.tanh(x + self.leak * h)  # refused
+
+
+def a_buffer_from_self(self, x, h, W):
+    return torch.tanh(x + self.mask * h)  # refused
+
+
+def over_the_batch(self, x, h, W):
+    return torch.tanh(x + h - h.mean(0))  # refused
+
+
+def rows_against_rows(self, x, h, W):
+    return torch.tanh(x + (h[:, 0] * h[:, :1]).mean(1, keepdim=True))  # refused
+
+
+def a_loop_over_the_rows(self, x, h, W):
+    return torch.stack([row.tanh() for row in x + h])  # refused
+
+
+def a_matrix_made_in_the_step(self, x, h, W):
+    return torch.tanh(x + F.linear(h, 0.5 * W))  # refused
+
+
+def two_matrices(self, x, h, W):
+    return torch.tanh(x + F.linear(h, W @ W))  # refused
+
+
+def a_matrix_without_its_gradient(self, x, h, W):
+    with torch.no_grad():
+        rows = W[:]
+    return torch.tanh(x + F.linear(h, rows))  # refused
+
+
+def a_gradient_of_its_own(self, x, h, W):
+    return torch.tanh(x + Twice.apply(h))
+
+
+def another_precision(self, x, h, W):
+    return torch.tanh(x.double() + h).float()  # refused
+
+
+def a_sum_in_another_precision(self, x, h, W):
+    return torch.tanh(x + h.sum(1, keepdim=True, dtype=torch.float64).float())  # refused
+
+
+def an_unknown_word(self, x, h, W):
+    return torch.tanh(x + torch.cumsum(h, 1))  # refused
+
+
+def a_division_that_rounds(self, x, h, W):
+    return torch.tanh(x + torch.div(h, 0.3, rounding_mode="floor"))  # refused
+
+
+def the_size_of_the_batch(self, x, h, W):
+    return torch.tanh(x + h / len(h))
+
+
+def a_hook_on_a_gradient(self, x, h, W):
+    new = torch.tanh(x + h)
+    if new.requires_grad:
+        new.register_hook(lambda d: d.clamp(-1, 1))
+    return new
+
+
+LEGAL = {
+    in_place: "writes into a tensor; a step is pure",
+    random_numbers: "draws random numbers; draw them in project",
+    a_branch_on_the_state: "aten.sum over the batch; rows do not mix",
+    a_branch_on_a_weight: "a number is read out of a tensor, by .item(), float() or a branch on it",
+    a_number_out_of_a_tensor: "a number is read out of a tensor, by .item()",
+    a_matrix_from_self: "reads a tensor [5, 5] that neither inputs, state nor weights handed in",
+    a_scalar_from_self: "reads a tensor [] that neither inputs, state nor weights handed in",
+    a_buffer_from_self: "reads a tensor [5] that neither inputs, state nor weights handed in",
+    over_the_batch: "aten.mean over the batch; rows do not mix",
+    rows_against_rows: "gives [B, B]: it mixes rows",
+    a_loop_over_the_rows: "aten.unbind along the rows",
+    a_matrix_made_in_the_step: "a product with a matrix that was made inside the step; make it in weights(), once per call",
+    two_matrices: "a product of two matrices inside the step; do it in weights(), once per call",
+    a_matrix_without_its_gradient: "a product with a matrix that was made inside the step",
+    a_gradient_of_its_own: "an autograd.Function with a gradient of its own, Twice",
+    another_precision: "makes torch.float64 of torch.float32; a fused step keeps one precision",
+    a_sum_in_another_precision: "makes torch.float64 of torch.float32; a fused step keeps one precision",
+    an_unknown_word: "the language of fused steps has no aten.cumsum",
+    a_division_that_rounds: "aten.div with rounding_mode",
+    the_size_of_the_batch: "the size of the batch or the number of steps is computed with",
+    a_hook_on_a_gradient: "registers a hook on a gradient",
+}
+
+
+def layer_of(new, **options):
+    torch.manual_seed(0)
+    return unfading.layer(Refused)(2, 5, new=new, **options)
+
+
+def line_of(new):
+    """Where the refused line stands: the file, its number and its text."""
+    elsewhere = {a_gradient_of_its_own: Twice, the_size_of_the_batch: Refused.step, a_hook_on_a_gradient: Refused.step}
+    lines, first = inspect.getsourcelines(elsewhere.get(new, new))
+    number = next(i for i, line in enumerate(lines) if "# refused" in line)
+    return f"({__file__}:{first + number}: {lines[number].strip()})"
+
+
+def everything(layer):
+    """Output, final state and all gradients."""
+    x = torch.linspace(-1, 1, 24).reshape(4, 3, 2).requires_grad_()
+    output, state = layer(x)
+    parameters = [x, *layer.parameters()]
+    gradients = torch.autograd.grad(output.square().sum() + state.h.sum(), parameters, materialize_grads=True)
+    return [output, state.h, *gradients]
+
+
+@pytest.mark.parametrize("new", LEGAL, ids=lambda new: new.__name__)
+def test_what_cannot_be_compiled_is_refused_with_its_line(new):
+    with pytest.raises(RuntimeError, match=re.escape(LEGAL[new])) as caught:
+        layer_of(new, backend="fused")(torch.randn(4, 3, 2))
+    assert line_of(new) in str(caught.value)
+    assert "backend='auto' takes the reference" in str(caught.value)
+
+
+@pytest.mark.parametrize("new", LEGAL, ids=lambda new: new.__name__)
+def test_what_is_refused_runs_by_the_reference(new):
+    for got, want in zip(everything(layer_of(new)), everything(layer_of(new, backend="reference")), strict=True):
+        assert torch.equal(got, want)
+        assert got.isfinite().all()
+
+
+def a_changed_shape(self, x, h, W):
+    return torch.tanh(x + h)[:, 1:]
+
+
+def a_number(self, x, h, W):
+    return 0.5
+
+
+def truths(self, x, h, W):
+    return x > h
+
+
+ILLEGAL = {
+    a_changed_shape: "must return its states as tensors torch.float32 [B, 5]; part 0 is torch.float32 [B, 4]",
+    a_number: "must return its states as tensors torch.float32 [B, 5]; part 0 is float",
+    truths: "must return its states as tensors torch.float32 [B, 5]; part 0 is torch.bool [B, 5]",
+}
+
+
+@pytest.mark.parametrize("new", ILLEGAL, ids=lambda new: new.__name__)
+def test_a_state_of_another_kind_is_refused_by_both(new):
+    x = torch.randn(4, 3, 2)
+    with pytest.raises(RuntimeError, match=re.escape(ILLEGAL[new])) as caught:
+        layer_of(new, backend="fused")(x)
+    lines, first = inspect.getsourcelines(Refused.step)
+    assert f"({__file__}:{first}: {lines[0].strip()})" in str(caught.value)
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        layer_of(new)(x)
+
+
+@pytest.mark.parametrize(
+    ("made", "got"), [(lambda state: state.h, "Tensor"), (lambda state: (state.h, state.h), "a tuple of 2")]
+)
+def test_another_number_of_states_is_refused_by_both(made, got):
+    class Returns(unfading.ElmanCell):
+        def step(self, inputs, state, weights):  # refused
+            return made(state)
+
+    x = torch.randn(4, 3, 2)
+    sentence = f"step must return its state, a tuple of 1 tensors; got {got} ({__file__}:"
+    with pytest.raises(RuntimeError, match=re.escape(sentence)) as caught:
+        unfading.layer(Returns)(2, 5, backend="fused")(x)
+    assert "def step(self, inputs, state, weights):  # refused" in str(caught.value)
+    with pytest.raises(TypeError, match="must return its state"):
+        unfading.layer(Returns)(2, 5)(x)
+
+
+def test_a_parameter_that_weights_hands_in_is_followed_as_it_changes():
+    """What a_scalar_from_self would miss: the value after a step of the optimiser, and the gradient."""
+
+    class HandsIn(Refused):
+        def weights(self):
+            return super().weights()._replace(norm=(self.leak,))
+
+        def step(self, inputs, state, weights):
+            return state._replace(h=torch.tanh(inputs.a + weights.norm[0] * state.h))
+
+    torch.manual_seed(0)
+    layer = unfading.layer(HandsIn)(2, 5, backend="fused")
+    results = []
+    for leak in (0.5, -0.8):
+        with torch.no_grad():
+            layer.cells[0].leak.fill_(leak)
+        results.append(everything(layer))
+        with unfading.use_backend("reference"):
+            for got, want in zip(results[-1], everything(layer), strict=True):
+                assert_close(got, want, rtol=1e-4, atol=1e-5)  # float32, four steps
+    assert not torch.allclose(results[0][0], results[1][0])
+
+
+class Adjustable(unfading.ElmanCell):
+    def __init__(self, input_size, hidden_size, *, bias=True):
+        super().__init__(input_size, hidden_size, bias=bias)
+        self.phi, self.mix, self.named = torch.tanh, [0.5, 0.2], {"gain": 1.0}
+
+    def step(self, inputs, state, weights):
+        gain = getattr(self, "gain", self.named["gain"])
+        return state._replace(h=self.mix[0] * self.phi(gain * inputs.a) + self.mix[1] * state.h)
+
+
+CHANGES = {
+    "function": lambda cell: setattr(cell, "phi", torch.sin),
+    "entry of a list": lambda cell: cell.mix.__setitem__(0, 0.9),
+    "list": lambda cell: setattr(cell, "mix", [0.3, 0.3]),
+    "entry of a dictionary": lambda cell: cell.named.__setitem__("gain", 2.0),
+    "new attribute": lambda cell: setattr(cell, "gain", 3.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_step_that_reads_another_attribute_is_compiled_anew(change):
+    layer, x = unfading.layer(Adjustable)(2, 5, backend="fused"), torch.randn(4, 3, 2)
+    before = layer(x)[0]
+    change(layer.cells[0])
+    after = layer(x)[0]
+    assert not torch.allclose(before, after)
+    with unfading.use_backend("reference"):
+        assert_close(after, layer(x)[0], rtol=1e-4, atol=1e-5)  # float32
+
+
+def test_a_refusal_can_fail(monkeypatch):
+    """Without the check of shapes a step that mixes rows is compiled, to another function: the law above turns red."""
+    monkeypatch.setattr(trace.Recorder, "_other", lambda self, packet, tensor, value: None)
+    with pytest.raises(AssertionError):
+        test_what_is_refused_runs_by_the_reference(rows_against_rows)

@@ -1,0 +1,171 @@
+"""Every reverse rule against autograd, and that the comparison turns red where the rule is wrong."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
+from unfading.fuse import differentiate, kernel
+from unfading.fuse.build import Builder
+from unfading.fuse.program import Program, Store
+from unfading.fuse.rules import RULES
+from unfading.fuse.trace import Signature, trace
+
+SIGNATURE = Signature((3,), ("sequence",), (3,), ((3, 3), (3,)), torch.float64)
+SETTINGS = [Setting(3, 5), Setting(4, 26, tuple(b % 5 for b in range(26)), reverse=True)]
+
+
+def outer(x, h):
+    return x.unsqueeze(2) * h.unsqueeze(1)
+
+
+# For each rule a new state, of an input x, a state h, a matrix W and a vector b, in which its derivative matters.
+CASES = {
+    "neg": lambda x, h, W, b: torch.exp(-h) * x,
+    "copy": lambda x, h, W, b: torch.sin(h) * x,  # what the program of `with_a_copy` is
+    "exp": lambda x, h, W, b: torch.exp(h) * x,
+    "expm1": lambda x, h, W, b: torch.expm1(h) * x,
+    "log": lambda x, h, W, b: torch.log(2 + x * h),
+    "log1p": lambda x, h, W, b: torch.log1p(0.5 * x * h),
+    "tanh": lambda x, h, W, b: torch.tanh(x + h),
+    "sigmoid": lambda x, h, W, b: torch.sigmoid(x - h),
+    "relu": lambda x, h, W, b: torch.relu(x + h),
+    "abs": lambda x, h, W, b: torch.abs(x + h),
+    "sqrt": lambda x, h, W, b: torch.sqrt(2 + x * h),
+    "recip": lambda x, h, W, b: torch.reciprocal(3 + x * h),
+    "sin": lambda x, h, W, b: torch.sin(2 * h) * x,
+    "cos": lambda x, h, W, b: torch.cos(2 * h) * x,
+    "erf": lambda x, h, W, b: torch.erf(x + h),
+    "power": lambda x, h, W, b: 0.1 * (2 + x * torch.sin(h)) ** 2.5,
+    "add": lambda x, h, W, b: torch.sin(x + h),
+    "sub": lambda x, h, W, b: torch.sin(x - h),
+    "mul": lambda x, h, W, b: torch.sin(x * h),
+    "div": lambda x, h, W, b: x / (2 + h),
+    "max": lambda x, h, W, b: torch.maximum(x, 0.9 * h),
+    "min": lambda x, h, W, b: torch.minimum(x, 0.9 * h),
+    "where": lambda x, h, W, b: torch.where(x > b, torch.sin(h), x),
+    "gt": lambda x, h, W, b: (h > x) * b + 0.5 * h,
+    "ge": lambda x, h, W, b: (h >= x) * b + 0.5 * h,
+    "lt": lambda x, h, W, b: (h < x) * b + 0.5 * h,
+    "le": lambda x, h, W, b: (h <= x) * b + 0.5 * h,
+    "eq": lambda x, h, W, b: (h == x) * b + 0.5 * h,
+    "ne": lambda x, h, W, b: (h != x) * b + 0.5 * h,
+    "sign": lambda x, h, W, b: torch.sign(h) * x,
+    "stop": lambda x, h, W, b: torch.sin(h).detach() * x,
+    "amax": lambda x, h, W, b: h.amax(1, keepdim=True) * x,
+    "sum": lambda x, h, W, b: h.sum(1, keepdim=True) * x * 0.3,
+    "expand": lambda x, h, W, b: torch.sin(h[:, :1] * x),
+    "reshape": lambda x, h, W, b: (outer(x, h) * W).sum(2),
+    "permute": lambda x, h, W, b: (outer(x, h) * W).transpose(1, 2).reshape(-1, 9)[:, :3],
+    "slice": lambda x, h, W, b: torch.cat([x[:, :1], (outer(x, h) * W).sum(2)[:, 1:]], 1),
+    "cat": lambda x, h, W, b: torch.stack([x, h], 2).amax(2) * b,
+}
+
+
+def scaled(b, value, x, y, d):
+    """What is wrong with a rule unless something else is said: a thousandth too much."""
+    return [part if part is None else b.map("mul", 1.001, part) for part in RULES[value.op](b, value, x, y, d)]
+
+
+def let_through(b, value, x, y, d):
+    return [d] * len(x)
+
+
+def at_the_front(b, value, x, y, d):
+    """The gradient of a slice, put where another slice would have been."""
+    axis, start, stop = value.attr
+    rest = list(x[0].shape)
+    rest[axis] -= stop - start
+    return [b.cat([d, b.zero(tuple(rest))], axis)]
+
+
+FAULTS = {
+    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "sign", "stop"), let_through),
+    "sub": lambda b, value, x, y, d: [d, d],
+    "max": lambda b, value, x, y, d: [d, None],
+    "min": lambda b, value, x, y, d: [None, d],
+    "where": lambda b, value, x, y, d: [None, d, d],
+    "amax": lambda b, value, x, y, d: [b.expand(d, x[0].shape)],
+    "sum": lambda b, value, x, y, d: [b.map("mul", 1 / x[0].size, b.expand(d, x[0].shape))],
+    "expand": lambda b, value, x, y, d: [b.reshape(b.slice(d, 0, 0, 1), x[0].shape)],
+    "permute": lambda b, value, x, y, d: [b.reshape(d, x[0].shape)],
+    "slice": at_the_front,
+    "cat": lambda b, value, x, y, d: RULES["cat"](b, value, x, y, d)[::-1],
+}
+
+
+def with_a_copy():
+    """`copy` is written by the scheduler alone, and not traced."""
+    b = Builder()
+    x, h = b.leaf("input", 0, 0, 3), b.leaf("state", 0, 0, 3)
+    new = b.map("mul", b.map("copy", b.map("sin", h)), x)
+    widths = {("input", 0): 3, ("state", 0): 3, ("next", 0): 3, ("weight", 0): 9, ("weight", 1): 3}
+    return Program((Store("next", 0, 0, new),), widths, ("sequence",))
+
+
+def step_of(name):
+    return lambda inputs, states, weights: [CASES[name](*inputs, *states, *weights)]
+
+
+@cache
+def programs():
+    return {name: with_a_copy() if name == "copy" else trace(step_of(name), SIGNATURE) for name in CASES}
+
+
+@cache
+def healthy():
+    return dict(zip(CASES, compiled(list(programs().values())), strict=True))
+
+
+@cache
+def faulty():
+    """The same programs, each with the rule it is the case of replaced by a wrong one."""
+    names = iter(CASES)
+
+    def with_a_fault(program):
+        name = next(names)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(differentiate, "RULES", {**RULES, name: FAULTS.get(name, scaled)})
+            return differentiate.differentiate(program)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "differentiate", with_a_fault)
+        return dict(zip(CASES, compiled(list(programs().values())), strict=True))
+
+
+def errors(step, made):
+    found = {}
+    for setting in SETTINGS:
+        numbers = some_numbers(SIGNATURE, setting)
+        want = by_autograd(step, SIGNATURE, numbers, setting)
+        found |= wrong(by_kernel(made, SIGNATURE, numbers, setting), want)
+        assert any(value.abs().max() > 1e-3 for name, value in want.items() if "gradient" in name)
+    return found
+
+
+def test_every_rule_has_its_case():
+    assert CASES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_is_the_derivative_of_autograd(name):
+    assert name in {value.op for value in programs()[name].values()}
+    assert errors(step_of(name), healthy()[name]) == {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_rule_turns_red(name):
+    found = errors(step_of(name), faulty()[name])
+    assert found
+    assert all("gradient" in name for name in found), "the fault is in the reverse alone"
+
+
+def test_a_matrix_product_left_out_after_the_loop_turns_red(monkeypatch):
+    def step(inputs, states, weights):
+        return [torch.tanh(inputs[0] + states[0] @ weights[0] + weights[1])]
+
+    program = trace(step, SIGNATURE)
+    assert errors(step, compiled([program])[0]) == {}
+    monkeypatch.setattr(differentiate, "_joined", lambda products: ())
+    assert errors(step, compiled([program])[0]).keys() == {"gradient of weight 0"}
