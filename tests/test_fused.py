@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -392,3 +393,88 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)
 def test_a_hundred_thousand_steps_in_two_gigabytes():
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 2.0
+
+
+# -- what must not go wrong silently ----------------------------------------------------------------------------------------
+
+
+def test_a_wrong_output_size_is_a_sentence_without_a_gradient_too():
+    cell = unfading.STARCell(3, 5)
+    cell.output_size = 2
+    layer = unfading.Recurrent(lambda size: cell, 3)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled), pytest.raises((ValueError, RuntimeError)):
+            layer(torch.ones(4, 2, 3))
+
+
+def test_recorders_of_operations_get_the_reference():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layer, x = built(unfading.STARCell, 5), torch.randn(6, 2, 3, dtype=torch.float64)
+    want = layer(x)[0]
+    with FlopCounterMode(display=False) as counted:
+        layer(x)
+    assert counted.get_total_flops() > 0
+    assert_close(make_fx(lambda x: layer(x)[0])(x)(x), want)
+
+
+class Viewed(unfading.STARCell):
+    def output(self, state):
+        return state.h[..., :]
+
+
+def test_outputs_of_a_stream_are_its_users_own():
+    cell, x = Viewed(3, 5), torch.randn(6, 2, 3)
+    layer = unfading.Recurrent(lambda size: cell, 3)
+    stream = layer.stream(2)
+    got = torch.stack([stream.push(step) for step in x])
+    assert_close(got, layer(x)[0].detach())
+
+
+def test_a_stream_goes_on_as_it_began_whatever_becomes_of_the_layer():
+    layer, x = built(unfading.STARCell, 5, torch.float32, learn_initial_state=True), torch.randn(6, 2, 3)
+    want = layer(x)[0].detach()
+    stream = layer.stream(2)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(1.0)
+    for _ in range(2):
+        assert_close(torch.stack([stream.push(step) for step in x]), want)
+        stream.reset()
+
+
+@each
+def test_a_stream_is_the_layer(cell):
+    layer, x = built(cell, hidden_size(cell), num_layers=2, zoneout=0.1).eval(), torch.randn(9, 2, 3, dtype=torch.float64)
+    with torch.no_grad():
+        want, state = layer(x[:4], start=2)
+        rest, _ = layer(x[4:], state, start=6)
+    stream = layer.stream(2, start=2)
+    assert_close(torch.stack([stream.push(step) for step in x[:4]]), want, rtol=1e-11, atol=1e-11)
+    again = layer.stream(2, state, start=6)
+    assert_close(torch.stack([again.push(step) for step in x[4:]]), rest, rtol=1e-11, atol=1e-11)
+
+
+def test_bad_input_of_a_stream():
+    layer = unfading.STAR(3, 5)
+    with pytest.raises(ValueError, match=r"push takes torch.float32 \[1, 3\] .* got torch.float32 \[1, 4\]"):
+        layer.stream().push(torch.ones(1, 4))
+    with pytest.raises(ValueError, match="bidirectional"):
+        unfading.STAR(3, 5, bidirectional=True).stream()
+    with pytest.raises(ValueError, match="call eval"):
+        unfading.STAR(3, 5, zoneout=0.5).stream()
+    with pytest.raises(ValueError, match="batch"):
+        layer.stream(0)
+
+
+def test_numbers_that_differ_in_the_eighth_digit_are_two_programs():
+    keys = {plan(unfading.AntisymmetricRNNCell(3, 5, epsilon=epsilon)).key for epsilon in (0.1, 0.10000001)}
+    assert len(keys) == 2
+
+
+def test_a_compiled_layer_follows_training_and_evaluation():
+    layer, x = built(unfading.STARCell, 5, zoneout=0.5), torch.randn(6, 2, 3, dtype=torch.float64)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    compiled(x)
+    layer.eval()
+    assert_close(compiled(x)[0], layer(x)[0])

@@ -83,7 +83,9 @@ def run(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Any, Any]:
 def outputs(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Tensor, Any]:
     """As `run`, but of the states only `cell.output`; where no gradient is wanted, the states are not even kept."""
     if not torch.is_grad_enabled() and not traced() and choose(cell, how.backend) is fused:
-        return fused_outputs(cell, x, state, cell.weights(), lengths=how.lengths, reverse=how.reverse, start=how.start)
+        made = fused_outputs(cell, x, state, cell.weights(), lengths=how.lengths, reverse=how.reverse, start=how.start)
+        if made is not None:
+            return made
     trajectory, final = run(cell, x, state, how)
     return output_of(cell, trajectory, how.lengths), final
 

@@ -7,6 +7,7 @@
 Matrices are built and packed once, when the stream is made; a push is the step itself and little else. No gradient is kept.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -31,13 +32,13 @@ class Stream:
     """
 
     def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str):
-        noisy = [cell for cell in cells if isinstance(cell, WrapperCell) and cell.training]
-        if noisy:
+        if any(isinstance(cell, WrapperCell) and cell.noisy for cell in cells):
             raise ValueError(
                 "a stream draws no noise, and the layer is in training with dropout or zoneout; call eval() first."
             )
         self.start = start
-        self._first = states
+        cells = copy.deepcopy(cells)  # what becomes of the layer afterwards does not reach the stream
+        self._first = [type(state)(*(part.detach().clone() for part in state)) for state in states]
         self._steps: list[OneStep | ReferenceStep] = []
         with torch.no_grad():
             for cell in cells:

@@ -48,7 +48,9 @@ def _scaled(name: str) -> Callable[[Call], Row]:
 
 
 def _rsub(call: Call) -> Row:
-    return call.shaped(call.map("sub", call.args[1], call.args[0]))
+    alpha = call.argument(2, "alpha", 1)
+    taken = call.args[0] if alpha == 1 else call.map("mul", call.args[0], alpha)
+    return call.shaped(call.map("sub", call.args[1], taken))
 
 
 def _power(call: Call) -> Row:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
 from unfading.cells.base import Cell
 from unfading.fuse.compiler import NoCompiler
@@ -15,6 +16,7 @@ from unfading.fuse.inference import Inference
 from unfading.fuse.operator import Loop
 from unfading.fuse.plan import Plan, kernel, plan
 from unfading.fuse.program import NotFusable
+from unfading.scan import reference
 from unfading.traced import traced
 
 
@@ -35,6 +37,9 @@ def fused(
         raise NotFusable(found)
     inputs = gather_inputs(found, cell, x, start, constants)
     tensors = [*inputs, *state, *gather_weights(found, cell, weights)]
+    if not torch.compiler.is_compiling() and any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
+        # Such a tensor has no memory of its own that a kernel could read.
+        return reference(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start, constants=constants)
     if torch.compiler.is_compiling():
         tensors = [tensor.view_as(tensor) for tensor in tensors]  # torch.compile takes no tensor twice
     else:
@@ -51,12 +56,17 @@ def fused(
 
 def fused_outputs(
     cell: Cell, x: Tensor, state: Any, weights: Any, *, lengths: Tensor | None, reverse: bool, start: int
-) -> tuple[Tensor, Any]:
-    """`cell.output` of every step and the final state, without a gradient, for a cell that `refusal` lets pass."""
+) -> tuple[Tensor, Any] | None:
+    """`cell.output` of every step and the final state, without a gradient, for a cell that `refusal` lets pass.
+
+    None where a tensor has no memory of its own that a kernel could read.
+    """
     found = plan(cell)
     if isinstance(found, str):
         raise NotFusable(found)
     inference = Inference(found, cell, weights)
+    if any(is_traceable_wrapper_subclass(tensor) for tensor in (x, *state, *inference.weights)):
+        return None
     return inference.outputs(x, state, lengths=lengths, reverse=reverse, start=start)
 
 
@@ -66,7 +76,11 @@ def refusal(cell: Cell) -> str | None:
         return "autocast is on, and a C kernel computes in one precision"
     if not torch.compiler.is_compiling() and _forward_mode():
         return "a forward-mode derivative is being taken, which only the reference loop has"
-    return _compiled(id(cell)) if torch.compiler.is_compiling() else _no_kernel(cell)
+    if torch.compiler.is_compiling():
+        return _compiled(id(cell), _training(cell))
+    if torch._C._is_tracing() or _get_current_dispatch_mode_stack():
+        return "something is recording the operations of torch, and would not see those of a kernel"
+    return _no_kernel(cell)
 
 
 def _no_kernel(cell: Cell) -> str | None:
@@ -75,13 +89,18 @@ def _no_kernel(cell: Cell) -> str | None:
         return found
     try:
         kernel(found.key, found.signature.dtype)
-    except NoCompiler as error:
+    except (NoCompiler, NotFusable, RecursionError) as error:
         return str(error)
     return None
 
 
 def _plan(cell: Cell) -> Plan | str:
-    return _constant_plan(id(cell)) if torch.compiler.is_compiling() else plan(cell)
+    return _constant_plan(id(cell), _training(cell)) if torch.compiler.is_compiling() else plan(cell)
+
+
+def _training(cell: Cell) -> tuple[bool, ...]:
+    """Read where torch.compile sees it, so that it compiles anew when a module changes between training and evaluation."""
+    return tuple(module.training for module in cell.modules())
 
 
 # torch.compile runs these two once, when it traces, and writes down what they return. It hands over no modules, but
@@ -89,12 +108,12 @@ def _plan(cell: Cell) -> Plan | str:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _constant_plan(identity: int) -> Plan | str:
+def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan | str:
     return plan(ctypes.cast(identity, ctypes.py_object).value)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _compiled(identity: int) -> str | None:
+def _compiled(identity: int, training: tuple[bool, ...]) -> str | None:
     return _no_kernel(ctypes.cast(identity, ctypes.py_object).value)
 
 

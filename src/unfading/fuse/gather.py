@@ -9,7 +9,7 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.fuse.plan import Plan, flatten, with_dense
-from unfading.scan import check_inputs, constants_of, projected
+from unfading.scan import check_inputs, projected
 
 
 def gather_inputs(found: Plan, cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> list[Tensor]:
@@ -20,12 +20,9 @@ def gather_inputs(found: Plan, cell: Cell, x: Tensor, start: int, constants: Map
         return _leaves(inputs, found.inputs, cell)
     if len(found.signature.kinds) == 1:
         return [x]
-    if cell.shared:
-        # One row tells what all rows share.
-        thin = _leaves(cell.project(x[:, :1], start), found.inputs, cell)
-        return [x, *(leaf for name, leaf in zip(found.names, thin, strict=True) if name in cell.shared)]
-    constants = constants or constants_of(cell, x, start)
-    return [x, *(constants[name] for name in found.names if name in cell.constant)]
+    # One row tells what all rows share.
+    thin = _leaves(cell.project(x[:, :1], start), found.inputs, cell)
+    return [x, *(leaf for name, leaf in zip(found.names, thin, strict=True) if name in cell.shared)]
 
 
 def gather_weights(found: Plan, cell: Cell, weights: Any) -> list[Tensor]:

@@ -31,8 +31,9 @@ class Inference:
         """`cell.output` of every step, and the final state."""
         T, B = x.shape[:2]
         cell, states = self.cell, list(state)
-        steps = self._steps(B) if _can_be_cut(cell, lengths=lengths, reverse=reverse) else T
-        direct = type(cell).output is Cell.output  # the first part of the state: the kernel writes it where it is to be
+        steps = self._steps(B) if self._can_be_cut(lengths, reverse=reverse) else T
+        # The first part of the state: the kernel writes it where it is to be.
+        direct = type(cell).output is Cell.output and cell.output_size == self.plan.signature.states[0]
         output = self.kernel.blank(state[0], (T, B, cell.output_size), Walk(reverse, lengths, None))
         begins = range(0, T, steps)
         for a in reversed(begins) if reverse else begins:
@@ -45,7 +46,10 @@ class Inference:
                 first=output[a:b] if direct else None,
             )  # fmt: skip
             if not direct:
-                output[a:b] = cell.output(type(state)(*trajectory))
+                made = cell.output(type(state)(*trajectory))
+                if made.shape[-1] != cell.output_size:
+                    return made, type(state)(*states)  # the layer says what is wrong with it
+                output[a:b] = made
         if lengths is not None and not direct:
             output = zero_past(output, lengths)
         return output, type(state)(*states)
@@ -56,9 +60,10 @@ class Inference:
         width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == "sequence")
         return max(1, PIECE // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
 
-
-def _can_be_cut(cell: Cell, *, lengths: Tensor | None, reverse: bool) -> bool:
-    """Whether pieces of time make the whole: not where one draw of noise serves all of it, and not backwards where rows of
-    different lengths are at different steps at the same time, and the step matters."""
-    drawn = isinstance(cell, WrapperCell) and cell.training
-    return not drawn and not cell.constant and not (reverse and lengths is not None and cell.shared)
+    def _can_be_cut(self, lengths: Tensor | None, *, reverse: bool) -> bool:
+        """Whether pieces of time make the whole: not where one draw of noise serves all of it; and backwards only where the
+        number of a step does not matter, for there pieces are numbered in the order they are run."""
+        cell = self.cell
+        drawn = isinstance(cell, WrapperCell) and cell.noisy
+        numbered = not self.plan.with_project or (cell.shared and lengths is not None)
+        return not drawn and not cell.constant and not (reverse and numbered)

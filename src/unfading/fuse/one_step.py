@@ -25,7 +25,7 @@ class OneStep:
         self.cell, self.plan = cell, found
         self.inference = Inference(found, cell, cell.weights())
         self.kernel = self.inference.kernel
-        self.direct = type(cell).output is Cell.output
+        self.direct = type(cell).output is Cell.output and cell.output_size == found.signature.states[0]
         self.shared = [i for i, kind in enumerate(found.signature.kinds) if kind == "shared"]
         # Whether x itself, or something that project must make of it at every step, is what the loop reads.
         self.reads_x = found.with_project and "constant" not in found.signature.kinds
@@ -35,8 +35,9 @@ class OneStep:
         kernel, function = self.kernel, self.kernel.infer
         self.kind = type(state)
         self.batch = state[0].shape[0]
-        self.buffers = [[part.detach().clone() for part in state], [torch.empty_like(part) for part in state]]
-        self.after = [torch.empty_like(part) for part in state]  # the state as the step's output
+        first = [part.detach().clone(memory_format=torch.contiguous_format) for part in state]
+        self.buffers = [first, [torch.empty_like(part) for part in first]]
+        self.after = [torch.empty_like(part) for part in first]  # the state as the step's output
         self.at = {pointer: k for k, pointer in enumerate(function.pointers, start=1)}
         self.arrays = []
         for before, final in (self.buffers, self.buffers[::-1]):
@@ -69,7 +70,7 @@ class OneStep:
         if self.kernel.entries[self.kernel.infer.name](array, *self.rest):
             raise MemoryError("no memory for the buffers of a fused step.")
         self.turn = 1 - self.turn
-        return output if self.direct else self.cell.output(self.kind(*self.after))
+        return output if self.direct else self.cell.output(self.kind(*self.after)).clone()
 
     def _inputs(self, x: Tensor, index: int) -> list[tuple[int, Tensor]]:
         """The inputs that the loop reads, with their numbers."""

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell, LowRank
 from unfading.fuse.kernel import Kernel, compiled
-from unfading.fuse.lines import defined
+from unfading.fuse.lines import defined, first_line
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.trace import Signature, trace, trace_with_project
 from unfading.scan import check_inputs, leaf_names
@@ -100,25 +100,29 @@ def with_dense(weights: Any, dense: Sequence[bool]) -> Any:
 
 def _made(cell: Cell) -> Plan | str:
     """Made on the side: no mode that is recording the caller sees it, and random numbers are left as they were."""
-    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
         return _planned(cell)
 
 
 def _planned(cell: Cell) -> Plan | str:
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # masks are drawn in project
-        state = cell.initial_state(2)
-        dtype = state[0].dtype
-        if dtype not in PRECISIONS:
-            return f"{dtype} is compiled for no CPU; float32 and float64 are"
-        if state[0].device.type != "cpu":
-            return f"the C backend runs on the CPU; the parameters are on {state[0].device}"
-        inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
-        weights = cell.weights()
     try:
-        check_inputs(cell, inputs, batch=2)
-        return _traced(cell, inputs, state, weights, dtype)
-    except (NotFusable, ValueError, TypeError) as error:  # a cell that breaks its contract; the reference says how
-        return str(error)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # masks are drawn in project
+            return _example(cell)
+    except Exception as error:  # a cell that breaks its contract, or takes no example; the reference says how
+        return first_line(error)
+
+
+def _example(cell: Cell) -> Plan | str:
+    state = cell.initial_state(2)
+    dtype = state[0].dtype
+    if dtype not in PRECISIONS:
+        return f"{dtype} is compiled for no CPU; float32 and float64 are"
+    if state[0].device.type != "cpu":
+        return f"the C backend runs on the CPU; the parameters are on {state[0].device}"
+    inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
+    weights = cell.weights()
+    check_inputs(cell, inputs, batch=2)
+    return _traced(cell, inputs, state, weights, dtype)
 
 
 def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtype) -> Plan:
@@ -128,6 +132,9 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     input_leaves: list[Tensor] = []
     weight_leaves: list[Tensor] = []
     input_tree, weight_tree = flatten(inputs, input_leaves), flatten(weights, weight_leaves)
+    for leaf in weight_leaves:
+        if leaf.dtype != dtype:
+            raise NotFusable(f"weights gives {leaf.dtype}; a fused step takes {dtype}, as the state is")
     for name, leaves, rank in (("project", input_leaves, 3), ("initial_state", list(state), 2)):
         for leaf in leaves:
             if leaf.dim() != rank or leaf.dtype != dtype:
@@ -161,8 +168,8 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
 
 def _with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:
     """The program of project and step together, what it is handed, and which parameters project reads."""
-    if len(set(signature.kinds) - {"sequence"}) > 1:
-        raise NotFusable("project would have to run twice, and draw its random numbers twice")
+    if "constant" in signature.kinds:
+        raise NotFusable("what holds for all time may be made of all of x, or drawn at random")
     kept = [i for i, kind in enumerate(signature.kinds) if kind != "sequence"]
     fields = [kept.index(i) + 1 if i in kept else None for i in range(len(signature.kinds))]
     tensors = {
@@ -224,6 +231,7 @@ class Options:
             others = [(name, value, _entries(value)) for name, value in own if not isinstance(value, self.PLAIN)]
             # The dictionary itself, so that a look takes microseconds; a module does not change its own.
             self.seen.append((module.__dict__, len(module.__dict__), plain, others))
+        self.absent = [(m._parameters, _absent(m._parameters)) for m in cell.modules() if m._parameters]
         self.parts = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
         self.parameter = next(
             ((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None
@@ -246,11 +254,17 @@ class Options:
             for name, value, entries in others:
                 if now.get(name) is not value or not self._same(_entries(value), entries):
                     return False
-        return all(tuple(now.values()) == then for now, then in self.parts) and self._kind() == self.kind
+        same_parts = all(tuple(now.values()) == then for now, then in self.parts)
+        same_parameters = all(_absent(now) == then for now, then in self.absent)
+        return same_parts and same_parameters and self._kind() == self.kind
 
     def _same(self, now: list[Any], then: list[Any]) -> bool:
         pairs = zip(now, then, strict=False)
         return len(now) == len(then) and all(a is b or (isinstance(b, self.PLAIN) and a == b) for a, b in pairs)
+
+
+def _absent(parameters: dict[str, Any]) -> list[str]:
+    return [name for name, parameter in parameters.items() if parameter is None]
 
 
 def _entries(value: Any) -> list[Any]:

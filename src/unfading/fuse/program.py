@@ -169,7 +169,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def _written(value: Value) -> str:
-    names = [f"{arg.attr:g}" if arg.op == "const" else "0" if arg.op == "zero" else f"%{arg.id}" for arg in value.args]
+    names = [repr(arg.attr) if arg.op == "const" else "0" if arg.op == "zero" else f"%{arg.id}" for arg in value.args]
     if value.op == "leaf":
         leaf = value.attr
         return f"{leaf.kind}{leaf.index}[{leaf.start}:{leaf.stop}]"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 
 import torch
@@ -29,6 +29,10 @@ def run_tiles(run: Callable[[int, int], None], tiles: int, work: int) -> None:
     edges = [tiles * k // threads for k in range(threads + 1)]
     # ctypes lets go of the interpreter's lock inside the kernel.
     others = [_pool().submit(run, edges[k], edges[k + 1]) for k in range(1, threads)]
-    run(edges[0], edges[1])
+    try:
+        run(edges[0], edges[1])
+    finally:
+        # Whatever happens here, the others write into memory that must outlive them.
+        wait(others)
     for other in others:
         other.result()

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unfading.fuse import aten
 from unfading.fuse.build import Builder
+from unfading.fuse.graph import made_from, refuse_own_gradients
 from unfading.fuse.join import joined
 from unfading.fuse.lines import defined, first_line, where
 from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
@@ -163,11 +163,16 @@ class Recorder(TorchDispatchMode):
 
 def trace(step: Callable[[Tensors, Tensors, Tensors], Any], signature: Signature) -> Program:
     """The program of `step(inputs, states, weights) -> new states`, each a flat sequence of tensors."""
-    builder = Builder()
-    recorder = Recorder(builder, signature.dtype)
-    leaves = [builder.leaf("input", i, 0, n) for i, n in enumerate(signature.inputs)]
-    weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
-    return _step_program(recorder, step, leaves, weights, signature)
+    programs = []
+    for _ in range(2):
+        builder = Builder()
+        recorder = Recorder(builder, signature.dtype)
+        leaves = [builder.leaf("input", i, 0, n) for i, n in enumerate(signature.inputs)]
+        weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
+        programs.append(_step_program(recorder, step, leaves, weights, signature))
+    if str(programs[0]) != str(programs[1]):
+        raise NotFusable("the step is another function at every call; a step is pure")
+    return programs[0]
 
 
 def trace_with_project(
@@ -192,10 +197,12 @@ def trace_with_project(
         weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
         x = recorder.rows(builder.leaf("input", 0, 0, signature.inputs[0]), TIME, BATCH)
         made = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
-        _refuse_own_gradients(made)
+        refuse_own_gradients(made)
         leaves = []
         for tensor, taken in zip(made, fields, strict=True):
             row = recorder.value(tensor)
+            if taken is not None and made_from(tensor, x):
+                raise NotFusable("a field that all rows share is made from x, hence from one row or from all of them")
             if taken is not None:
                 leaves.append(builder.leaf("input", taken, 0, signature.inputs[taken]))
             elif isinstance(row, Row) and tensor.shape[:2] == (TIME, BATCH) and tensor.dim() == 3:
@@ -221,7 +228,7 @@ def _step_program(
     states = [recorder.rows(leaf, BATCH) for leaf in leaves]
     rows = [recorder.rows(value, BATCH) for value in inputs]
     outputs = _recorded(recorder, lambda: step(rows, states, weights))
-    _refuse_own_gradients(outputs)
+    refuse_own_gradients(outputs)
     if any(tensor._backward_hooks for tensor, _ in recorder.values.values()):
         raise NotFusable(f"the step registers a hook on a gradient, which a compiled one would not call{defined(step)}")
     stores: list[Store] = []
@@ -272,21 +279,6 @@ def _meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def _as_meta(tensor: Tensor) -> Tensor:
     return tensor if tensor.device.type == "meta" else tensor.to("meta")
-
-
-def _refuse_own_gradients(outputs: Sequence[Any]) -> None:
-    """A torch.autograd.Function of the user's has a gradient of its own, which the program would not have."""
-    stack = [output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None]
-    seen = set()
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, BackwardCFunction):
-            own = getattr(type(node), "_forward_cls", type(node))
-            raise NotFusable(f"the step uses an autograd.Function with a gradient of its own, {own.__name__}{defined(own)}")
-        stack.extend(before for before, _ in node.next_functions if before is not None)
 
 
 def _kind(output: Any) -> str:
