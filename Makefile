@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/python examples/adding.py
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not long" --durations=40
+	$(BIN)/python -m pytest -n 2 -m "not long"
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 from unfading import catalogue
 from unfading.cells.base import Cell
 from unfading.errors import unknown
-from unfading.recurrent import Recurrent
 
 INPUT = 8  # features of the input
 
@@ -107,4 +106,4 @@ def everything(cells: Iterable[str] = ()) -> list[Case]:
 
 def _streams(T: int) -> list[Case]:
     known = variants()
-    return [Case("stream", known[name], T, 1, 128) for name in STREAMED] if hasattr(Recurrent, "stream") else []
+    return [Case("stream", known[name], T, 1, 128) for name in STREAMED]

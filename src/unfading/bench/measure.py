@@ -122,9 +122,9 @@ def _stream(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race
     """A layer pushed step by step against nn.LSTM called for one step at a time, which carries its state along."""
     peer = nn.LSTM(INPUT, case.H)
     steps, singles = x.unbind(0), x.split(1)
+    stream = cast(Any, made).stream(batch=case.B)  # made once, as its user does
 
     def push() -> None:
-        stream = cast(Any, made).stream(batch=case.B)
         for step in steps:
             stream.push(step)
 
