@@ -94,7 +94,7 @@ class Backward:
     def _run(self, a: int, b: int, d_next: Sequence[Tensor | None], d_final: Sequence[Tensor | None], buffers: Tensors) -> None:
         """Back through the steps a..b; the gradient of the state before them is left in `buffers`."""
         walk, T, B, kernel = self.walk, self.T, self.B, self.kernel
-        own = Walk(walk.reverse, None if walk.lengths is None else walk.lengths - a, walk.order)
+        own = walk.of_piece(a)
         steps = b - a
         first = T - b if walk.reverse else a  # the piece's first step in the order of processing
         inputs, d_inputs, held = [], [], {}
@@ -124,7 +124,7 @@ class Backward:
             if entries is not None and d_weight is not None:
                 d_weight += entries.sum(0).to(d_weight.dtype).reshape(d_weight.shape)
         for product in kernel.outer:
-            self._add_product(product, tensors, walk.reverse, own.lengths is not None, lines)
+            self._add_product(product, tensors, lines)
         for total in kernel.totals:
             whole = self.d_weights[total.weight]
             if whole is not None:
@@ -152,24 +152,21 @@ class Backward:
             elif kind == "packed":
                 buffers[kind, i] = None
 
-    def _add_product(self, product: Outer, tensors: Tensors, reverse: bool, packed: bool, lines: int) -> None:
+    def _add_product(self, product: Outer, tensors: Tensors, lines: int) -> None:
         block = product.block
         whole = self.d_weights[block.weight]
         if whole is None or lines == 0:
             return
         target = whole[block.r0 : block.r1, block.c0 : block.c1]
-        dy, v = Factor(product.dy, block.width), Factor(product.v, block.length)
-        if packed:
-            pairs = [(self._factor(*dy, tensors, lines), self._factor(*v, tensors, lines))]
-        elif v.source.kind != "state":
-            pairs = [(_columns(dy, tensors, lines), _columns(v, tensors, lines))]
+        a, v = self._factor(product.dy, block.width, tensors, lines), product.v
+        if self.walk.lengths is not None or v.kind != "state":
+            pairs = [(a, self._factor(v, block.length, tensors, lines))]
         else:
             # Before its first step a row's state is the initial one, before any other what the step before left.
-            a = _columns(dy, tensors, lines)
-            before = _columns(Factor(v.source._replace(kind="next"), v.width), tensors, lines)
-            initial = _columns(Factor(v.source._replace(kind="initial"), v.width), tensors, self.B)
+            before = _columns(Factor(v._replace(kind="next"), block.length), tensors, lines)
+            initial = _columns(Factor(v._replace(kind="initial"), block.length), tensors, self.B)
             rest = lines - self.B
-            if reverse:
+            if self.walk.reverse:
                 pairs = [(a[rest:], initial), (a[:rest], before[self.B :])]
             else:
                 pairs = [(a[: self.B], initial), (a[self.B :], before[:rest])]

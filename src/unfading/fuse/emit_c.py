@@ -51,8 +51,13 @@ def source(real: str, functions: list[Function]) -> str:
     """A whole translation unit in the precision `real`, float or double."""
     own, libm = ("_f", "f") if real == "float" else ("_d", "")
     names = [f"#define {name}_x {name}{own}" for name in OWN] + [f"#define {name}_x {name}{libm}" for name in LIBM]
-    header = files("unfading.fuse").joinpath("step.h").read_text()
-    return "\n".join([f"typedef {real} real;", header, *names, *(function.source for function in functions)])
+    return "\n".join([shared(real, "step.h"), *names, *(function.source for function in functions)])
+
+
+def shared(real: str, name: str) -> str:
+    """A C file of this folder in a precision, after the layout that all of them agree on."""
+    folder = files("unfading.fuse")
+    return "\n".join([f"typedef {real} real;", *(folder.joinpath(file).read_text() for file in ("layout.h", name))])
 
 
 def emit_forward(name: str, program: Program) -> Function:

@@ -145,23 +145,12 @@ class Step:
         first = ["for (int r = 0; r < m; r++) {", *loop.bases_declared()]
         if value.op == "sum" and outside and outside[-1] == len(x.shape) - 1 and x.shape[-1] > 1:
             # The last axis stays: whole vectors are added.
-            nest = _nest(x.shape, [*over, *outside])
             first.append(f"  memset(&s{self.plan.slots[value.id]}[r * PAD({value.size})], 0, sizeof(real) * {value.size});")
-            return [*first, *loop.body_lines(nest, f"{target} += {entry};"), "}"]
+            return [*first, *loop.inside([*over, *outside], ["#pragma omp simd"], f"{target} += {entry};"), "}"]
         start, each = ("0", "q += {x};") if value.op == "sum" else ("-INFINITY", "q = {x} > q || {x} != {x} ? {x} : q;")
         simd = ["#pragma omp simd reduction(+:q)"] if value.op == "sum" else []
-        inner = _nest(x.shape, list(over))
-        body = [
-            "{",
-            f"  real q = {start};",
-            *inner[:-1],
-            *simd,
-            inner[-1] + " {",
-            *loop.loads(),
-            f"    {each.format(x=entry)}",
-            "  }",
-        ]
-        return [*first, *_nest(x.shape, outside), *body, f"  {target} = q;", "}", "}"]
+        body = ["{", f"  real q = {start};", *loop.inside(list(over), simd, each.format(x=entry)), f"  {target} = q;", "}"]
+        return [*first, *_nest(x.shape, outside), *body, "}"]
 
     def _dot(self, value: Value) -> list[str]:
         parts = []
@@ -238,15 +227,13 @@ class _Loop:
         return [f"  {_type(base)} {name} = {base};" for base, name in self.bases.items()]
 
     def written(self) -> list[str]:
-        nest = _nest(self.shape, list(range(len(self.shape))))
-        return ["for (int r = 0; r < m; r++) {", *self.bases_declared(), *nest[:-1], "#pragma omp simd", nest[-1] + " {",
-                *(f"    {line}" for line in self.body), "  }", "}"]  # fmt: skip
+        axes = list(range(len(self.shape)))
+        return ["for (int r = 0; r < m; r++) {", *self.bases_declared(), *self.inside(axes, ["#pragma omp simd"]), "}"]
 
-    def loads(self) -> list[str]:
-        return [f"    {line}" for line in self.body]
-
-    def body_lines(self, nest: list[str], last: str) -> list[str]:
-        return [*nest[:-1], "#pragma omp simd", nest[-1] + " {", *self.loads(), f"    {last}", "  }"]
+    def inside(self, axes: list[int], pragma: list[str], *last: str) -> list[str]:
+        """The body, and these lines after it, in loops over the axes; the pragma is for the innermost."""
+        nest = _nest(self.shape, axes)
+        return [*nest[:-1], *pragma, nest[-1] + " {", *(f"    {line}" for line in (*self.body, *last)), "  }"]
 
 
 def _type(base: str) -> str:

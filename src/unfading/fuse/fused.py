@@ -14,7 +14,7 @@ from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.inference import Inference
 from unfading.fuse.operator import Loop
-from unfading.fuse.plan import Plan, kernel, plan
+from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise
 from unfading.fuse.program import NotFusable
 from unfading.scan import reference
 from unfading.traced import traced
@@ -32,9 +32,7 @@ def fused(
     constants: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Any, Any]:
     """As `scan.reference`, with the same arguments and results, for a cell that `refusal` lets pass."""
-    found = _plan(cell)
-    if isinstance(found, str):
-        raise NotFusable(found)
+    found = _constant_plan(id(cell), _training(cell)) if torch.compiler.is_compiling() else plan_or_raise(cell)
     inputs = gather_inputs(found, cell, x, start, constants)
     tensors = [*inputs, *state, *gather_weights(found, cell, weights)]
     if not torch.compiler.is_compiling() and any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
@@ -61,9 +59,7 @@ def fused_outputs(
 
     None where a tensor has no memory of its own that a kernel could read.
     """
-    found = plan(cell)
-    if isinstance(found, str):
-        raise NotFusable(found)
+    found = plan_or_raise(cell)
     inference = Inference(found, cell, weights)
     if any(is_traceable_wrapper_subclass(tensor) for tensor in (x, *state, *inference.weights)):
         return None
@@ -94,10 +90,6 @@ def _no_kernel(cell: Cell) -> str | None:
     return None
 
 
-def _plan(cell: Cell) -> Plan | str:
-    return _constant_plan(id(cell), _training(cell)) if torch.compiler.is_compiling() else plan(cell)
-
-
 def _training(cell: Cell) -> tuple[bool, ...]:
     """Read where torch.compile sees it, so that it compiles anew when a module changes between training and evaluation."""
     return tuple(module.training for module in cell.modules())
@@ -108,8 +100,8 @@ def _training(cell: Cell) -> tuple[bool, ...]:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan | str:
-    return plan(ctypes.cast(identity, ctypes.py_object).value)
+def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
+    return plan_or_raise(ctypes.cast(identity, ctypes.py_object).value)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -26,31 +26,31 @@ class Inference:
         self.kernel = kernel(found.key, found.signature.dtype)
         self.weights = [leaf.detach().contiguous() for leaf in gather_weights(found, cell, weights)]
         self.packed = self.kernel.packed(self.kernel.infer, self.weights)
+        # Whether the output is the first part of the state: then the kernel writes it where it is to be.
+        self.direct = type(cell).output is Cell.output and cell.output_size == found.signature.states[0]
 
     def outputs(self, x: Tensor, state: Any, *, lengths: Tensor | None, reverse: bool, start: int) -> tuple[Tensor, Any]:
         """`cell.output` of every step, and the final state."""
         T, B = x.shape[:2]
         cell, states = self.cell, list(state)
         steps = self._steps(B) if self._can_be_cut(lengths, reverse=reverse) else T
-        # The first part of the state: the kernel writes it where it is to be.
-        direct = type(cell).output is Cell.output and cell.output_size == self.plan.signature.states[0]
-        output = self.kernel.blank(state[0], (T, B, cell.output_size), Walk(reverse, lengths, None))
+        walk = Walk.of(lengths, reverse)
+        output = self.kernel.blank(state[0], (T, B, cell.output_size), walk)
         begins = range(0, T, steps)
         for a in reversed(begins) if reverse else begins:
             b = min(a + steps, T)
-            own = None if lengths is None else lengths - a  # a kernel takes those below 0 as ended, or not yet begun
             inputs = gather_inputs(self.plan, cell, x[a:b], start + (T - b if reverse else a), {})
             check(self.plan, cell, [*inputs, *states, *self.weights])
             trajectory, states, _ = self.kernel.forward(
-                inputs, states, self.weights, Walk.of(own, reverse), keep=False, packed=self.packed,
-                first=output[a:b] if direct else None,
+                inputs, states, self.weights, walk.of_piece(a), keep=False, packed=self.packed,
+                first=output[a:b] if self.direct else None,
             )  # fmt: skip
-            if not direct:
+            if not self.direct:
                 made = cell.output(type(state)(*trajectory))
                 if made.shape[-1] != cell.output_size:
                     return made, type(state)(*states)  # the layer says what is wrong with it
                 output[a:b] = made
-        if lengths is not None and not direct:
+        if lengths is not None and not self.direct:
             output = zero_past(output, lengths)
         return output, type(state)(*states)
 

@@ -9,7 +9,6 @@ between calls.
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +16,15 @@ from torch import Tensor
 
 from unfading.fuse.cache import library
 from unfading.fuse.differentiate import Reversed, differentiate
-from unfading.fuse.emit_c import Function, emit_backward, emit_forward, source
+from unfading.fuse.emit_c import Function, emit_backward, emit_forward, shared, source
 from unfading.fuse.program import Program
 from unfading.fuse.threads import run_tiles
 
 Pointer = ctypes.c_void_p
 Long = ctypes.c_int64
 Tensors = dict[tuple[str, int], Tensor | None]
+
+REAL = {torch.float32: "float", torch.float64: "double"}  # the precisions that are compiled, as C calls them
 
 ROWS = 24  # of a tile, at most: a multiple of the six rows of a product's registers, and small enough for the first cache
 ADVISED = 1 << 22  # bytes from which memory is asked for in large pages: first touches cost more than the arithmetic
@@ -43,12 +44,15 @@ class Walk(NamedTuple):
         lengths = lengths.to("cpu", torch.int64).contiguous()
         return Walk(reverse, lengths, torch.argsort(lengths, descending=True, stable=True))
 
+    def of_piece(self, start: int) -> "Walk":
+        """As a piece of time that begins at this step sees it: lengths below 0 have ended, or not yet begun."""
+        return self if self.lengths is None else self._replace(lengths=self.lengths - start)
+
 
 @cache
 def products(dtype: torch.dtype) -> ctypes.CDLL:
     """The matrix products of a precision."""
-    real = "float" if dtype == torch.float32 else "double"
-    made = library(f"typedef {real} real;\n" + files("unfading.fuse").joinpath("products.c").read_text())
+    made = library(shared(REAL[dtype], "products.c"))
     made.pack_all.argtypes = [Pointer, Long, Pointer, Pointer]
     made.pack_all.restype = None
     made.outer.argtypes = [Pointer, Long, Pointer, Long, Long, Long, Long, Pointer, Long, ctypes.c_double]
@@ -85,7 +89,7 @@ def compiled(programs: Sequence[Program], dtype: torch.dtype) -> "list[Kernel]":
     """The kernels of some programs, compiled together."""
     loops = [Loops.of(program, f"_{i}") for i, program in enumerate(programs)]
     functions = [function for loop in loops for function in (loop.infer, loop.train, loop.back)]
-    made = library(source("float" if dtype == torch.float32 else "double", functions))
+    made = library(source(REAL[dtype], functions))
     return [Kernel(loop, dtype, made) for loop in loops]
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from unfading.cells.base import Cell
 from unfading.fuse.gather import gather_inputs
 from unfading.fuse.inference import Inference
-from unfading.fuse.plan import plan
-from unfading.fuse.program import NotFusable
+from unfading.fuse.plan import plan_or_raise
 
 AHEAD = 256  # steps for which what does not depend on x is worked out at once
 
@@ -19,16 +18,10 @@ class OneStep:
     """One cell, its packed weights, and its state in two buffers that take turns."""
 
     def __init__(self, cell: Cell):
-        found = plan(cell)
-        if isinstance(found, str):
-            raise NotFusable(found)
-        self.cell, self.plan = cell, found
-        self.inference = Inference(found, cell, cell.weights())
-        self.kernel = self.inference.kernel
-        self.direct = type(cell).output is Cell.output and cell.output_size == found.signature.states[0]
-        self.shared = [i for i, kind in enumerate(found.signature.kinds) if kind == "shared"]
-        # Whether x itself, or something that project must make of it at every step, is what the loop reads.
-        self.reads_x = found.with_project and "constant" not in found.signature.kinds
+        self.cell, self.plan = cell, plan_or_raise(cell)
+        self.inference = Inference(self.plan, cell, cell.weights())
+        self.kernel, self.direct = self.inference.kernel, self.inference.direct
+        self.shared = [i for i, kind in enumerate(self.plan.signature.kinds) if kind == "shared"]
 
     def begin(self, state: Any) -> None:
         """Take up a state, and write down where everything lies."""
@@ -74,7 +67,7 @@ class OneStep:
 
     def _inputs(self, x: Tensor, index: int) -> list[tuple[int, Tensor]]:
         """The inputs that the loop reads, with their numbers."""
-        if not self.reads_x:
+        if not self.plan.with_project:
             leaves = gather_inputs(self.plan, self.cell, x.unsqueeze(0), index, {})
             return [(i, leaf.contiguous()) for i, leaf in enumerate(leaves) if ("input", i) in self.at]
         held = [(0, x.contiguous())] if ("input", 0) in self.at else []

@@ -3,7 +3,7 @@
 Two bare operators, without a gradient of their own, stand for the loops in compiled and exported graphs; an
 autograd.Function with its rule for vmap stands around each. The gradient of the backward loop is that of the reference.
 `torch.library.register_autograd` is not used: under torch.func.grad it raises, and forward-mode derivatives come out as
-silent zeros. Forward mode goes to the reference loop; `refuse` in `fused.py` sees to that.
+silent zeros. Forward mode goes to the reference loop; `refusal` in `fused.py` sees to that.
 """
 
 import inspect
@@ -87,7 +87,8 @@ def _(
     compiled = kernel(key, states[0].dtype)
     T, B = compiled.extent(inputs, states)
     saved = [states[0].new_empty((T, B, compiled.saved))] if keep and compiled.saved else []
-    return [state.new_empty((T, *state.shape)) for state in states] + [torch.empty_like(state) for state in states] + saved
+    final = [state.new_empty(state.shape) for state in states]
+    return [state.new_empty((T, *state.shape)) for state in states] + final + saved
 
 
 @backward_op.register_fake

@@ -11,13 +11,12 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell, LowRank
-from unfading.fuse.kernel import Kernel, compiled
+from unfading.fuse.kernel import REAL, Kernel, compiled
 from unfading.fuse.lines import defined, first_line
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.trace import Signature, trace, trace_with_project
 from unfading.scan import check_inputs, leaf_names
 
-PRECISIONS = (torch.float32, torch.float64)
 Structure = Any  # nested tuples of types
 
 
@@ -47,6 +46,14 @@ def plan(cell: Cell) -> Plan | str:
     if known is None or not known[0].still_holds():
         known = _plans[cell] = (Options(cell), _made(cell))
     return known[1]
+
+
+def plan_or_raise(cell: Cell) -> Plan:
+    """The plan of a cell; NotFusable where there is none."""
+    found = plan(cell)
+    if isinstance(found, str):
+        raise NotFusable(found)
+    return found
 
 
 def kernel(key: str, dtype: torch.dtype) -> Kernel:
@@ -115,7 +122,7 @@ def _planned(cell: Cell) -> Plan | str:
 def _example(cell: Cell) -> Plan | str:
     state = cell.initial_state(2)
     dtype = state[0].dtype
-    if dtype not in PRECISIONS:
+    if dtype not in REAL:
         return f"{dtype} is compiled for no CPU; float32 and float64 are"
     if state[0].device.type != "cpu":
         return f"the C backend runs on the CPU; the parameters are on {state[0].device}"

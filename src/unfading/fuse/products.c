@@ -1,31 +1,25 @@
 /* Products of a tile of rows with packed matrices: one library for all kernels of a precision, compiled once.
-   `real` is float or double, defined before this file. */
+   Compiled after layout.h. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* sums stay in registers only where every inner loop is unrolled */
 #endif
-#include <stdint.h>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
 
 /* Six rows of a panel of products are held in registers: 12 of 16, or 24 of 32. */
-#if defined(__AVX512F__)
-enum { BYTES = 64, PANEL_VECTORS = 4 };
-#define WIDE_PANEL 1
-#elif defined(__AVX__)
-enum { BYTES = 32, PANEL_VECTORS = 2 };
+#if defined(__AVX__) && !defined(__AVX512F__)
+enum { PANEL_VECTORS = 2 };
 #define WIDE_PANEL 0
 #else
-enum { BYTES = 16, PANEL_VECTORS = 4 };
+enum { PANEL_VECTORS = 4 };
 #define WIDE_PANEL 1
 #endif
-enum { V = BYTES / sizeof(real), PANEL = PANEL_VECTORS * V };
+enum { PANEL = PANEL_VECTORS * V };
 typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
-#define PAD(n) (((n) + V - 1) / V * V)
 
 /* A matrix M [k, n] is packed in panels of PANEL columns, the last one as wide as what is left, padded to V with zeros:
    panel after panel, row after row, so that a product reads it once from front to back. */
-typedef struct { const real* a; int64_t lda; const real* b; int64_t k; } Part;
 
 /* C[row.., col..] = sum over parts of A B: ROWS rows of WIDE panels of N vectors, all sums in registers. */
 #define MICRO(ROWS, WIDE, N) \

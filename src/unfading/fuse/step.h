@@ -1,23 +1,12 @@
-/* What the loops of every kernel stand on: the layout of buffers, and exp, tanh and sigmoid without branches or calls.
-   `real` is float or double, defined before this file. */
+/* What the loops of every kernel stand on: exp, tanh and sigmoid without branches or calls.
+   Compiled after layout.h. */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-enum { BYTES = 64 };
-#elif defined(__AVX__)
-enum { BYTES = 32 };
-#else
-enum { BYTES = 16 };
-#endif
-enum { V = BYTES / sizeof(real) };
-#define PAD(n) (((n) + V - 1) / V * V)
 #define INLINE static inline __attribute__((always_inline))
 
 /* A product of `products.c`: C [m, PAD(n)] = sum over parts of A [m, k] B [k, n]. */
-typedef struct { const real* a; int64_t lda; const real* b; int64_t k; } Part;
 typedef void (*Product)(const Part* part, int parts, int m, int n, real* c);
 
 /* 2^n in two factors, so that results below the normal range come out as they should. */

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 
 import torch
@@ -32,7 +32,19 @@ def run_tiles(run: Callable[[int, int], None], tiles: int, work: int) -> None:
     try:
         run(edges[0], edges[1])
     finally:
-        # Whatever happens here, the others write into memory that must outlive them.
-        wait(others)
+        _outlast(others)
     for other in others:
         other.result()
+
+
+def _outlast(others: list[Future[None]]) -> None:
+    """Wait for all, however often that is interrupted: they write into memory that must outlive them."""
+    interruption: BaseException | None = None
+    while True:
+        try:
+            wait(others)
+            break
+        except BaseException as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption
