@@ -42,7 +42,8 @@ class Stream:
         self._steps: list[OneStep | ReferenceStep] = []
         with torch.no_grad():
             for cell in cells:
-                self._steps.append(OneStep(cell) if choose(cell, backend) is fused else ReferenceStep(cell))
+                on_cpu = states[0][0].device.type == "cpu"
+                self._steps.append(OneStep(cell) if on_cpu and choose(cell, backend) is fused else ReferenceStep(cell))
         self._shape = (states[0][0].shape[0], cells[0].input_size)
         self._dtype, self._device = states[0][0].dtype, states[0][0].device
         self.reset()

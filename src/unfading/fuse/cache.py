@@ -28,8 +28,8 @@ from typing import NamedTuple
 from unfading.fuse import compiler
 from unfading.fuse.compiler import Compiler, NoCompiler
 
-# What `_store` writes, finished or not, and nothing else.
-OURS = re.compile(r"[0-9a-f]{32}(\.c|-[0-9a-f]{32}\.so)(\.\w{8}\.tmp)?")
+# What `_store` writes, finished or not, and nothing else; .py are the sources of kernels for GPUs.
+OURS = re.compile(r"[0-9a-f]{32}(\.c|\.py|-[0-9a-f]{32}\.so)(\.\w{8}\.tmp)?")
 
 _loaded: dict[str, CDLL] = {}
 _refused: dict[str, str] = {}
@@ -85,6 +85,20 @@ def folder() -> Path:
             return Path(base, "unfading")
     # A user without a home, as in many containers.
     return Path(tempfile.gettempdir(), f"unfading-{os.getuid()}")
+
+
+def keep(name: str, content: bytes) -> Path | None:
+    """A file with this content in the folder; None where it cannot be written there, or another user could write it."""
+    place = folder()
+    if _distrust(place):
+        return None
+    path = place / name
+    with suppress(OSError):
+        if _ours(path.lstat(), stat.S_IFREG) and path.read_bytes() == content:
+            return path
+    with suppress(OSError):
+        return _store(place, name, content)
+    return None
 
 
 def clear() -> tuple[int, int]:

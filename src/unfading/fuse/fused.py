@@ -14,8 +14,10 @@ from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.inference import Inference
 from unfading.fuse.operator import Loop
-from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise
+from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise, triton_kernel
 from unfading.fuse.program import NotFusable
+from unfading.fuse.triton_probe import triton_trouble
+from unfading.fuse.triton_source import NoTriton
 from unfading.scan import reference
 from unfading.traced import traced
 
@@ -43,7 +45,7 @@ def fused(
     else:
         check(found, cell, tensors)
     keep = torch.is_grad_enabled() and (traced() or any(tensor.requires_grad for tensor in tensors))
-    sizes = (len(inputs), len(state), len(tensors) - len(inputs) - len(state))
+    sizes = (len(inputs), len(state), len(tensors) - len(inputs) - len(state), 0)
     if keep or traced():
         made = Loop.apply(found.key, sizes, lengths, reverse, keep, *tensors)
     else:
@@ -57,9 +59,11 @@ def fused_outputs(
 ) -> tuple[Tensor, Any] | None:
     """`cell.output` of every step and the final state, without a gradient, for a cell that `refusal` lets pass.
 
-    None where a tensor has no memory of its own that a kernel could read.
+    None where a tensor has no memory of its own that a kernel could read, and on a GPU, where nothing is gained by it.
     """
     found = plan_or_raise(cell)
+    if found.place != "c":
+        return None
     inference = Inference(found, cell, weights)
     if any(is_traceable_wrapper_subclass(tensor) for tensor in (x, *state, *inference.weights)):
         return None
@@ -68,8 +72,8 @@ def fused_outputs(
 
 def refusal(cell: Cell) -> str | None:
     """In words why a cell does not run fused at this moment; None where it does."""
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on, and a C kernel computes in one precision"
+    if torch.is_autocast_enabled(_device_type(cell)):
+        return "autocast is on, and a kernel computes in one precision"
     if not torch.compiler.is_compiling() and _forward_mode():
         return "a forward-mode derivative is being taken, which only the reference loop has"
     if torch.compiler.is_compiling():
@@ -84,10 +88,17 @@ def _no_kernel(cell: Cell) -> str | None:
     if isinstance(found, str):
         return found
     try:
+        if found.place == "triton":
+            return triton_trouble(triton_kernel(found.key), found.signature, cell.initial_state(1)[0].device)
         kernel(found.key, found.signature.dtype)
-    except (NoCompiler, NotFusable, RecursionError) as error:
+    except (NoCompiler, NoTriton, NotFusable, RecursionError) as error:
         return str(error)
     return None
+
+
+def _device_type(cell: Cell) -> str:
+    parameter = next(cell.parameters(), None)
+    return "cpu" if parameter is None else parameter.device.type
 
 
 def _training(cell: Cell) -> tuple[bool, ...]:

@@ -8,8 +8,12 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
-from unfading.fuse.plan import Plan, flatten, with_dense
+from unfading.fuse.place import place_of
+from unfading.fuse.plan import Plan
+from unfading.fuse.structure import flatten, with_dense
 from unfading.scan import check_inputs, projected
+
+_WHERE = {"c": "the CPU", "triton": "one GPU"}
 
 
 def gather_inputs(found: Plan, cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> list[Tensor]:
@@ -46,11 +50,14 @@ def check(found: Plan, cell: Cell, tensors: Sequence[Tensor]) -> None:
     ]
     shapes += [(B, width) for width in signature.states]
     shapes += signature.weights
+    device = tensors[len(signature.inputs)].device
     for tensor, shape in zip(tensors, shapes, strict=True):
-        if tensor.shape != shape or tensor.dtype != signature.dtype or tensor.device.type != "cpu":
+        wrong = tensor.device != device or place_of(tensor.device) != found.place
+        if tensor.shape != shape or tensor.dtype != signature.dtype or wrong:
+            meant = f"{signature.dtype} {list(shape)} on {_WHERE[found.place]}"
             raise ValueError(
-                f"{type(cell).__name__}: the fused step was compiled for {signature.dtype} {list(shape)} on the CPU; got "
-                f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}."
+                f"{type(cell).__name__}: the fused step was compiled for {meant}; got {tensor.dtype} "
+                f"{list(tensor.shape)} on {tensor.device}."
             )
 
 

@@ -1,9 +1,10 @@
 """The compiled loop as an operator of torch: grad, vmap, second derivatives, torch.compile and export.
 
-Two bare operators, without a gradient of their own, stand for the loops in compiled and exported graphs; an
-autograd.Function with its rule for vmap stands around each. The gradient of the backward loop is that of the reference.
-`torch.library.register_autograd` is not used: under torch.func.grad it raises, and forward-mode derivatives come out as
-silent zeros. Forward mode goes to the reference loop; `refusal` in `fused.py` sees to that.
+Two bare operators stand for the loops in compiled and exported graphs (`loops.py`); an autograd.Function with its rule for
+vmap stands around each: on a GPU the members of a vmap are models of one launch, on a CPU they run one by one. The gradient
+of the backward loop is that of the reference. `torch.library.register_autograd` is not used: under torch.func.grad it
+raises, and forward-mode derivatives come out as silent zeros. Forward mode goes to the reference loop; `refusal` in
+`fused.py` sees to that.
 """
 
 import inspect
@@ -14,97 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.backward import Backward
+from unfading.fuse import loops
 from unfading.fuse.evaluate import next_states
-from unfading.fuse.kernel import Walk
-from unfading.fuse.plan import PROGRAMS, kernel
+from unfading.fuse.place import place_of
+from unfading.fuse.plan import PROGRAMS
 from unfading.fuse.program import Program
 from unfading.scan import scan
 from unfading.traced import traced
 
-Sizes = tuple[int, int, int]  # how many inputs, states and weights there are
-
-
-def _forward(
-    key: str,
-    inputs: list[Tensor],
-    states: list[Tensor],
-    weights: list[Tensor],
-    lengths: Tensor | None,
-    reverse: bool,
-    keep: bool,
-) -> list[Tensor]:
-    compiled = kernel(key, states[0].dtype)
-    trajectory, final, saved = compiled.forward(inputs, states, weights, Walk.of(lengths, reverse), keep=keep)
-    return [*trajectory, *final, *([] if saved is None else [saved])]
-
-
-def _backward(
-    key: str,
-    gradients: list[Tensor | None],
-    inputs: list[Tensor],
-    states: list[Tensor],
-    weights: list[Tensor],
-    kept: list[Tensor],
-    lengths: Tensor | None,
-    reverse: bool,
-    wanted: list[bool],
-) -> list[Tensor]:
-    n = len(states)
-    saved = kept[n] if len(kept) > n else None
-    walk = Walk.of(lengths, reverse)
-    back = Backward(kernel(key, states[0].dtype), inputs, states, weights, kept[:n], saved, walk, wanted)
-    d_inputs, d_states, d_weights = back.gradients(gradients[:n], gradients[n:])
-    return [states[0].new_empty(0) if d is None else d for d in (*d_inputs, *d_states, *d_weights)]
-
-
-forward_op = torch.library.custom_op(
-    "unfading::fused_forward",
-    _forward,
-    mutates_args=(),
-    schema="(str key, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep) "
-    "-> Tensor[]",
-)
-backward_op = torch.library.custom_op(
-    "unfading::fused_backward",
-    _backward,
-    mutates_args=(),
-    schema="(str key, Tensor?[] gradients, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor[] kept, "
-    "Tensor? lengths, bool reverse, bool[] wanted) -> Tensor[]",
-)
-
-
-@forward_op.register_fake
-def _(
-    key: str,
-    inputs: list[Tensor],
-    states: list[Tensor],
-    weights: list[Tensor],
-    lengths: Tensor | None,
-    reverse: bool,
-    keep: bool,
-) -> list[Tensor]:
-    compiled = kernel(key, states[0].dtype)
-    T, B = compiled.extent(inputs, states)
-    saved = [states[0].new_empty((T, B, compiled.saved))] if keep and compiled.saved else []
-    final = [state.new_empty(state.shape) for state in states]
-    return [state.new_empty((T, *state.shape)) for state in states] + final + saved
-
-
-@backward_op.register_fake
-def _(
-    key: str,
-    gradients: list[Tensor | None],
-    inputs: list[Tensor],
-    states: list[Tensor],
-    weights: list[Tensor],
-    kept: list[Tensor],
-    lengths: Tensor | None,
-    reverse: bool,
-    wanted: list[bool],
-) -> list[Tensor]:
-    always = range(len(inputs), len(inputs) + len(states))
-    return [x.new_empty(x.shape if wanted[i] or i in always else 0) for i, x in enumerate((*inputs, *states, *weights))]
+Sizes = tuple[int, int, int, int]  # how many inputs, states and weights there are; and models, 0 without an axis of them
 
 
 class Loop(torch.autograd.Function):
@@ -114,8 +33,8 @@ class Loop(torch.autograd.Function):
     def forward(
         key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        operator = forward_op if torch.compiler.is_compiling() else _forward
-        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep))
+        operator = loops.forward_op if torch.compiler.is_compiling() else loops.forward
+        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep, sizes[3]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -142,6 +61,10 @@ class Loop(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, keep: bool, *tensors: Tensor) -> Any:
+        if _in_one_launch(sizes, tensors):
+            lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
+            together = Loop.apply(key, (*sizes[:3], info.batch_size), lengths, reverse, keep, *stacked)
+            return together, (0,) * len(together)
         made = [
             Loop.apply(key, sizes, _member(lengths, dims[2], i), reverse, keep, *_members(tensors, dims[5:], i))
             for i in range(info.batch_size)
@@ -157,8 +80,8 @@ class BackLoop(torch.autograd.Function):
         key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, wanted: tuple[bool, ...], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         gradients, inputs, states, weights, kept = _all_parts(sizes, tensors)
-        operator = backward_op if torch.compiler.is_compiling() else _backward
-        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse, list(wanted)))
+        operator = loops.backward_op if torch.compiler.is_compiling() else loops.backward
+        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse, list(wanted), sizes[3]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -178,7 +101,7 @@ class BackLoop(torch.autograd.Function):
             cotangents, point = arguments[: len(given)], arguments[len(given) :]
 
             def outputs(*point: Tensor) -> tuple[Tensor, ...]:
-                made = _reference(program, *_parts(sizes, point), lengths, ctx.reverse)
+                made = _reference(program, sizes, point, lengths, ctx.reverse)
                 return tuple(made[i] for i in given)
 
             return torch.func.vjp(outputs, *point)[1](cotangents)
@@ -197,6 +120,10 @@ class BackLoop(torch.autograd.Function):
     def vmap(
         info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, wanted: Any, *tensors: Tensor | None
     ) -> Any:
+        if _in_one_launch(sizes, tensors):
+            lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
+            together = BackLoop.apply(key, (*sizes[:3], info.batch_size), lengths, reverse, wanted, *stacked)
+            return together, (0,) * len(together)
         made = [
             BackLoop.apply(key, sizes, _member(lengths, dims[2], i), reverse, wanted, *_members(tensors, dims[5:], i))
             for i in range(info.batch_size)
@@ -220,27 +147,47 @@ class _Traced:
         return self.make_state(*next_states(self.program, inputs, state, weights))
 
 
-def _reference(
-    program: Program, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], lengths: Any, reverse: bool
-) -> tuple[Tensor, ...]:
+def _reference(program: Program, sizes: Sizes, point: Sequence[Tensor], lengths: Any, reverse: bool) -> tuple[Tensor, ...]:
+    """What the loop computes, by the reference."""
     cell: Any = _Traced(program)
-    trajectory, final = scan(
-        cell, cell.make_inputs(*inputs), cell.make_state(*states), weights, lengths=lengths, reverse=reverse
-    )
-    return (*trajectory, *final)
+
+    def run(lengths: Any, *point: Tensor) -> tuple[Tensor, ...]:
+        inputs, states, weights = _parts(sizes, point)
+        trajectory, final = scan(
+            cell, cell.make_inputs(*inputs), cell.make_state(*states), weights, lengths=lengths, reverse=reverse
+        )
+        return (*trajectory, *final)
+
+    if not sizes[3]:
+        return run(lengths, *point)
+    return torch.func.vmap(run, in_dims=(None if lengths is None else 0, *[0] * len(point)))(lengths, *point)
 
 
 def _parts(sizes: Sizes, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Inputs, states, weights."""
-    inputs, states, _ = sizes
+    inputs, states = sizes[:2]
     return list(tensors[:inputs]), list(tensors[inputs : inputs + states]), list(tensors[inputs + states :])
 
 
 def _all_parts(sizes: Sizes, tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
     """Gradients, inputs, states, weights, and what was kept."""
     n = 2 * sizes[1]
-    end = n + sum(sizes)
+    end = n + sum(sizes[:3])
     return tensors[:n], *_parts(sizes, tensors[n:end]), list(tensors[end:])
+
+
+def _in_one_launch(sizes: Sizes, tensors: Sequence[Tensor | None]) -> bool:
+    """Whether the members of a vmap can be models of one launch: on a GPU, and not inside another vmap's models."""
+    return not sizes[3] and any(tensor is not None and place_of(tensor.device) == "triton" for tensor in tensors)
+
+
+def _models(info: Any, tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Tensor | None]:
+    """Every tensor with a first axis of models, which has stride 0 where they share it."""
+    pairs = zip(tensors, dims, strict=True)
+    return [
+        None if tensor is None else tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in pairs
+    ]
 
 
 def _member(tensor: Tensor | None, dim: int | None, i: int) -> Tensor | None:

@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from unfading.cells.base import Cell, LowRank
+from unfading.cells.base import Cell
+from unfading.fuse.frame import Names
 from unfading.fuse.kernel import REAL, Kernel, compiled
 from unfading.fuse.lines import defined, first_line
+from unfading.fuse.place import place_of
 from unfading.fuse.program import NotFusable, Program
+from unfading.fuse.structure import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
 from unfading.fuse.trace import Signature, trace, trace_with_project
+from unfading.fuse.triton_kernel import TritonKernel
 from unfading.scan import check_inputs, leaf_names
-
-Structure = Any  # nested tuples of types
 
 
 class Plan(NamedTuple):
@@ -31,11 +33,14 @@ class Plan(NamedTuple):
     dense: tuple[bool, ...]  # of each LowRank among the weights: whether one product is cheaper than two
     parameters: tuple[str, ...]  # that project reads, where it is compiled with the step
     with_project: bool
+    place: str  # c or triton
 
 
 # Every program traced in this process, by the hash of its text: what the operators are told by name.
 PROGRAMS: dict[str, Program] = {}
+NAMES: dict[str, Names] = {}  # what the first cell with a program calls the tensors in it
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
+_triton_kernels: dict[str, TritonKernel] = {}
 # Per cell the plan, or the reason why there is none, and the options it was made with.
 _plans: "weakref.WeakKeyDictionary[Cell, tuple[Options, Plan | str]]" = weakref.WeakKeyDictionary()
 
@@ -57,52 +62,28 @@ def plan_or_raise(cell: Cell) -> Plan:
 
 
 def kernel(key: str, dtype: torch.dtype) -> Kernel:
-    """The compiled program; built when first asked for. NoCompiler where it cannot be."""
+    """The compiled program for the CPU; built when first asked for. NoCompiler where it cannot be."""
     found = _kernels.get((key, dtype))
     if found is None:
-        if key not in PROGRAMS:
-            raise RuntimeError(
-                f"the fused program {key} is not known in this process; a layer with the same cell must be called once first."
-            )
-        (found,) = compiled([PROGRAMS[key]], dtype)
+        (found,) = compiled([_program(key)], dtype)
         _kernels[key, dtype] = found
     return found
 
 
-def flatten(tree: Any, leaves: list[Tensor]) -> Structure:
-    """Append the tensors of nested tuples to `leaves`; return the types around them."""
-    if isinstance(tree, Tensor):
-        leaves.append(tree)
-        return None
-    if isinstance(tree, tuple):
-        return (type(tree), *[flatten(part, leaves) for part in tree])
-    if isinstance(tree, LowRank):
-        leaves += (tree.left, tree.right)
-        return (LowRank, tree.identity)
-    raise NotFusable(f"a step is handed tensors, LowRank matrices and tuples of them; got {type(tree).__name__}")
+def triton_kernel(key: str) -> TritonKernel:
+    """The program for a GPU; written when first asked for, and compiled by Triton when it first runs. NoTriton, NotFusable."""
+    found = _triton_kernels.get(key)
+    if found is None:
+        found = _triton_kernels[key] = TritonKernel(_program(key), NAMES[key])
+    return found
 
 
-def unflatten(structure: Structure, leaves: list[Tensor]) -> Any:
-    """The tree again, from leaves that are taken away from the front."""
-    if structure is None:
-        return leaves.pop(0)
-    kind, *parts = structure
-    if kind is LowRank:
-        return LowRank(leaves.pop(0), leaves.pop(0), *parts)
-    members = [unflatten(part, leaves) for part in parts]
-    return kind(*members) if hasattr(kind, "_fields") else tuple(members)
-
-
-def with_dense(weights: Any, dense: Sequence[bool]) -> Any:
-    """The weights with those LowRank matrices written out for which one product is cheaper than two."""
-    if not any(dense):
-        return weights
-    choices = iter(dense)
-    return _pytree.tree_map(
-        lambda leaf: leaf.dense() if isinstance(leaf, LowRank) and next(choices) else leaf,
-        weights,
-        is_leaf=lambda node: isinstance(node, LowRank),
-    )
+def _program(key: str) -> Program:
+    if key not in PROGRAMS:
+        raise RuntimeError(
+            f"the fused program {key} is not known in this process; a layer with the same cell must be called once first."
+        )
+    return PROGRAMS[key]
 
 
 def _made(cell: Cell) -> Plan | str:
@@ -121,19 +102,21 @@ def _planned(cell: Cell) -> Plan | str:
 
 def _example(cell: Cell) -> Plan | str:
     state = cell.initial_state(2)
-    dtype = state[0].dtype
-    if dtype not in REAL:
+    dtype, place = state[0].dtype, place_of(state[0].device)
+    if place is None:
+        return f"kernels are written for the CPU and for CUDA; the parameters are on {state[0].device}"
+    if place == "c" and dtype not in REAL:
         return f"{dtype} is compiled for no CPU; float32 and float64 are"
-    if state[0].device.type != "cpu":
-        return f"the C backend runs on the CPU; the parameters are on {state[0].device}"
+    if place == "triton" and dtype != torch.float32:
+        return f"kernels for a GPU compute in float32; the parameters are {dtype}"
     inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
     weights = cell.weights()
     check_inputs(cell, inputs, batch=2)
-    return _traced(cell, inputs, state, weights, dtype)
+    return _traced(cell, inputs, state, weights, dtype, place)
 
 
-def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtype) -> Plan:
-    low_rank = [w for w in _pytree.tree_leaves(weights, is_leaf=_is_low_rank) if _is_low_rank(w)]
+def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtype, place: str) -> Plan:
+    low_rank = [w for w in _pytree.tree_leaves(weights, is_leaf=is_low_rank) if is_low_rank(w)]
     dense = tuple(w.left.numel() + w.right.numel() >= w.left.shape[0] * w.right.shape[1] for w in low_rank)
     weights = with_dense(weights, dense)
     input_leaves: list[Tensor] = []
@@ -165,12 +148,15 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     step.__wrapped__ = cell.step  # type: ignore[attr-defined]
     parameters: tuple[str, ...] = ()
     try:
+        if place == "triton":  # where all of x is projected at once, by the library's own product
+            raise NotFusable("the projection stays outside")
         program, wide, parameters = _with_project(cell, step, signature)
     except NotFusable:
         program, wide = trace(step, signature), signature
     key = sha256(f"{program}\n{sorted(program.widths.items())}\n{program.kinds}".encode()).hexdigest()[:16]
     PROGRAMS.setdefault(key, program)
-    return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature)
+    NAMES.setdefault(key, Names(names, list(type(state)._fields), weight_names(weights)))
+    return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, place)
 
 
 def _with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:
@@ -216,10 +202,6 @@ class _Project(nn.Module):
         return self.cell.project(x, start)
 
 
-def _is_low_rank(node: Any) -> bool:
-    return isinstance(node, LowRank)
-
-
 class Options:
     """All that a step may read beside its arguments: the attributes of a cell and of the modules in it.
 
@@ -249,7 +231,7 @@ class Options:
         if self.parameter is None:
             return None
         parameter = self.parameter[0].get(self.parameter[1])
-        return None if parameter is None else (parameter.dtype, parameter.device.type)
+        return None if parameter is None else (parameter.dtype, parameter.device.type, place_of(parameter.device))
 
     def still_holds(self) -> bool:
         for now, size, plain, others in self.seen:

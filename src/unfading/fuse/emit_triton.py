@@ -1,0 +1,157 @@
+"""From programs to Triton: the whole loop over time, forward and backward, each as one kernel.
+
+One program of the grid takes a block of ROWS rows of the batch, of one model, through all of its time. Matrices are loaded
+once where they fit, the state stays in registers, and what the next step reads is on its way while a step computes. T and B
+are ordinary arguments, and so are the strides of the model axis, which are 0 where models share a tensor. `tiles.py` writes
+the step itself.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unfading.fuse.differentiate import Reversed
+from unfading.fuse.frame import Frame, Names, Piece, indented
+from unfading.fuse.program import Program
+from unfading.fuse.tile_language import PRELUDE
+from unfading.fuse.tiles import wide
+
+PLACE = """
+
+@triton.jit
+def place(step, length, wide, first, REVERSE: tl.constexpr):
+    # The line of a step in a tensor [T, B, ...], for the first row of a block; for each row where lengths differ.
+    if REVERSE:
+        at = (length - 1 - step) * wide + first
+    else:
+        at = step * wide + first
+    return at
+"""
+COLUMNS = re.compile(r"\bcol\d+\b")
+
+
+class Function(NamedTuple):
+    """A kernel: its source, and what it takes before lengths, T and B."""
+
+    name: str
+    source: str
+    pointers: tuple[tuple[str, int], ...]  # tensors of lines; vectors of weights among them
+    matrices: tuple[tuple[int, bool], ...]  # weights, as they are or transposed
+
+
+def source(functions: Sequence[Function]) -> str:
+    """A whole module."""
+    return PRELUDE + PLACE + "".join(function.source for function in functions)
+
+
+def emit_forward(name: str, program: Program, names: Names, *, resident: bool) -> Function:
+    """The loop of a forward program."""
+    frame = Frame(program, names, resident=resident, backward=False)
+    carried = frame.carry("next", names.states)
+    for i, pieces in carried.items():
+        frame.read_carried("state", i, pieces)
+    loads = frame.read_loads()
+    frame.tiles.write()
+    body = [*frame.tiles.lines, *(frame.store(store) for store in program.stores)]
+    body += frame.carried_on(carried, "next")
+    initial = [f"{piece.name} = {frame.load('initial', i, piece, 'first', 'inside')}" for i, piece in _each(carried)]
+    final = [frame.write("final", i, piece, piece.name, "first", "inside") for i, piece in _each(carried)]
+    first = [f"{load.name} = {frame.read(load, '0')}" for load in loads]
+    ahead = [f"{load.name}_ahead = {frame.read(load, 'step + 1')}" for load in loads]
+    moved = [f"{load.name} = {load.name}_ahead" for load in loads]
+    loop = [
+        "for step in range(steps):",
+        *indented(["at = place(step, length, wide, first, REVERSE)", *frame.on, *ahead, *body, *moved]),
+    ]
+    says = "forward, with what the gradient needs in saved0" if ("saved", 0) in program.widths else "forward"
+    return _function(name, says, frame, [*initial, *first, *loop, *final])
+
+
+def emit_backward(name: str, made: Reversed, names: Names, *, resident: bool) -> Function:
+    """The loop of a reverse program, from each row's last step to its first."""
+    program = made.reverse
+    frame = Frame(program, names, resident=resident, backward=True)
+    carried = frame.carry("dstate", [f"d_{name}" for name in names.states])
+    join: list[str] = []
+    add: list[str] = []
+    initial: list[str] = []
+    first: list[str] = []
+    ahead: list[str] = []
+    moved: list[str] = []
+    for i, piece in _each(carried):
+        tile, here = f"(ROWS, {wide(piece.size)})", f"{piece.name}_here"
+        d_final = frame.load("dfinal", i, piece, "first", "inside")
+        join += _if(f"dfinal{i}", f"{piece.name} = {d_final}", f"{piece.name} = tl.zeros({tile}, tl.float32)")
+        for step, target, to in (("steps - 1", first, here), ("step - 1", ahead, f"{here}_ahead")):
+            target += _if(f"dnext{i}", f"{to} = {frame.load('dnext', i, piece, *frame.at(step))}", f"{to} = 0.0")
+        moved.append(f"{here} = {here}_ahead")
+        add += _if(f"dnext{i}", f"{piece.name}_now = {piece.name} + {here}", f"{piece.name}_now = {piece.name}")
+        initial.append(frame.write("dinitial", i, piece, piece.name, "first", "inside"))
+    for i, pieces in carried.items():
+        frame.read_carried("carry", i, [piece._replace(name=f"{piece.name}_now") for piece in pieces])
+    loads = frame.read_loads()
+    before = {load.leaf[1:]: load.name for load in loads if load.leaf.kind == "state"}
+    for load in sorted(loads, key=lambda load: load.leaf.kind):  # next before state
+        first.append(f"{load.name} = {frame.read(load, 'steps - 1')}")
+        if load.leaf.kind == "next" and load.leaf[1:] in before:  # what a step before left is what this one found
+            moved.append(f"{load.name} = {before[load.leaf[1:]]}")
+        else:
+            ahead.append(f"{load.name}_ahead = {frame.read(load, 'step - 1')}")
+            moved.append(f"{load.name} = {load.name}_ahead")
+    frame.tiles.write()
+    body = [*add, *frame.tiles.lines, *(frame.store(store) for store in program.stores if store.kind != "dstate")]
+    body += frame.carried_on(carried, "dstate")
+    loop = [
+        "for count in range(steps):",
+        *indented(["step = steps - 1 - count", "at = place(step, length, wide, first, REVERSE)"]),
+        *indented([*frame.on, *ahead, *body, *moved]),
+    ]
+    return _function(name, "backward", frame, [*join, *first, *frame.sums, *loop, *initial, *frame.summed])
+
+
+def largest(program: Program) -> tuple[int, int]:
+    """Of the matrices of a program, padded: the entries of all, and of the largest."""
+    sizes = [wide(block.length) * wide(block.width) for block in program.blocks()]
+    return sum(sizes), max(sizes, default=0)
+
+
+def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
+    pointers, matrices = tuple(frame.pointers), tuple(frame.matrices)
+    named = [f"{kind}{index}" for kind, index in pointers] + [_matrix(i, turned) for i, turned in matrices]
+    taken = [*(part for name in named for part in (name, f"{name}_model")), "lengths", "lengths_model", "T", "B"]
+    known = [*(f"{name}_ROW" for name in named), "ROWS", "REVERSE", "PRECISION", "FAST"]
+    varying = [name for name in taken if name.endswith("_model") or name in ("T", "B")]
+    head = [
+        "model = tl.program_id(1).to(tl.int64)",
+        "wide = model * 0 + B  # in 64 bits, and all that is multiplied with it",
+        "first = tl.program_id(0) * ROWS",
+        "row = tl.arange(0, ROWS)[:, None]",
+        "inside = first + row < B",
+        "if lengths is not None:",
+        "    length = tl.load(lengths + model * lengths_model + first + row, mask=inside, other=0)",
+        "    length = tl.minimum(tl.maximum(length, 0), T).to(tl.int32)",
+        "    steps = tl.max(length)",
+        "else:",
+        "    length = T",
+        "    steps = T",
+    ]
+    matrix = [f"{name} = {load}" for name, load in frame.resident_loads()]
+    arguments = ", ".join([*taken, *(f"{name}: tl.constexpr" for name in known)])
+    body = [*frame.before, *frame.tiles.before, *matrix, *lines]
+    columns = [f"{name} = tl.arange(0, {name[3:]})[None, :]" for name in sorted(set(COLUMNS.findall("\n".join(body))))]
+    text = "\n".join(indented([*head, *columns, *body]))
+    legend = "".join(f"#   {line}\n" for line in frame.legend())
+    made = f"\n\n# {name}: {says}.\n{legend}@triton.jit(do_not_specialize={varying!r})\ndef {name}({arguments}):\n{text}\n"
+    return Function(name, made, pointers, matrices)
+
+
+def _matrix(weight: int, turned: bool) -> str:
+    return f"W{weight}_t" if turned else f"W{weight}"
+
+
+def _each(carried: dict[int, list[Piece]]) -> list[tuple[int, Piece]]:
+    return [(i, piece) for i, pieces in carried.items() for piece in pieces]
+
+
+def _if(pointer: str, given: str, absent: str) -> list[str]:
+    return [f"if {pointer} is not None:", f"    {given}", "else:", f"    {absent}"]

@@ -1,0 +1,29 @@
+"""Where a cell's kernels run: C on the CPU, Triton on a GPU; and Triton on the CPU, interpreted, to test it without a GPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_interpreted = False
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Inside the block Triton's kernels serve the CPU too: by Triton's interpreter, hence slowly, in float32.
+
+    TRITON_INTERPRET=1 must stand in the environment before anything imports Triton.
+    """
+    global _interpreted
+    before, _interpreted = _interpreted, True
+    try:
+        yield
+    finally:
+        _interpreted = before
+
+
+def place_of(device: torch.device) -> str | None:
+    """Which emitter's kernels run there; None where there are none."""
+    if device.type == "cpu":
+        return "triton" if _interpreted else "c"
+    return "triton" if device.type == "cuda" else None

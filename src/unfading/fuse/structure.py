@@ -1,0 +1,64 @@
+"""Nested tuples of tensors as flat lists, and back: what `project` and `weights` give, and what a program numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree
+
+from unfading.cells.base import LowRank
+from unfading.fuse.program import NotFusable
+
+Structure = Any  # nested tuples of types
+
+
+def flatten(tree: Any, leaves: list[Tensor]) -> Structure:
+    """Append the tensors of nested tuples to `leaves`; return the types around them."""
+    if isinstance(tree, Tensor):
+        leaves.append(tree)
+        return None
+    if isinstance(tree, tuple):
+        return (type(tree), *[flatten(part, leaves) for part in tree])
+    if isinstance(tree, LowRank):
+        leaves += (tree.left, tree.right)
+        return (LowRank, tree.identity)
+    raise NotFusable(f"a step is handed tensors, LowRank matrices and tuples of them; got {type(tree).__name__}")
+
+
+def unflatten(structure: Structure, leaves: list[Tensor]) -> Any:
+    """The tree again, from leaves that are taken away from the front."""
+    if structure is None:
+        return leaves.pop(0)
+    kind, *parts = structure
+    if kind is LowRank:
+        return LowRank(leaves.pop(0), leaves.pop(0), *parts)
+    members = [unflatten(part, leaves) for part in parts]
+    return kind(*members) if hasattr(kind, "_fields") else tuple(members)
+
+
+def with_dense(weights: Any, dense: Sequence[bool]) -> Any:
+    """The weights with those LowRank matrices written out for which one product is cheaper than two."""
+    if not any(dense):
+        return weights
+    choices = iter(dense)
+    return _pytree.tree_map(
+        lambda leaf: leaf.dense() if isinstance(leaf, LowRank) and next(choices) else leaf,
+        weights,
+        is_leaf=lambda node: isinstance(node, LowRank),
+    )
+
+
+def is_low_rank(node: Any) -> bool:
+    return isinstance(node, LowRank)
+
+
+def weight_names(tree: Any, name: str = "") -> list[str]:
+    """What the cell calls the tensors of its weights, as `flatten` has them."""
+    if isinstance(tree, LowRank):
+        return [f"{name}_left", f"{name}_right"]
+    if isinstance(tree, Tensor):
+        return [name]
+    fields = getattr(tree, "_fields", [f"weight{i}" for i in range(len(tree))])
+    return [
+        leaf for field, part in zip(fields, tree, strict=True) for leaf in weight_names(part, f"{name}_{field}".lstrip("_"))
+    ]

@@ -1,0 +1,105 @@
+"""The words of a program in Triton: each elementwise operation as an expression, and the functions these call.
+
+`FAST` is set where dots run in tf32: tanh and sigmoid are then the processor's own, right to about 2^-11, which is what such
+a dot leaves. Elsewhere they are right to rounding, as in C. An operation means the same for NaN and infinity as in torch.
+"""
+
+import math
+
+PRELUDE = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x, FAST: tl.constexpr):
+    if FAST:
+        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        size = tl.abs(x)
+        square = x * x
+        p = 0.020795856571381846 - 0.005895027026152599 * square
+        p = -0.33333297986736143 + square * (0.13331923710784382 + square * (-0.05378379542203656 + square * p))
+        far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+        y = tl.where(size < 0.6, x + x * square * p, tl.where(x < 0.0, -far, far))
+    return y
+
+
+@triton.jit
+def sigmoid(x, FAST: tl.constexpr):
+    if FAST:
+        y = 0.5 + 0.5 * tanh(0.5 * x, FAST)
+    else:
+        y = 1.0 / (1.0 + tl.exp(-x))
+    return y
+
+
+@triton.jit
+def expm1(x):
+    y = tl.exp(x)
+    near = tl.where(y == 1.0, x, (y - 1.0) * x / tl.log(y))
+    return tl.where(tl.abs(x) < 0.5, near, y - 1.0)
+
+
+@triton.jit
+def log1p(x):
+    y = 1.0 + x
+    near = tl.where(y == 1.0, x, tl.log(y) * x / (y - 1.0))
+    return tl.where(tl.abs(x) < 0.5, near, tl.log(y))
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+"""
+
+EXPRESSIONS = {
+    "neg": "-{0}",
+    "exp": "tl.exp({0})",
+    "expm1": "expm1({0})",
+    "log": "tl.log({0})",
+    "log1p": "log1p({0})",
+    "tanh": "tanh({0}, FAST)",
+    "sigmoid": "sigmoid({0}, FAST)",
+    "relu": "tl.where({0} < 0.0, 0.0, {0})",
+    "abs": "tl.abs({0})",
+    "sqrt": "tl.sqrt({0})",
+    "recip": "1.0 / {0}",
+    "sign": "({0} > 0.0).to(tl.float32) - ({0} < 0.0).to(tl.float32)",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
+    "erf": "tl.erf({0})",
+    "copy": "{0}",
+    "stop": "{0}",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "max": "larger({0}, {1})",
+    "min": "smaller({0}, {1})",
+    "gt": "({0} > {1}).to(tl.float32)",
+    "ge": "({0} >= {1}).to(tl.float32)",
+    "lt": "({0} < {1}).to(tl.float32)",
+    "le": "({0} <= {1}).to(tl.float32)",
+    "eq": "({0} == {1}).to(tl.float32)",
+    "ne": "({0} != {1}).to(tl.float32)",
+    "where": "tl.where({0} != 0.0, {1}, {2})",
+}
+
+
+def number(x: float) -> str:
+    if x != x or math.isinf(x):
+        return f'float("{x}")'
+    return repr(x) if x >= 0 else f"({x!r})"
+
+
+def power(x: str, exponent: float) -> str:
+    """x to a constant power that is no small whole number: those are products already."""
+    if exponent != int(exponent):
+        return f"tl.exp2({number(exponent)} * tl.log2({x}))"
+    size = f"tl.exp2({number(exponent)} * tl.log2(tl.abs({x})))"
+    return size if exponent % 2 == 0 else f"tl.where({x} < 0.0, -{size}, {size})"

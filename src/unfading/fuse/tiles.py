@@ -1,0 +1,295 @@
+"""One step of a program in Triton: every value is a tile of registers, its rows those of the batch.
+
+A value of shape (n,) is a tile [ROWS, N], N the next power of two and at least 16, for that is what a dot takes; a value of
+several axes has each of them at its next power of two; an axis of size 1 stays 1. A value that is the same in every row, as
+a parameter is, has one row and is broadcast where it meets others. What lies in the padding is anything: it is masked where
+it would be summed or multiplied with a matrix, and is never stored.
+
+Written for a frame (`emit_triton.py`) in which `row` is [ROWS, 1] and `FAST` and `PRECISION` are known.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unfading.fuse.program import ELEMENTWISE, VIEWS, Block, Program, Shape, Store, Value, pieces_of
+from unfading.fuse.tile_language import EXPRESSIONS, number, power
+
+LEAST = 16  # what a dot takes along every axis
+
+
+class Tile(NamedTuple):
+    """A value as it is written: the name of a variable or a number, and whether it has a row for each of the batch."""
+
+    text: str
+    rows: bool
+    is_number: bool = False  # which has no shape of its own
+
+
+def padded(shape: Shape) -> Shape:
+    """The axes of a tile after its rows."""
+    if len(shape) < 2:
+        return (wide(math.prod(shape)),)
+    return tuple(_power_of_two(n) for n in shape)
+
+
+def wide(n: int) -> int:
+    """The padded size of n entries in a row."""
+    return 1 if n == 1 else max(LEAST, _power_of_two(n))
+
+
+def columns(size: int) -> str:
+    """The numbers of the entries of a row, [1, size]; a frame defines what a kernel uses of them."""
+    return f"col{size}"
+
+
+class Tiles:
+    """Writes the lines of a step."""
+
+    def __init__(self, program: Program, blocks: dict[Block, str], *, resident: bool):
+        self.program, self.blocks, self.resident = program, blocks, resident
+        self.before: list[str] = []  # what does not change from step to step
+        self.lines: list[str] = []
+        self.found: dict[int, Tile] = {}  # the frame puts the leaves here
+        self.late = _late_sums(program)  # sums over features that can wait until after the loop
+
+    def write(self) -> None:
+        """All values that are not there yet."""
+        skipped = {value.id for summed in self.late.values() for value in summed.between}
+        for value in self.program.values():
+            if value.id not in self.found and value.id not in skipped:
+                self.found[value.id] = self._made(value)
+
+    def tile(self, value: Value) -> Tile:
+        return self.found[value.id]
+
+    def full(self, value: Value) -> str:
+        """A value as [ROWS, N], flat and with all its rows."""
+        tile = self._flat(value)
+        return self._broadcast(tile, padded((value.size,)))
+
+    # -- one value --------------------------------------------------------------------------------------------------------
+
+    def _made(self, value: Value) -> Tile:
+        if value.op in ("const", "zero"):
+            return Tile(number(value.attr or 0.0), False, True)
+        if value.op in ELEMENTWISE:
+            return self._elementwise(value)
+        if value.op == "dot":
+            return self._dot(value)
+        if value.op in VIEWS:
+            return self._view(value)
+        if value.op == "cat":
+            return self._cat(value)
+        return self._reduction(value)
+
+    def _named(self, value: Value, expression: str, rows: bool) -> Tile:
+        self.lines.append(f"v{value.id} = {expression}")
+        return Tile(f"v{value.id}", rows)
+
+    def _elementwise(self, value: Value) -> Tile:
+        args = [self.tile(arg) for arg in value.args]
+        texts = [tile.text for tile in args]
+        if all(tile.is_number for tile in args):  # functions take tiles
+            texts = [f"tl.full((1, 1), {text}, tl.float32)" for text in texts]
+        text = power(texts[0], value.attr) if value.op == "power" else EXPRESSIONS[value.op].format(*texts)
+        return self._named(value, text, any(tile.rows for tile in args))
+
+    def _dot(self, value: Value) -> Tile:
+        """Each part is added to those before it, in the accumulator of the dot where there is one."""
+        total = ""
+        for v, block in zip(value.args, value.attr, strict=True):
+            matrix = self.blocks[block]
+            if not self.resident:
+                self.lines.append(f"{matrix} = {load_of(block)}")
+            x = self._masked(self.full(v), (v.size,), "0.0")
+            if v.size == 1:
+                total = f"{x} * {matrix}" + (f" + {total}" if total else "")
+            elif value.size == 1:
+                total = f"tl.sum({x} * {matrix}, axis=1, keep_dims=True)" + (f" + {total}" if total else "")
+            else:
+                total = f"tl.dot({x}, {matrix}, {total or 'None'}, input_precision=PRECISION)"
+            self.lines.append(f"v{value.id} = {total}")
+            total = f"v{value.id}"
+        return Tile(total, True)
+
+    def _reduction(self, value: Value) -> Tile:
+        x = value.args[0]
+        tile = self.tile(x)
+        text = self._masked(tile.text, x.shape, "0.0" if value.op == "sum" else 'float("-inf")')
+        for axis in value.attr:
+            how = f"tl.sum({text}, axis={axis + 1}" if value.op == "sum" else f"tl.reduce({text}, {axis + 1}, larger"
+            text = f"{how}, keep_dims=True)"
+        return self._named(value, text, tile.rows)
+
+    def _masked(self, text: str, shape: Shape, other: str) -> str:
+        """With `other` in the padding."""
+        sizes = padded(shape)
+        tests = [f"({_along(sizes, axis)} < {n})" for axis, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
+        return f"tl.where({' & '.join(tests)}, {text}, {other})" if tests else text
+
+    # -- views ------------------------------------------------------------------------------------------------------------
+
+    def _view(self, value: Value) -> Tile:
+        x = value.args[0]
+        tile = self.tile(x)
+        if tile.is_number:
+            return tile
+        inner, outer = padded(x.shape), padded(value.shape)
+        if value.op == "reshape" and (_without_ones(x, inner) == _without_ones(value, outer) or (_tight(x) and _tight(value))):
+            return tile if inner == outer else self._named(value, f"tl.reshape({tile.text}, {_dims(tile, outer)})", tile.rows)
+        if value.op == "permute":
+            axes = ", ".join(str(axis + 1) for axis in value.attr)
+            return self._named(value, f"tl.permute({tile.text}, (0, {axes}))", tile.rows)
+        if value.op == "expand":
+            lead = (1,) * (len(outer) - len(inner)) + inner
+            if all(a in (1, b) for a, b in zip(lead, outer, strict=True)):
+                text = tile.text if lead == inner else f"tl.reshape({tile.text}, {_dims(tile, lead)})"
+                return self._named(value, f"tl.broadcast_to({text}, {_dims(tile, outer)})", tile.rows)
+        return self._named(value, self._gathered(f"index_{value.id}", value, x, _inner_index(value)), tile.rows)
+
+    def _flat(self, value: Value) -> Tile:
+        """A value of several axes as one of one."""
+        tile = self.tile(value)
+        if len(value.shape) < 2 or tile.is_number:
+            return tile
+        outer = padded((value.size,))
+        if _tight(value) and math.prod(padded(value.shape)) == outer[0]:
+            return Tile(f"tl.reshape({tile.text}, {_dims(tile, outer)})", tile.rows)
+        flat = Value("reshape", (value,), None, (value.size,), value.id)
+        return Tile(self._gathered(f"flat_{value.id}", flat, value, _inner_index(flat)), tile.rows)
+
+    def _cat(self, value: Value) -> Tile:
+        text, rows = "0.0", any(self.tile(piece).rows for piece in value.args)
+        sizes = padded(value.shape)
+        for start, stop, piece in pieces_of(value.args, value.attr):
+            index = _indices(value.shape)
+            index[value.attr] = f"tl.minimum(tl.maximum({index[value.attr]} - {start}, 0), {stop - start - 1})"
+            made = self.tile(piece).text
+            if not self.tile(piece).is_number:
+                made = self._gathered(f"index_{value.id}_{start}", value, piece, index)
+            along = _along(sizes, value.attr)
+            text = f"tl.where(({along} >= {start}) & ({along} < {stop}), {made}, {text})"
+        return self._named(value, text, rows)
+
+    def joined(self, name: str, pieces: Sequence[tuple[str, int, int]], start: int, stop: int) -> None:
+        """Entries start..stop of a row that lies in the tiles of its pieces (name, start, stop), under one name."""
+        text, size = "0.0", wide(stop - start)
+        for piece, a, b in pieces:
+            if a < stop and start < b:
+                index = f"tl.minimum(tl.maximum({columns(size)} + {start - a}, 0), {b - a - 1})"
+                made = f"tl.gather({piece}, tl.broadcast_to({index}, (ROWS, {size})), 1)"
+                along = columns(size)
+                text = f"tl.where(({along} >= {a - start}) & ({along} < {b - start}), {made}, {text})"
+        self.lines.append(f"{name} = {text}")
+
+    def _gathered(self, name: str, value: Value, x: Value, index: list[str]) -> str:
+        """The entries of x at an index, for every entry of `value`. The index is written in i0, i1, ... of `value`."""
+        outer, inner, tile = padded(value.shape), padded(x.shape), self.tile(x)
+        total = math.prod(outer)
+        entry, stride = columns(total), total
+        for axis, (n, size) in enumerate(zip(value.shape or (1,), outer, strict=True)):
+            stride //= size
+            self.before.append(f"i{axis} = tl.minimum({entry} // {stride} % {size}, {n - 1})")
+        place, stride = [], 1
+        for at, size in zip(reversed(index or ["0"]), reversed(inner), strict=True):
+            place.append(f"({at}) * {stride}")
+            stride *= size
+        self.before.append(f"{name} = {entry} * 0 + {' + '.join(place)}")
+        rows = "ROWS" if tile.rows else "1"
+        source = tile.text if len(inner) == 1 else f"tl.reshape({tile.text}, ({rows}, {stride}))"
+        made = f"tl.gather({source}, tl.broadcast_to({name}, ({rows}, {total})), 1)"
+        return made if len(outer) == 1 else f"tl.reshape({made}, {_dims(tile, outer)})"
+
+    def _broadcast(self, tile: Tile, sizes: Shape) -> str:
+        if tile.rows:
+            return tile.text
+        dims = _dims(Tile("", True), sizes)
+        return f"tl.full({dims}, {tile.text}, tl.float32)" if tile.is_number else f"tl.broadcast_to({tile.text}, {dims})"
+
+
+class Late(NamedTuple):
+    """A sum over features whose only reader is the gradient of a parameter: the summand is added up, and summed at the end."""
+
+    summand: Value
+    between: tuple[Value, ...]  # what need not be computed
+
+
+def _late_sums(program: Program) -> dict[Store, Late]:
+    readers: dict[int, int] = {}
+    for value in program.values():
+        for arg in value.args:
+            readers[arg.id] = readers.get(arg.id, 0) + 1
+    for store in program.stores:
+        readers[store.value.id] = readers.get(store.value.id, 0) + 1
+    found = {}
+    for store in program.stores:
+        value, between = store.value, [store.value]
+        while value.op == "reshape" and value.size == 1 and readers[value.id] == 1:
+            value = value.args[0]
+            between.append(value)
+        once = store.kind == "dweight" and value.op == "sum" and value.size == 1 and readers[value.id] == 1
+        if once and len(value.args[0].shape) == 1:
+            found[store] = Late(value.args[0], tuple(between))
+    return found
+
+
+def load_of(block: Block) -> str:
+    """A block of a matrix as [length, width], from memory in which its rows lie one after the other."""
+    name, r0, c0 = (f"W{block.weight}", block.r0, block.c0) if block.transposed else (f"W{block.weight}_t", block.c0, block.r0)
+    K, N = wide(block.length), wide(block.width)
+    if block.width == 1 and block.length > 1:  # a row, to be multiplied entry by entry
+        down, right = "0", f"{columns(K)} * {name}_ROW"
+        mask = f"{columns(K)} < {block.length}"
+    else:
+        down, right = f"tl.arange(0, {K})[:, None] * {name}_ROW", columns(N)
+        mask = f"(tl.arange(0, {K})[:, None] < {block.length}) & ({columns(N)} < {block.width})"
+    return f"tl.load({name} + model * {name}_model + {r0} * {name}_ROW + {c0} + {down} + {right}, mask={mask}, other=0.0)"
+
+
+def _inner_index(value: Value) -> list[str]:
+    """Where an entry i0, i1, ... of a view lies in what it looks at."""
+    x, index = value.args[0], _indices(value.shape)
+    if value.op == "expand":
+        own = index[len(value.shape) - len(x.shape) :]
+        return ["0" if n == 1 else at for n, at in zip(x.shape, own, strict=True)]
+    if value.op == "slice":
+        axis, start, _ = value.attr
+        return [f"{at} + {start}" if k == axis else at for k, at in enumerate(index)]
+    flat, stride = [], 1
+    for n, at in zip(reversed(value.shape), reversed(index), strict=True):
+        flat.append(f"{at} * {stride}")
+        stride *= n
+    entry, out, stride = " + ".join(flat) or "0", [], 1
+    for n in reversed(x.shape):
+        out.append(f"({entry}) // {stride} % {n}")
+        stride *= n
+    return out[::-1]
+
+
+def _indices(shape: Shape) -> list[str]:
+    return [f"i{axis}" for axis in range(len(shape))]
+
+
+def _along(sizes: Shape, axis: int) -> str:
+    if len(sizes) == 1:
+        return columns(sizes[0])
+    places = ", ".join(["None", *(":" if k == axis else "None" for k in range(len(sizes)))])
+    return f"tl.arange(0, {sizes[axis]})[{places}]"
+
+
+def _dims(tile: Tile, sizes: Shape) -> str:
+    return f"({'ROWS' if tile.rows else '1'}, {', '.join(map(str, sizes))})"
+
+
+def _without_ones(value: Value, sizes: Shape) -> list[tuple[int, int]]:
+    return [(n, size) for n, size in zip(value.shape or (1,), sizes, strict=True) if n != 1]
+
+
+def _tight(value: Value) -> bool:
+    """Whether its tile has no padding."""
+    return math.prod(padded(value.shape)) == value.size
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
