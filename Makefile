@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint wheel-check clean
+.PHONY: demo test test-all gpu-test lint wheel-check clean
 
 demo: .venv/ready
 	$(BIN)/python examples/adding.py
@@ -13,6 +13,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2
+
+# On a machine with a GPU: the laws of the kernels, and all cells against the CPU. Takes the torch that is installed there.
+gpu-test:
+	TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest tests/gpu tests/test_device.py
 
 lint: .venv/ready
 	$(BIN)/ruff check

@@ -1,0 +1,231 @@
+"""What holds of the Triton kernels wherever they run: under Triton's interpreter (`test_triton.py`) and on a GPU (`gpu/`).
+
+Each module that imports these tests has a fixture `device`, on which the kernels run.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.testing import assert_close
+
+import unfading
+from tests.test_fused import AppliedCell, built
+from tests.user.quiet import QuietCell
+from tests.variants import hidden_size, name
+from unfading import catalogue
+from unfading.fuse import triton_kernel as module
+from unfading.fuse.fused import refusal
+from unfading.fuse.plan import plan, triton_kernel
+
+# Relative to the largest entry of each tensor: float32 against float64, over these few steps; NRU's fifth roots amplify it.
+TOLERANCE = 2e-4
+CELLS = [*catalogue.cells(), QuietCell]
+SOME = [unfading.STARCell, unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell]
+
+
+def everything(layer, x, lengths, backend):
+    """Output, final state and all gradients, through output and final state, in float64 on the CPU."""
+    x = x.to(next(layer.parameters())).requires_grad_()
+    with unfading.use_backend(backend):
+        output, state = layer(x, lengths=None if lengths is None else lengths.to(x.device))
+    parts = [output, *torch.utils._pytree.tree_leaves(state)]
+    generator = torch.Generator().manual_seed(5)
+    loss = sum((part * torch.randn(part.shape, generator=generator).to(part)).sum() for part in parts)
+    named = {"x": x, **dict(layer.named_parameters())}
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    found = {f"output {i}": part for i, part in enumerate(parts)}
+    found |= {f"gradient of {n}": g for n, g in zip(named, gradients, strict=True)}
+    return {what: None if value is None else value.detach().double().cpu() for what, value in found.items()}
+
+
+def agree(got, want, tolerance=TOLERANCE):
+    assert got.keys() == want.keys()
+    assert any(value is not None and value.any() for value in want.values())
+    for what, value in want.items():
+        if value is None:
+            assert got[what] is None or not got[what].any(), what
+            continue
+        assert value.isfinite().all(), f"{what} of the reference"
+        error, scale = (got[what] - value).abs().max().item(), value.abs().max().item()
+        assert error <= tolerance * max(scale, 1e-30), f"{what}: off by {error} at a scale of {scale}"
+
+
+def agrees_with_float64(cell, T, B, H, device, tolerance=TOLERANCE, **keywords):
+    layer = built(cell, H, torch.float32, **keywords).to(device)
+    exact = copy.deepcopy(layer).double().cpu()
+    x = torch.randn(T, B, 3)
+    for lengths in (None, torch.randint(1, T + 1, (B,))):
+        agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"), tolerance)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=name)
+def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
+    layer = built(cell, hidden_size(cell), torch.float32, bidirectional=True).to(device)
+    exact = copy.deepcopy(layer).double().cpu()
+    x, lengths = torch.randn(3, 18, 3), torch.randint(1, 4, (18,))
+    agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
+
+
+@pytest.mark.parametrize("cell", SOME, ids=name)
+def test_without_lengths_in_both_directions(cell, device):
+    layer = built(cell, 5, torch.float32, bidirectional=True).to(device)
+    exact = copy.deepcopy(layer).double().cpu()
+    x = torch.randn(4, 19, 3)
+    agree(everything(layer, x, None, "fused"), everything(exact, x, None, "reference"))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 17, 33), (3, 5, 16), (2, 3, 65)], ids=str)
+@pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell], ids=name)
+def test_sizes_that_divide_nothing(cell, sizes, device):
+    T, B, H = sizes
+    agrees_with_float64(cell, T, B, H, device)
+
+
+def test_memory_that_was_not_written_is_not_read(device):
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
+    try:
+        assert torch.empty(3, device=device).isnan().all()
+        for cell in SOME:
+            agrees_with_float64(cell, 3, 18, 5, device, bidirectional=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# -- many models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The kernels that are launched, by name, with how many models."""
+    seen = []
+    launch = module.TritonKernel._launch
+
+    def counted(self, function, tensors, weights, way, extent):
+        seen.append((function.name, extent[0]))
+        return launch(self, function, tensors, weights, way, extent)
+
+    monkeypatch.setattr(module.TritonKernel, "_launch", counted)
+    return seen
+
+
+@pytest.mark.parametrize("cell", SOME, ids=name)
+def test_models_of_one_launch_are_the_models_alone(cell, device, launches):
+    layers = [built(cell, 5, torch.float32).to(device) for _ in range(3)]
+    for i, layer in enumerate(layers):
+        for parameter in layer.parameters():
+            parameter.data += 0.02 * i
+    x, lengths = torch.randn(3, 18, 3, device=device), torch.randint(1, 4, (3, 18), device=device)
+    parameters, buffers = stack_module_state(layers)
+
+    def loss(parameters, buffers, lengths, x):
+        output, _ = functional_call(layers[0], (parameters, buffers), (x,), {"lengths": lengths})
+        return output.square().sum()
+
+    for layer in layers:  # the kernels are there before launches are counted
+        refusal(layer.runners[0])
+    launches.clear()
+    together = vmap(grad(loss, argnums=(0, 3)), in_dims=(0, 0, 0, None))(parameters, buffers, lengths, x)
+    assert launches == [("train", 3), ("back", 3)]
+    launches.clear()
+    total = sum(vmap(loss, in_dims=(0, 0, 0, None))(parameters, buffers, lengths, x))
+    outside = dict(zip(parameters, torch.autograd.grad(total, list(parameters.values()), allow_unused=True), strict=True))
+    assert launches == [("train", 3), ("back", 3)]
+    for i, layer in enumerate(layers):
+        own = dict(layer.named_parameters())
+        alone, to_x = grad(loss, argnums=(0, 3))(own, dict(layer.named_buffers()), lengths[i], x)
+        assert_close(together[1][i], to_x, rtol=1e-5, atol=1e-5)
+        for key in own:
+            assert_close(together[0][key][i], alone[key], rtol=1e-5, atol=1e-5)
+            assert_close(outside[key][i], alone[key], rtol=1e-5, atol=1e-5)
+
+
+def test_a_vmap_of_a_vmap(device):
+    layer = built(unfading.STARCell, 5, torch.float32).to(device)
+    x = torch.randn(2, 2, 3, 4, 3, device=device)
+    together = vmap(vmap(lambda x: layer(x)[0]))(x)
+    for i in range(2):
+        for j in range(2):
+            assert_close(together[i, j], layer(x[i, j])[0])
+
+
+def test_second_derivatives_alone_and_of_many_models(device):
+    layer = built(unfading.STARCell, 5, torch.float32).to(device)
+    x = torch.randn(2, 3, 4, 3, device=device)
+
+    def slope(x):
+        return grad(lambda x: layer(x)[0].square().sum())(x).square().sum()
+
+    refusal(layer.runners[0])  # a step is traced outside of such transforms
+    found = []
+    for backend in ("fused", "reference"):
+        with unfading.use_backend(backend):
+            found.append((grad(slope)(x[0]), vmap(grad(slope))(x), grad(lambda x: vmap(slope)(x).sum())(x)))
+    assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+# -- numbers that are none ------------------------------------------------------------------------------------------------
+
+FUNCTIONS = ["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "relu", "abs", "sqrt", "sign", "sin", "cos", "erf", "neg"]
+SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 1e-7, -1e-7, 5.0, -5.0, 80.0, -80.0, 1e30, torch.inf, -torch.inf, torch.nan]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, "reciprocal"])
+def test_functions_are_as_in_torch(function, device):
+    special = [number for number in SPECIAL if function not in ("sin", "cos") or abs(number) < 1e3]
+    x = torch.cat([torch.tensor(special), torch.linspace(-20, 20, 77), torch.linspace(-1, 1, 33)]).to(device)
+    layer = unfading.Recurrent(lambda size: AppliedCell(function, size), len(x), backend="fused", device=device)
+    with torch.no_grad():
+        got = layer(x.reshape(1, 1, -1))[0].reshape(-1)
+    assert_close(got, getattr(torch, function)(x), rtol=2e-6, atol=2e-7, equal_nan=True)
+
+
+# -- what surrounds it ----------------------------------------------------------------------------------------------------
+
+
+def test_repeated_runs_give_the_same_bits(device):
+    for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell):
+        layer, x = built(cell, 5, torch.float32).to(device), torch.randn(3, 35, 3)
+        one, two = (everything(layer, x, None, "fused") for _ in range(2))
+        for what, value in one.items():
+            assert torch.equal(value, two[what]), what
+
+
+def test_other_sequences_take_the_same_kernel(device):
+    layer = built(unfading.STARCell, 5, torch.float32).to(device)
+    for T, B in ((1, 1), (16, 16), (3, 17)):
+        layer(torch.randn(T, B, 3, device=device))[0].sum().backward()
+    kernel = triton_kernel(plan(layer.runners[0]).key)
+    compiled = getattr(kernel.module.train, "device_caches", None)  # none where it is interpreted
+    assert compiled is None or all(len(cache[0]) <= 2 for cache in compiled.values())
+
+
+def test_a_kernel_says_what_the_equation_says(device):
+    layer = built(unfading.STARCell, 5, torch.float32).to(device)
+    source = triton_kernel(plan(layer.runners[0]).key).source
+    assert "state 0 is h" in source
+    assert "weight 0 is W_h" in source
+    assert "h_before" in source
+    assert "tl.dot(" in source
+    assert "make_block_ptr" not in source
+
+
+def test_refusals_are_sentences(device):
+    wide = unfading.STARCell(3, 300).to(device)
+    assert "a recurrent matrix takes 1024 KB on chip" in refusal(wide)
+    assert "kernels for a GPU compute in float32" in refusal(unfading.STARCell(3, 5).double().to(device))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert "autocast is on" in refusal(unfading.STARCell(3, 5).to(device))
+    layer = unfading.STAR(3, 300, device=device)
+    assert layer(torch.ones(2, 1, 3, device=device))[0].shape == (2, 1, 300)
+    with unfading.use_backend("fused"), pytest.raises(RuntimeError, match="cannot run fused: a recurrent matrix"):
+        layer(torch.ones(2, 1, 3, device=device))
+
+
+def test_a_stream_takes_the_plain_step(device):
+    layer = built(unfading.STARCell, 5, torch.float32).to(device).eval()
+    x = torch.randn(3, 2, 3, device=device)
+    stream = layer.stream(batch=2)
+    with torch.no_grad():
+        assert_close(torch.stack([stream.push(step) for step in x]), layer(x)[0], rtol=1e-5, atol=1e-6)
