@@ -14,7 +14,7 @@ from unfading.fuse.differentiate import Reversed
 from unfading.fuse.frame import Frame, Names, Piece, indented
 from unfading.fuse.program import Program
 from unfading.fuse.tile_language import PRELUDE
-from unfading.fuse.tiles import wide
+from unfading.fuse.tile_shapes import wide
 
 PLACE = """
 

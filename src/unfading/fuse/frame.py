@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from unfading.fuse.program import Block, Leaf, Program, Store, Value
-from unfading.fuse.tiles import Tile, Tiles, columns, load_of, wide
+from unfading.fuse.tile_shapes import Tile, columns, wide
+from unfading.fuse.tiles import Tiles, load_of
 
 # Names that a kernel has for itself.
 OWN = re.compile(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from unfading.cells.base import Cell
+from unfading.cells.base import Cell, LowRank
 from unfading.fuse.frame import Names
 from unfading.fuse.kernel import REAL, Kernel, compiled
 from unfading.fuse.lines import defined, first_line
@@ -18,7 +18,7 @@ from unfading.fuse.place import place_of
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.structure import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
 from unfading.fuse.trace import Signature, trace, trace_with_project
-from unfading.fuse.triton_kernel import TritonKernel
+from unfading.fuse.triton_kernel import LARGEST, TritonKernel
 from unfading.scan import check_inputs, leaf_names
 
 
@@ -117,7 +117,7 @@ def _example(cell: Cell) -> Plan | str:
 
 def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtype, place: str) -> Plan:
     low_rank = [w for w in _pytree.tree_leaves(weights, is_leaf=is_low_rank) if is_low_rank(w)]
-    dense = tuple(w.left.numel() + w.right.numel() >= w.left.shape[0] * w.right.shape[1] for w in low_rank)
+    dense = tuple(_is_better_dense(w, place) for w in low_rank)
     weights = with_dense(weights, dense)
     input_leaves: list[Tensor] = []
     weight_leaves: list[Tensor] = []
@@ -157,6 +157,14 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     PROGRAMS.setdefault(key, program)
     NAMES.setdefault(key, Names(names, list(type(state)._fields), weight_names(weights)))
     return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, place)
+
+
+def _is_better_dense(matrix: LowRank, place: str) -> bool:
+    """Whether one product costs less than two: on a GPU, where a second one costs its latency, as long as it fits on chip."""
+    whole = matrix.left.shape[0] * matrix.right.shape[1]
+    if place == "triton":
+        return 4 * whole <= LARGEST
+    return matrix.left.numel() + matrix.right.numel() >= whole
 
 
 def _with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:

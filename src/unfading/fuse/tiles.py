@@ -1,9 +1,7 @@
 """One step of a program in Triton: every value is a tile of registers, its rows those of the batch.
 
-A value of shape (n,) is a tile [ROWS, N], N the next power of two and at least 16, for that is what a dot takes; a value of
-several axes has each of them at its next power of two; an axis of size 1 stays 1. A value that is the same in every row, as
-a parameter is, has one row and is broadcast where it meets others. What lies in the padding is anything: it is masked where
-it would be summed or multiplied with a matrix, and is never stored.
+What lies in the padding of a tile is anything: it is masked where it would be summed or multiplied with a matrix, and is
+never stored. A value that is the same in every row, as a parameter is, has one row and is broadcast where it meets others.
 
 Written for a frame (`emit_triton.py`) in which `row` is [ROWS, 1] and `FAST` and `PRECISION` are known.
 """
@@ -14,33 +12,7 @@ from typing import NamedTuple
 
 from unfading.fuse.program import ELEMENTWISE, VIEWS, Block, Program, Shape, Store, Value, pieces_of
 from unfading.fuse.tile_language import EXPRESSIONS, number, power
-
-LEAST = 16  # what a dot takes along every axis
-
-
-class Tile(NamedTuple):
-    """A value as it is written: the name of a variable or a number, and whether it has a row for each of the batch."""
-
-    text: str
-    rows: bool
-    is_number: bool = False  # which has no shape of its own
-
-
-def padded(shape: Shape) -> Shape:
-    """The axes of a tile after its rows."""
-    if len(shape) < 2:
-        return (wide(math.prod(shape)),)
-    return tuple(_power_of_two(n) for n in shape)
-
-
-def wide(n: int) -> int:
-    """The padded size of n entries in a row."""
-    return 1 if n == 1 else max(LEAST, _power_of_two(n))
-
-
-def columns(size: int) -> str:
-    """The numbers of the entries of a row, [1, size]; a frame defines what a kernel uses of them."""
-    return f"col{size}"
+from unfading.fuse.tile_shapes import Tile, along, columns, dims, indices, inner_index, padded, reshaped, wide
 
 
 class Tiles:
@@ -125,7 +97,7 @@ class Tiles:
     def _masked(self, text: str, shape: Shape, other: str) -> str:
         """With `other` in the padding."""
         sizes = padded(shape)
-        tests = [f"({_along(sizes, axis)} < {n})" for axis, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
+        tests = [f"({along(sizes, axis)} < {n})" for axis, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
         return f"tl.where({' & '.join(tests)}, {text}, {other})" if tests else text
 
     # -- views ------------------------------------------------------------------------------------------------------------
@@ -135,41 +107,40 @@ class Tiles:
         tile = self.tile(x)
         if tile.is_number:
             return tile
-        inner, outer = padded(x.shape), padded(value.shape)
-        if value.op == "reshape" and (_without_ones(x, inner) == _without_ones(value, outer) or (_tight(x) and _tight(value))):
-            return tile if inner == outer else self._named(value, f"tl.reshape({tile.text}, {_dims(tile, outer)})", tile.rows)
+        if value.op == "reshape":
+            moved = reshaped(tile, x.shape, value.shape)
+            if moved is not None:
+                return tile if moved == tile.text else self._named(value, moved, tile.rows)
         if value.op == "permute":
             axes = ", ".join(str(axis + 1) for axis in value.attr)
             return self._named(value, f"tl.permute({tile.text}, (0, {axes}))", tile.rows)
         if value.op == "expand":
-            lead = (1,) * (len(outer) - len(inner)) + inner
-            if all(a in (1, b) for a, b in zip(lead, outer, strict=True)):
-                text = tile.text if lead == inner else f"tl.reshape({tile.text}, {_dims(tile, lead)})"
-                return self._named(value, f"tl.broadcast_to({text}, {_dims(tile, outer)})", tile.rows)
-        return self._named(value, self._gathered(f"index_{value.id}", value, x, _inner_index(value)), tile.rows)
+            text = reshaped(tile, x.shape, (1,) * (len(value.shape) - len(x.shape)) + x.shape)
+            return self._named(value, f"tl.broadcast_to({text}, {dims(tile, padded(value.shape))})", tile.rows)
+        return self._named(value, self._gathered(f"index_{value.id}", value, x, inner_index(value)), tile.rows)
 
     def _flat(self, value: Value) -> Tile:
         """A value of several axes as one of one."""
         tile = self.tile(value)
-        if len(value.shape) < 2 or tile.is_number:
+        if tile.is_number:
             return tile
-        outer = padded((value.size,))
-        if _tight(value) and math.prod(padded(value.shape)) == outer[0]:
-            return Tile(f"tl.reshape({tile.text}, {_dims(tile, outer)})", tile.rows)
+        moved = reshaped(tile, value.shape, (value.size,))
+        if moved is not None:
+            return Tile(moved, tile.rows)
         flat = Value("reshape", (value,), None, (value.size,), value.id)
-        return Tile(self._gathered(f"flat_{value.id}", flat, value, _inner_index(flat)), tile.rows)
+        return Tile(self._gathered(f"flat_{value.id}", flat, value, inner_index(flat)), tile.rows)
 
     def _cat(self, value: Value) -> Tile:
         text, rows = "0.0", any(self.tile(piece).rows for piece in value.args)
         sizes = padded(value.shape)
         for start, stop, piece in pieces_of(value.args, value.attr):
-            index = _indices(value.shape)
+            index = indices(value.shape)
             index[value.attr] = f"tl.minimum(tl.maximum({index[value.attr]} - {start}, 0), {stop - start - 1})"
             made = self.tile(piece).text
             if not self.tile(piece).is_number:
                 made = self._gathered(f"index_{value.id}_{start}", value, piece, index)
-            along = _along(sizes, value.attr)
-            text = f"tl.where(({along} >= {start}) & ({along} < {stop}), {made}, {text})"
+            axis = along(sizes, value.attr)
+            text = f"tl.where(({axis} >= {start}) & ({axis} < {stop}), {made}, {text})"
         return self._named(value, text, rows)
 
     def joined(self, name: str, pieces: Sequence[tuple[str, int, int]], start: int, stop: int) -> None:
@@ -179,8 +150,8 @@ class Tiles:
             if a < stop and start < b:
                 index = f"tl.minimum(tl.maximum({columns(size)} + {start - a}, 0), {b - a - 1})"
                 made = f"tl.gather({piece}, tl.broadcast_to({index}, (ROWS, {size})), 1)"
-                along = columns(size)
-                text = f"tl.where(({along} >= {a - start}) & ({along} < {b - start}), {made}, {text})"
+                axis = columns(size)
+                text = f"tl.where(({axis} >= {a - start}) & ({axis} < {b - start}), {made}, {text})"
         self.lines.append(f"{name} = {text}")
 
     def _gathered(self, name: str, value: Value, x: Value, index: list[str]) -> str:
@@ -199,13 +170,13 @@ class Tiles:
         rows = "ROWS" if tile.rows else "1"
         source = tile.text if len(inner) == 1 else f"tl.reshape({tile.text}, ({rows}, {stride}))"
         made = f"tl.gather({source}, tl.broadcast_to({name}, ({rows}, {total})), 1)"
-        return made if len(outer) == 1 else f"tl.reshape({made}, {_dims(tile, outer)})"
+        return made if len(outer) == 1 else f"tl.reshape({made}, {dims(tile, outer)})"
 
     def _broadcast(self, tile: Tile, sizes: Shape) -> str:
         if tile.rows:
             return tile.text
-        dims = _dims(Tile("", True), sizes)
-        return f"tl.full({dims}, {tile.text}, tl.float32)" if tile.is_number else f"tl.broadcast_to({tile.text}, {dims})"
+        shape = dims(Tile("", True), sizes)
+        return f"tl.full({shape}, {tile.text}, tl.float32)" if tile.is_number else f"tl.broadcast_to({tile.text}, {shape})"
 
 
 class Late(NamedTuple):
@@ -245,51 +216,3 @@ def load_of(block: Block) -> str:
         down, right = f"tl.arange(0, {K})[:, None] * {name}_ROW", columns(N)
         mask = f"(tl.arange(0, {K})[:, None] < {block.length}) & ({columns(N)} < {block.width})"
     return f"tl.load({name} + model * {name}_model + {r0} * {name}_ROW + {c0} + {down} + {right}, mask={mask}, other=0.0)"
-
-
-def _inner_index(value: Value) -> list[str]:
-    """Where an entry i0, i1, ... of a view lies in what it looks at."""
-    x, index = value.args[0], _indices(value.shape)
-    if value.op == "expand":
-        own = index[len(value.shape) - len(x.shape) :]
-        return ["0" if n == 1 else at for n, at in zip(x.shape, own, strict=True)]
-    if value.op == "slice":
-        axis, start, _ = value.attr
-        return [f"{at} + {start}" if k == axis else at for k, at in enumerate(index)]
-    flat, stride = [], 1
-    for n, at in zip(reversed(value.shape), reversed(index), strict=True):
-        flat.append(f"{at} * {stride}")
-        stride *= n
-    entry, out, stride = " + ".join(flat) or "0", [], 1
-    for n in reversed(x.shape):
-        out.append(f"({entry}) // {stride} % {n}")
-        stride *= n
-    return out[::-1]
-
-
-def _indices(shape: Shape) -> list[str]:
-    return [f"i{axis}" for axis in range(len(shape))]
-
-
-def _along(sizes: Shape, axis: int) -> str:
-    if len(sizes) == 1:
-        return columns(sizes[0])
-    places = ", ".join(["None", *(":" if k == axis else "None" for k in range(len(sizes)))])
-    return f"tl.arange(0, {sizes[axis]})[{places}]"
-
-
-def _dims(tile: Tile, sizes: Shape) -> str:
-    return f"({'ROWS' if tile.rows else '1'}, {', '.join(map(str, sizes))})"
-
-
-def _without_ones(value: Value, sizes: Shape) -> list[tuple[int, int]]:
-    return [(n, size) for n, size in zip(value.shape or (1,), sizes, strict=True) if n != 1]
-
-
-def _tight(value: Value) -> bool:
-    """Whether its tile has no padding."""
-    return math.prod(padded(value.shape)) == value.size
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
