@@ -64,7 +64,7 @@ def agrees_with_float64(cell, T, B, H, device, tolerance=TOLERANCE, **keywords):
 def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
     layer = built(cell, hidden_size(cell), torch.float32, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
-    x, lengths = torch.randn(3, 18, 3), torch.randint(1, 4, (18,))
+    x, lengths = torch.randn(3, 5, 3), torch.tensor([2, 3, 1, 3, 1])
     agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
 
 
@@ -72,7 +72,7 @@ def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
 def test_without_lengths_in_both_directions(cell, device):
     layer = built(cell, 5, torch.float32, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
-    x = torch.randn(4, 19, 3)
+    x = torch.randn(3, 19, 3)
     agree(everything(layer, x, None, "fused"), everything(exact, x, None, "reference"))
 
 
@@ -87,10 +87,15 @@ def test_memory_that_was_not_written_is_not_read(device):
     torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
     try:
         assert torch.empty(3, device=device).isnan().all()
-        for cell in SOME:
-            agrees_with_float64(cell, 3, 18, 5, device, bidirectional=True)
+        for cell in (unfading.LSTMCell, QuietCell):
+            agrees_with_float64(cell, 2, 17, 5, device, bidirectional=True)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_matrices_that_do_not_stay_on_chip(device, monkeypatch):
+    monkeypatch.setattr(module, "RESIDENT", 0)
+    agrees_with_float64(unfading.LSTMCell, 2, 17, 5, device)
 
 
 # -- many models ----------------------------------------------------------------------------------------------------------
@@ -116,7 +121,7 @@ def test_models_of_one_launch_are_the_models_alone(cell, device, launches):
     for i, layer in enumerate(layers):
         for parameter in layer.parameters():
             parameter.data += 0.02 * i
-    x, lengths = torch.randn(3, 18, 3, device=device), torch.randint(1, 4, (3, 18), device=device)
+    x, lengths = torch.randn(2, 5, 3, device=device), torch.randint(1, 3, (3, 5), device=device)
     parameters, buffers = stack_module_state(layers)
 
     def loss(parameters, buffers, lengths, x):
@@ -199,6 +204,19 @@ def test_other_sequences_take_the_same_kernel(device):
     kernel = triton_kernel(plan(layer.runners[0]).key)
     compiled = getattr(kernel.module.train, "device_caches", None)  # none where it is interpreted
     assert compiled is None or all(len(cache[0]) <= 2 for cache in compiled.values())
+
+
+def test_torch_compile_takes_it_into_one_graph(device):
+    torch._dynamo.reset()
+    layer, x = built(unfading.STARCell, 5, torch.float32).to(device), torch.randn(3, 4, 3, device=device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    lengths = torch.tensor([3, 1, 2, 3], device=device)
+    for own in (None, lengths):
+        got, want = compiled(x, lengths=own)[0], layer(x, lengths=own)[0]
+        assert_close(got, want, rtol=0, atol=0)
+        parameters = list(layer.parameters())
+        both = [torch.autograd.grad(output.square().sum(), parameters) for output in (got, want)]
+        assert_close(both[0], both[1], rtol=0, atol=0)
 
 
 def test_a_kernel_says_what_the_equation_says(device):

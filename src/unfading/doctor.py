@@ -12,6 +12,7 @@ from unfading.fuse import cache
 from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.differentiate import Source, differentiate
 from unfading.fuse.plan import PROGRAMS, plan
+from unfading.fuse.triton_source import triton_missing
 
 # The smallest library: whether the compiler works at all is known only once it has made one.
 PROBE = "int unfading_probe(void) { return 42; }\n"
@@ -42,7 +43,17 @@ def findings() -> list[Finding]:
         lines.append(Finding("compiling", "works" if works else "gives wrong results; set CC to another compiler", works))
     except NoCompiler as error:
         lines.append(Finding("compiling", f"{error}; every cell runs by the reference loop", False))
+    lines.append(_gpu())
     return lines
+
+
+def _gpu() -> Finding:
+    """Whether layers on a GPU run fused."""
+    if not torch.cuda.is_available():
+        return Finding("gpu", "none that torch can use", True)
+    missing = triton_missing()
+    name = torch.cuda.get_device_name()
+    return Finding("gpu", f"{name}; {missing or 'kernels by Triton'}", missing is None)
 
 
 class Explanation(NamedTuple):

@@ -1,9 +1,9 @@
 """From programs to Triton: the whole loop over time, forward and backward, each as one kernel.
 
 One program of the grid takes a block of ROWS rows of the batch, of one model, through all of its time. Matrices are loaded
-once where they fit, the state stays in registers, and what the next step reads is on its way while a step computes. T and B
-are ordinary arguments, and so are the strides of the model axis, which are 0 where models share a tensor. `tiles.py` writes
-the step itself.
+once where they fit (RESIDENT), the state stays in registers, and what the next step reads is on its way while a step
+computes. T and B are ordinary arguments, and so are the strides of the model axis, which are 0 where models share a tensor.
+`frame.py` writes loads and stores, `tiles.py` the step itself.
 """
 
 import re
@@ -37,6 +37,7 @@ class Function(NamedTuple):
     source: str
     pointers: tuple[tuple[str, int], ...]  # tensors of lines; vectors of weights among them
     matrices: tuple[tuple[int, bool], ...]  # weights, as they are or transposed
+    sizes: tuple[int, ...]  # bytes of each block of them, padded
 
 
 def source(functions: Sequence[Function]) -> str:
@@ -44,9 +45,9 @@ def source(functions: Sequence[Function]) -> str:
     return PRELUDE + PLACE + "".join(function.source for function in functions)
 
 
-def emit_forward(name: str, program: Program, names: Names, *, resident: bool) -> Function:
+def emit_forward(name: str, program: Program, names: Names) -> Function:
     """The loop of a forward program."""
-    frame = Frame(program, names, resident=resident, backward=False)
+    frame = Frame(program, names, backward=False)
     carried = frame.carry("next", names.states)
     for i, pieces in carried.items():
         frame.read_carried("state", i, pieces)
@@ -67,10 +68,10 @@ def emit_forward(name: str, program: Program, names: Names, *, resident: bool) -
     return _function(name, says, frame, [*initial, *first, *loop, *final])
 
 
-def emit_backward(name: str, made: Reversed, names: Names, *, resident: bool) -> Function:
+def emit_backward(name: str, made: Reversed, names: Names) -> Function:
     """The loop of a reverse program, from each row's last step to its first."""
     program = made.reverse
-    frame = Frame(program, names, resident=resident, backward=True)
+    frame = Frame(program, names, backward=True)
     carried = frame.carry("dstate", [f"d_{name}" for name in names.states])
     join: list[str] = []
     add: list[str] = []
@@ -109,17 +110,11 @@ def emit_backward(name: str, made: Reversed, names: Names, *, resident: bool) ->
     return _function(name, "backward", frame, [*join, *first, *frame.sums, *loop, *initial, *frame.summed])
 
 
-def largest(program: Program) -> tuple[int, int]:
-    """Of the matrices of a program, padded: the entries of all, and of the largest."""
-    sizes = [wide(block.length) * wide(block.width) for block in program.blocks()]
-    return sum(sizes), max(sizes, default=0)
-
-
 def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
     pointers, matrices = tuple(frame.pointers), tuple(frame.matrices)
     named = [f"{kind}{index}" for kind, index in pointers] + [_matrix(i, turned) for i, turned in matrices]
     taken = [*(part for name in named for part in (name, f"{name}_model")), "lengths", "lengths_model", "T", "B"]
-    known = [*(f"{name}_ROW" for name in named), "ROWS", "REVERSE", "PRECISION", "FAST"]
+    known = [*(f"{name}_ROW" for name in named), "ROWS", "REVERSE", "RESIDENT", "PRECISION", "FAST"]
     varying = [name for name in taken if name.endswith("_model") or name in ("T", "B")]
     head = [
         "model = tl.program_id(1).to(tl.int64)",
@@ -135,14 +130,14 @@ def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
         "    length = T",
         "    steps = T",
     ]
-    matrix = [f"{name} = {load}" for name, load in frame.resident_loads()]
     arguments = ", ".join([*taken, *(f"{name}: tl.constexpr" for name in known)])
-    body = [*frame.before, *frame.tiles.before, *matrix, *lines]
+    body = [*frame.before, *frame.tiles.before, *frame.resident_loads(), *lines]
     columns = [f"{name} = tl.arange(0, {name[3:]})[None, :]" for name in sorted(set(COLUMNS.findall("\n".join(body))))]
     text = "\n".join(indented([*head, *columns, *body]))
     legend = "".join(f"#   {line}\n" for line in frame.legend())
     made = f"\n\n# {name}: {says}.\n{legend}@triton.jit(do_not_specialize={varying!r})\ndef {name}({arguments}):\n{text}\n"
-    return Function(name, made, pointers, matrices)
+    sizes = tuple(4 * wide(block.length) * wide(block.width) for block in frame.blocks)
+    return Function(name, made, pointers, matrices, sizes)
 
 
 def _matrix(weight: int, turned: bool) -> str:

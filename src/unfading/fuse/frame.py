@@ -18,7 +18,7 @@ from unfading.fuse.tiles import Tiles, load_of
 OWN = re.compile(
     r"([vi]|W|col|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
     r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|tanh|sigmoid|expm1|log1p|larger|smaller|T|B"
-    r"|ROWS|REVERSE|PRECISION|FAST|range|float"
+    r"|ROWS|REVERSE|RESIDENT|PRECISION|FAST|range|float"
 )
 
 
@@ -52,7 +52,7 @@ class Frame:
 
     on = ["if lengths is not None:", "    on = inside & (row * 0 + step < length)", "else:", "    on = inside"]
 
-    def __init__(self, program: Program, names: Names, *, resident: bool, backward: bool):
+    def __init__(self, program: Program, names: Names, *, backward: bool):
         self.program, self.names, self.backward = program, names, backward
         self.pointers: dict[tuple[str, int], None] = {}
         self.matrices: dict[tuple[int, bool], None] = {}
@@ -61,7 +61,7 @@ class Frame:
         self.sums: list[str] = []  # accumulators, before the loop
         self.summed: list[str] = []  # and what becomes of them after it
         self.blocks = {block: f"{self._of_block(block)}_{k}" for k, block in enumerate(program.blocks())}
-        self.tiles = Tiles(program, self.blocks, resident=resident)
+        self.tiles = Tiles(program, self.blocks)
         self.leaves: dict[Leaf, Value] = {value.attr: value for value in program.values() if value.op == "leaf"}
 
     def legend(self) -> list[str]:
@@ -224,8 +224,10 @@ class Frame:
                 moved.append(f"{piece.name} = {piece.name}_new")
         return made + moved
 
-    def resident_loads(self) -> list[tuple[str, str]]:
-        return [(name, load_of(block)) for block, name in self.blocks.items()] if self.tiles.resident else []
+    def resident_loads(self) -> list[str]:
+        """All matrices, where they stay on chip; else a dot loads its own at every step."""
+        loads = [f"    {name} = {load_of(block)}" for block, name in self.blocks.items()]
+        return ["if RESIDENT:", *loads] if loads else []
 
     def _of_block(self, block: Block) -> str:
         self.matrices[block.weight, not block.transposed] = None

@@ -3,7 +3,7 @@
 What lies in the padding of a tile is anything: it is masked where it would be summed or multiplied with a matrix, and is
 never stored. A value that is the same in every row, as a parameter is, has one row and is broadcast where it meets others.
 
-Written for a frame (`emit_triton.py`) in which `row` is [ROWS, 1] and `FAST` and `PRECISION` are known.
+Written for a frame (`emit_triton.py`) in which `row` is [ROWS, 1] and what is written in capitals is known.
 """
 
 import math
@@ -18,8 +18,8 @@ from unfading.fuse.tile_shapes import Tile, along, columns, dims, indices, inner
 class Tiles:
     """Writes the lines of a step."""
 
-    def __init__(self, program: Program, blocks: dict[Block, str], *, resident: bool):
-        self.program, self.blocks, self.resident = program, blocks, resident
+    def __init__(self, program: Program, blocks: dict[Block, str]):
+        self.program, self.blocks = program, blocks
         self.before: list[str] = []  # what does not change from step to step
         self.lines: list[str] = []
         self.found: dict[int, Tile] = {}  # the frame puts the leaves here
@@ -72,8 +72,7 @@ class Tiles:
         total = ""
         for v, block in zip(value.args, value.attr, strict=True):
             matrix = self.blocks[block]
-            if not self.resident:
-                self.lines.append(f"{matrix} = {load_of(block)}")
+            self.lines += ["if not RESIDENT:", f"    {matrix} = {load_of(block)}"]
             x = self._masked(self.full(v), (v.size,), "0.0")
             if v.size == 1:
                 total = f"{x} * {matrix}" + (f" + {total}" if total else "")

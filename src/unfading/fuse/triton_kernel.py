@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.differentiate import Outer, Source, differentiate
-from unfading.fuse.emit_triton import Function, emit_backward, emit_forward, largest, source
+from unfading.fuse.emit_triton import Function, emit_backward, emit_forward, source
 from unfading.fuse.frame import Names
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.triton_source import module
@@ -40,17 +40,15 @@ class TritonKernel:
         made = differentiate(program)
         self.program, self.reverse_program = program, made.reverse
         self.outer, self.totals = made.outer, made.totals
-        for one in (program, made.reverse):
-            whole, single = (4 * size for size in largest(one))
-            if single > LARGEST:
-                raise NotFusable(
-                    f"a recurrent matrix takes {single // 1024} KB on chip, padded to powers of two, and a dot has room for "
-                    f"{LARGEST // 1024} KB"
-                )
-        resident = whole <= RESIDENT
-        self.infer = emit_forward("infer", program, names, resident=resident)
-        self.train = emit_forward("train", made.forward, names, resident=resident)
-        self.back = emit_backward("back", made, names, resident=resident)
+        self.infer = emit_forward("infer", program, names)
+        self.train = emit_forward("train", made.forward, names)
+        self.back = emit_backward("back", made, names)
+        largest = max((*self.infer.sizes, *self.back.sizes), default=0)
+        if largest > LARGEST:
+            raise NotFusable(
+                f"a recurrent matrix takes {largest // 1024} KB on chip, padded to powers of two, and a dot has room for "
+                f"{LARGEST // 1024} KB"
+            )
         self.source = source([self.infer, self.train, self.back])
         self.module = module(self.source)
         widths = made.forward.widths
@@ -150,10 +148,12 @@ class TritonKernel:
         lengths = way.lengths
         taken += (None, 0) if lengths is None else (lengths, lengths.stride(0))
         fast = torch.backends.cuda.matmul.fp32_precision == "tf32" and device.type == "cuda"
-        precision = "tf32" if fast else "tf32x3"
+        # A dot right to float32 is three in tf32, on the upper and the lower halves of both factors.
+        precision, copies = ("tf32", 1) if fast else ("tf32x3", 2)
+        resident = copies * sum(function.sizes) <= RESIDENT
         kernel = getattr(self.module, function.name)[-(-B // ROWS), E]
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            kernel(*taken, T, B, *rows, ROWS, way.reverse, precision, fast, num_warps=self.warps, num_stages=1)
+            kernel(*taken, T, B, *rows, ROWS, way.reverse, resident, precision, fast, num_warps=self.warps, num_stages=1)
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
 
