@@ -183,7 +183,7 @@ def test_functions_are_as_in_torch(function, device):
     layer = unfading.Recurrent(lambda size: AppliedCell(function, size), len(x), backend="fused", device=device)
     with torch.no_grad():
         got = layer(x.reshape(1, 1, -1))[0].reshape(-1)
-    assert_close(got, getattr(torch, function)(x), rtol=2e-6, atol=2e-7, equal_nan=True)
+    assert_close(got, getattr(torch, function)(x), rtol=2e-5, atol=2e-7, equal_nan=True)
 
 
 # -- what surrounds it ----------------------------------------------------------------------------------------------------
