@@ -3,8 +3,8 @@
     w [E, N]    parameters; those of model e are views of row e
     g [E, N]    gradients, laid out alike
 
-Together, in one pass, with `torch.func.vmap` over the rows: what fills a GPU. Or one model after the other, which is faster on a
-CPU, and needed where batches differ in shape.
+Together, in one pass, with `torch.func.vmap` over the rows: what fills a GPU. Or one model after the other, which is faster on
+a CPU, and needed where batches differ in shape.
 """
 
 from collections.abc import Sequence
@@ -155,15 +155,13 @@ class Fleet:
 
     def _stacked_buffers(self) -> dict[str, Tensor]:
         """What is not trained: buffers, and parameters that are held; of models that differ, as in their permutations."""
-        each = [
-            {f"model.{n}": p for n, p in (*m.named_buffers(), *m.named_parameters()) if n not in self.places}
-            for m in self.models
-        ]
-        return {name: torch.stack([held[name].detach() for held in each]) for name in each[0]}
+        held = [{**dict(m.named_buffers()), **dict(m.named_parameters())} for m in self.models]
+        return {f"model.{n}": torch.stack([h[n].detach() for h in held]) for n in held[0] if n not in self.places}
 
     def _cast(self, batch: Batch) -> Batch:
         """Floating-point numbers in the precision of the parameters."""
-        return Batch(*(f.to(self.w.dtype) if f is not None and f.is_floating_point() else f for f in batch))
+        x, target = (part.to(self.w.dtype) if part.is_floating_point() else part for part in (batch.x, batch.target))
+        return batch._replace(x=x, target=target)
 
 
 def _shapes(batch: Batch) -> list[torch.Size | None]:

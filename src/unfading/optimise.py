@@ -3,8 +3,9 @@
 w [E, N] parameters, g [E, N] gradients, rate [E, 1] or [E, N], t [E, 1] the steps that each model has taken, this one included:
 
     g = g + l2 w
-    w = w - rate weight_decay w                                          AdamW's, apart from the gradient
-    Adam       m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2           w = w - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+    w = w - rate weight_decay w            AdamW's, apart from the gradient
+    Adam       m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
+               w = w - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
     AMSGrad    as Adam, with the largest v so far in the root
     RMSProp    v = alpha v + (1 - alpha) g^2,  m = momentum m + g / (sqrt(v) + eps)        w = w - rate m
     SGD        m = momentum m + g,  nesterov: g + momentum m for m                         w = w - rate m
@@ -69,7 +70,7 @@ class Adam(Optimiser):
     b2: float = 0.999
     eps: float = 1e-8
 
-    keeps = ("m", "v")
+    keeps: ClassVar[tuple[str, ...]] = ("m", "v")
 
     def __post_init__(self) -> None:
         super().__post_init__()

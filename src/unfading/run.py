@@ -48,8 +48,8 @@ class Run:
         split: what is trained on; "full" takes the validation rows too, and then nothing can be selected by them.
         valid_every: steps between evaluations; None for an epoch, or a twentieth of the run on an endless task.
         valid_batches: batches of an evaluation, and of the test; None for all, or 10 on an endless task.
-        retries: how often a run whose loss or gradient is not finite goes back to the weights of its best stretch with half the rate;
-            after that it ends.
+        retries: how often a run whose loss or gradient is not finite goes back to the weights of its best stretch with half
+            the rate; after that it ends.
         dtype: of parameters and data.
         device: where it runs; a GPU draws other random numbers than a CPU.
         backend: of the layers.
@@ -111,9 +111,10 @@ class Run:
             raise ValueError(f"a run takes steps or epochs, one of the two; got steps={self.steps} and epochs={self.epochs}.")
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError(
-                f"a run clips by norm or by value; got clip_norm={self.clip_norm} and clip_value={self.clip_value}. Set one to None."
+                f"a run clips by norm or by value; got clip_norm={self.clip_norm} and clip_value={self.clip_value}. "
+                "Set one to None."
             )
-        if self.split == "full" and (self.valid_every is not None):
+        if self.split == "full" and self.valid_every is not None:
             raise ValueError(
                 'split="full" trains on the validation rows, so nothing is evaluated on the way; got '
                 f"valid_every={self.valid_every}. Leave it out."
@@ -190,7 +191,7 @@ class Run:
         from pydantic import TypeAdapter, ValidationError
 
         try:
-            return TypeAdapter(cls).validate_python(values)
+            return TypeAdapter(cls).validate_json(json.dumps(values))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])

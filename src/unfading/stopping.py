@@ -18,7 +18,7 @@ class Stopped(Exception):
 
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], int | None]]:
-    """Inside the block the first SIGINT or SIGTERM is only noted, for the function that this gives; a second one acts at once."""
+    """Inside the block the first SIGINT or SIGTERM is noted, for the function that this gives; a second one acts at once."""
     asked: int | None = None
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
