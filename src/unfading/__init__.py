@@ -26,8 +26,10 @@ from unfading.convert import from_torch, to_torch
 from unfading.layer import layer
 from unfading.model import Model
 from unfading.recurrent import Recurrent, detach
+from unfading.run import Run
 from unfading.scan import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
+from unfading.train import train
 from unfading.truncate import truncated
 
 __version__ = "0.1.0"
@@ -122,6 +124,7 @@ __all__ = [
     "RecurrentDropoutCell",
     "RecurrentHighway",
     "RecurrentHighwayCell",
+    "Run",
     "scan",
     "SiRNN",
     "SiRNNCell",
@@ -137,6 +140,7 @@ __all__ = [
     "StatisticalRNNCell",
     "Task",
     "to_torch",
+    "train",
     "truncated",
     "UGRNN",
     "UGRNNCell",

@@ -107,8 +107,8 @@ class Member:
         found = self.folder.load("last")
         if found is not None and not resume:
             raise ValueError(
-                f"{self.folder.path} holds a run that stopped at step {found[1]['step']} of {self.total}: resume (--resume) goes "
-                "on, again (--again) begins anew."
+                f"{self.folder.path} holds a run that stopped at step {found[1]['step']} of {self.total}: resume (--resume) "
+                "goes on, again (--again) begins anew."
             )
         self.folder.cut(0 if found is None else found[1]["step"])
         return found

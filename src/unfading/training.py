@@ -85,7 +85,7 @@ class Training:
         if not self.task.carried(step, run.batch, split=run.split):
             self.state, self.time = None, 0
         # Noise is as pure in seed and step as the data are.
-        torch.manual_seed((run.seed << 32) + step & 0x7FFF_FFFF_FFFF_FFFF)
+        _seed_noise((run.seed << 32) + step & 0x7FFF_FFFF_FFFF_FFFF, device)
         losses, state = self.fleet.gradients(batches, self.state, self.time, run.truncate)
         rates = torch.tensor([[member.rate(step)] for member in self.members], dtype=torch.float64, device=device)
         moving = torch.tensor([[e in running] for e in range(len(self.members))], device=device)
@@ -209,6 +209,14 @@ class Training:
             _, self.state = self.fleet.scores(batch, None, 0)
         for place, part in zip(_pytree.tree_leaves(self.state), parts, strict=True):
             place[e].copy_(part)
+
+
+def _seed_noise(seed: int, device: torch.device) -> None:
+    # Not torch.manual_seed: where there is a CUDA build but no use of it, that writes down a stack trace, for half a millisecond.
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _where_rows(finite: Tensor, part: Tensor) -> Tensor:

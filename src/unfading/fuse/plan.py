@@ -36,15 +36,17 @@ class Plan(NamedTuple):
 # Every program traced in this process, by the hash of its text: what the operators are told by name.
 PROGRAMS: dict[str, Program] = {}
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
-# Per cell the plan, or the reason why there is none, and the options it was made with.
-_plans: "weakref.WeakKeyDictionary[Cell, tuple[Options, Plan | str]]" = weakref.WeakKeyDictionary()
+# Per cell the plan, or the reason why there is none, and the options it was made with; one for training and one for
+# evaluation, since a training loop goes to and fro.
+_plans: "weakref.WeakKeyDictionary[Cell, dict[bool, tuple[Options, Plan | str]]]" = weakref.WeakKeyDictionary()
 
 
 def plan(cell: Cell) -> Plan | str:
     """The plan of a cell as it stands, or in words why its step cannot be compiled."""
-    known = _plans.get(cell)
+    plans = _plans.setdefault(cell, {})
+    known = plans.get(cell.training)
     if known is None or not known[0].still_holds():
-        known = _plans[cell] = (Options(cell), _made(cell))
+        known = plans[cell.training] = (Options(cell), _made(cell))
     return known[1]
 
 
