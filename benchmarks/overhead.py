@@ -1,7 +1,7 @@
 """What the training loop costs beside the bare work: `python benchmarks/overhead.py`.
 
-A step of `train` (draw the batch, forward, backward, clip, Adam, curve, evaluations and checkpoints left out of neither) against
-forward + backward + torch.optim.Adam on one batch that is there already; one thread, in turns, medians.
+A step of `train` (draw the batch, forward, backward, clip, Adam, look whether all is finite) against forward + backward +
+torch.optim.Adam on one batch that is there already; one thread, in turns, medians.
 """
 
 import statistics

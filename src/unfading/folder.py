@@ -106,6 +106,18 @@ class Folder:
         checkpoint.write(self.path / "curve.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
+def finished(where: Path, run: Run) -> dict[str, Any] | None:
+    """The record of a run that is done, without holding its folder."""
+    path = where / run.key / "record.json"
+    return read_record(path) if path.exists() else None
+
+
+def stopped_at(where: Path, run: Run) -> int:
+    """The step of its last checkpoint, 0 where there is none; without holding its folder."""
+    path = where / run.key / "last.safetensors"
+    return int(checkpoint.load(path)[1]["step"]) if path.exists() else 0
+
+
 def read_run(path: Path) -> Run:
     """The run of a run.json or a record.json."""
     told = checkpoint.read_json(path)

@@ -10,8 +10,8 @@ from typing import Any
 class Stopped(Exception):
     """A run was asked to stop, and has: all it did is in its checkpoint."""
 
-    def __init__(self, signal: int, step: int):
-        super().__init__(f"stopped at step {step}")
+    def __init__(self, signal: int, step: int | None):
+        super().__init__("stopped" if step is None else f"stopped at step {step}")
         self.signal = signal
         self.step = step
 

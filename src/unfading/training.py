@@ -212,7 +212,7 @@ class Training:
 
 
 def _seed_noise(seed: int, device: torch.device) -> None:
-    # Not torch.manual_seed: where there is a CUDA build but no use of it, that writes down a stack trace, for half a millisecond.
+    # Not torch.manual_seed: while no GPU is in use it writes down a stack trace for each, in half a millisecond.
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     else:
