@@ -9,7 +9,7 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
-from unfading import catalogue, cli_data
+from unfading import catalogue, cli_data, cli_report
 from unfading import doctor as _doctor
 from unfading.errors import check_count
 from unfading.fuse import cache
@@ -193,7 +193,14 @@ def main() -> None:
         """Datasets: list them, fetch one, verify those that are here."""
         return verb
 
-    verbs = {"cells": _later(cells), "doctor": _later(doctor), "bench": _later(bench), "tasks": _later(tasks), "data": data}
+    verbs = {
+        "cells": _later(cells),
+        "doctor": _later(doctor),
+        "bench": _later(bench),
+        "tasks": _later(tasks),
+        "data": data,
+        "report": _later(cli_report.report),
+    }
     config = [tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes]
     act = tyro.extras.subcommand_cli_from_dict(verbs, prog="unfading", config=config)
     try:

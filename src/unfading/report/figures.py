@@ -1,9 +1,9 @@
 """Figures of a task, as Altair charts made from its records alone.
 
-`curves` and `losses` show a measure over steps: a thin line a seed, a strong one for their median. `tests` and `times` show a dot
-a seed and a bar at the mean or median. Wheel and drag zoom and move, a click in the legend keeps one setting, the pointer
-tells the nearest point. All names inside a chart are given here: Altair counts up names of its own over the life of a process,
-and no page would be made twice.
+`curves` and `loss` show a measure over steps: a thin line a seed, a strong one for their median. `test` and `seconds` show a
+dot a seed and a bar at the mean or median. Wheel and drag zoom and move, a click in the legend keeps one setting, the pointer tells
+the nearest point. All names inside a chart are given here: Altair counts up names of its own over the life of a process, and
+no page would be made twice.
 """
 
 import math
@@ -41,7 +41,9 @@ def figures(task: Task) -> "dict[str, alt.LayerChart]":
         title = f"Test {measure(task)}"
         charts["test"] = _per_seed(task, lambda record: record.test, title, statistics.fmean, task.guess, not task.rising)
     if any(record.seconds is not None for _, record in runs):
-        charts["seconds"] = _per_seed(task, lambda record: record.seconds, "Seconds of training", statistics.median, None, False)
+        charts["seconds"] = _per_seed(
+            task, lambda record: record.seconds, "Seconds of training", statistics.median, None, False
+        )
     return charts
 
 
@@ -68,7 +70,9 @@ def needed(name: str) -> Any:
         if error.name != name:
             raise
         package = name.replace("_", "-")
-        raise ValueError(f"a report needs {package}, which is not installed. Get it with: pip install 'unfading[report]'") from None
+        raise ValueError(
+            f"a report needs {package}, which is not installed. Get it with: pip install 'unfading[report]'"
+        ) from None
 
 
 Line = list[tuple[int, float]]
@@ -102,7 +106,9 @@ def _median(lines: Sequence[Line]) -> Line:
     return [(step, statistics.median(values)) for step, values in sorted(at.items()) if len(values) > len(lines) / 2]
 
 
-def _over_steps(task: Task, line: Callable[[Record], Line], title: str, *, guess: float | None, error: bool) -> "alt.LayerChart":
+def _over_steps(
+    task: Task, line: Callable[[Record], Line], title: str, *, guess: float | None, error: bool
+) -> "alt.LayerChart":
     alt = needed("altair")
     seeds: list[dict[str, Any]] = []
     middle: list[dict[str, Any]] = []
@@ -151,7 +157,9 @@ def _per_seed(
     labels = [setting.label for setting in task.settings]
     tooltip = [alt.Tooltip("setting:N"), alt.Tooltip("seed:N"), alt.Tooltip("value:Q", title=title.lower(), format=".4~g")]
     common = {
-        "x": alt.X("value:Q", title=title, scale=_scale(alt, [dot["value"] for dot in dots], guess, error), axis=alt.Axis(tickCount=5)),
+        "x": alt.X(
+            "value:Q", title=title, scale=_scale(alt, [dot["value"] for dot in dots], guess, error), axis=alt.Axis(tickCount=5)
+        ),
         "y": alt.Y("setting:N", title=None, sort=labels, axis=alt.Axis(grid=True, labelLimit=260)),
         "color": _colours(alt, task)["color"].legend(None),
         "tooltip": tooltip,
@@ -197,7 +205,7 @@ def _guess(alt: Any, guess: float | None, axis: str) -> list[Any]:
     return [rule, words.properties(name="guessed")]
 
 
-def _dressed(chart: "alt.LayerChart", height: int) -> "alt.LayerChart":
+def _dressed(chart: Any, height: int) -> "alt.LayerChart":
     chart = chart.properties(width="container", height=height)
     text = {"labelFontSize": 12, "titleFontSize": 13, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
     axis = {**text, "gridColor": GRID, "domainColor": INK, "tickColor": INK}

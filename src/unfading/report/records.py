@@ -1,8 +1,8 @@
 """Records of runs, found and read.
 
-A run's folder holds `run.json` from its start, `curve.jsonl` as it grows and `record.json` from its end. A folder without the last
-is a run that is going on or was killed: it is shown with the curve it has. Everything else that is not as it should be is
-refused, by name: a report that leaves out what it cannot read would show another experiment.
+A run's folder holds `run.json` from its start, `curve.jsonl` as it grows and `record.json` from its end. A folder without the
+last is a run that is going on or was killed: it is shown with the curve it has. Everything else that is not as it should be
+is refused, by name: a report that leaves out what it cannot read would show another experiment.
 """
 
 import json
@@ -112,7 +112,8 @@ def _find(path: Path) -> list[tuple[Path, Path | None]]:
     folders = sorted({file.parent for name in ("record.json", "run.json") for file in path.rglob(name)})
     if not folders:
         raise ValueError(
-            f"no runs in {path}: there is neither a record.json nor a run.json below it. Give the folder that train or compare wrote."
+            f"no runs in {path}: there is neither a record.json nor a run.json below it. "
+            f"Give the folder that train or compare wrote."
         )
     return [(folder, file if (file := folder / "record.json").exists() else None) for folder in folders]
 
@@ -129,8 +130,8 @@ def _unfinished(folder: Path) -> Record:
     measure = next((name for name in names if name != "loss"), names[0] if names else None)
     return Record(
         where=str(folder), key=folder.name, run=run, status="unfinished", reason=None, steps=curve[-1].step if curve else 0,
-        returns=0, measure=measure, rising=measure in RISING, guess=None, valid=None, test=None, seconds=None, milliseconds=None,
-        parameters=None, kilobytes=None, about=None, curve=curve,
+        returns=0, measure=measure, rising=measure in RISING, guess=None, valid=None, test=None, seconds=None,
+        milliseconds=None, parameters=None, kilobytes=None, about=None, curve=curve,
     )  # fmt: skip
 
 

@@ -68,8 +68,8 @@ class Setting:
             steps=max(record.steps for record in records),
             seconds=_of(statistics.median, [record.seconds for record in records]),
             milliseconds=_of(statistics.median, [record.milliseconds for record in records]),
-            parameters=parameters and parameters["all"],
-            recurrent=parameters and parameters["recurrent"],
+            parameters=parameters["all"] if parameters else None,
+            recurrent=parameters["recurrent"] if parameters else None,
             kilobytes=next((record.kilobytes for record in records if record.kilobytes is not None), None),
         )
 

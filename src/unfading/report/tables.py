@@ -31,7 +31,7 @@ def terminal(found: Sequence[Task]) -> "RenderableType":
     for task in found:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline")
         # The one that gives way on a narrow screen; a label breaks between its words.
-        table.add_column("setting", style="bold", min_width=12)
+        table.add_column("setting", style="bold", min_width=14, overflow="fold")
         for heading in ("valid", "test", "best", "trained", "params", "seconds", "ms/seq."):
             table.add_column(heading, justify="right", no_wrap=True)
         for setting in task.settings:
@@ -39,11 +39,15 @@ def terminal(found: Sequence[Task]) -> "RenderableType":
             good = row.trained == row.ended and row.unfinished == 0
             table.add_row(
                 Text(row.setting),
-                score(row.valid),
-                _spread(row),
-                score(row.best),
+                score(row.valid, 2),
+                score(row.mean, 2) + ("" if row.spread is None else f" ±{row.spread:.1g}"),
+                score(row.best, 2),
                 Text(_trained(row), style="" if good else "yellow"),
-                "-" if row.parameters is None else f"{row.parameters:,}",
+                "-"
+                if row.parameters is None
+                else f"{row.parameters:,}"
+                if row.parameters < 1e6
+                else f"{row.parameters / 1e6:.2f} M",
                 time(row.seconds),
                 time(row.milliseconds),
             )
@@ -55,17 +59,17 @@ def terminal(found: Sequence[Task]) -> "RenderableType":
 def html(task: Task) -> str:
     """The same with all columns, for the page; every text of a record is escaped."""
     headings = {
-        "setting": "", "validation": "mean of the best validation scores", "test": "mean over seeds ± sample standard deviation",
+        "setting": "", "validation": "mean of the best validation scores", "test": "mean over seeds, sample standard deviation",
         "best test": "over seeds", "trained": "runs that ended a tenth better than a guess without diverging", "seeds": "",
         "steps": "most that a run has done", "parameters": "all", "recurrent": "parameters without head and embedding",
         "kB": "of float32 weights", "seconds": "of training, median over seeds", "ms / sequence": "at test, median over seeds",
     }  # fmt: skip
-    head = "".join(f"<th{f' title="{escape(why)}"' if why else ''}>{escape(name)}</th>" for name, why in headings.items())
+    head = "".join(f"<th title='{why}'>{name}</th>" if why else f"<th>{name}</th>" for name, why in headings.items())
     lines = []
     for setting in task.settings:
         row = setting.summary
         cells = [
-            score(row.valid), _spread(row), score(row.best), _trained(row), count(row.seeds), f"{row.steps:,}",
+            score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {row.spread:.2g}"), score(row.best), _trained(row), count(row.seeds), f"{row.steps:,}",
             *("-" if number is None else f"{number:,}" for number in (row.parameters, row.recurrent)),
             "-" if row.kilobytes is None else f"{row.kilobytes:,.1f}", time(row.seconds), time(row.milliseconds),
         ]  # fmt: skip
@@ -103,12 +107,12 @@ def failures(task: Task) -> list[tuple[str, str]]:
     return found
 
 
-def score(value: float | None) -> str:
-    """A score in few characters: four decimals where it is of order one, three digits elsewhere."""
+def score(value: float | None, digits: int = 3) -> str:
+    """A score in few characters: four decimals where it is of order one, so many digits elsewhere."""
     if value is None:
         return "-"
     size = abs(value)
-    return f"{value:.4f}" if 0.1 <= size < 10 else f"{value:.2f}" if 10 <= size < 1000 else f"{value:.3g}"
+    return f"{value:.4f}" if 0.1 <= size < 10 else f"{value:.2f}" if 10 <= size < 1000 else f"{value:.{digits}g}"
 
 
 def time(value: float | None) -> str:
@@ -133,10 +137,6 @@ def measure(task: Task) -> str:
 def _title(task: Task) -> str:
     guess = "" if task.guess is None else f"; a guess scores {score(task.guess)}"
     return f"{task.name}: {measure(task)}, {'higher' if task.rising else 'lower'} is better{guess}"
-
-
-def _spread(row: Summary) -> str:
-    return score(row.mean) + ("" if row.spread is None else f" ±{row.spread:.1g}")
 
 
 def _trained(row: Summary) -> str:
