@@ -17,19 +17,21 @@ p { max-width: 78ch; margin: 8px 0; }
 figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; color: var(--ink); font-size: 15px; margin-bottom: 4px; }
 .plot { width: 100%; }
+.plot svg { display: block; }
 .plot svg text { fill: var(--ink); }
 .plot svg .role-axis-grid line { stroke: var(--line); }
 .plot svg .role-axis-domain line, .plot svg .role-axis-tick line { stroke: var(--dim); }
 .plot svg .guess_marks line { stroke: var(--dim); }
+.plot svg .paper_marks text { fill: var(--paper); stroke: var(--paper); }
 .plot.vega-embed summary { opacity: 0.15; }
 .plot.vega-embed:hover summary { opacity: 0.7; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 12px 5px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th, td { padding: 5px 16px 5px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 thead th { color: var(--dim); font-weight: 600; vertical-align: bottom; }
 thead th[title] { text-decoration: underline dotted; text-underline-offset: 3px; cursor: help; }
 th:first-child, td.words { text-align: left; }
-tbody tr:first-child th.first { color: inherit; }
+th:last-child, td:last-child { padding-right: 4px; }
 code { font: 13px ui-monospace, "SF Mono", Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 ul { padding-left: 22px; margin: 6px 0; }
 li b { font-weight: 600; }

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unfading.report import figures as _figures
 from unfading.report import tables
@@ -19,16 +19,13 @@ from unfading.report.records import Record
 from unfading.report.settings import Task, shown, tasks, varying
 from unfading.report.tables import score
 
-if TYPE_CHECKING:
-    import altair as alt
-
 CAPTIONS = {
     "curves": "Validation over steps",
     "loss": "Training loss over steps",
     "test": "Test score: a dot a seed, a bar at the mean",
     "seconds": "Time: a dot a seed, a bar at the median",
 }
-Charts = dict[str, "dict[str, alt.LayerChart]"]
+Charts = dict[str, dict[str, _figures.Spec]]
 
 
 def build(records: Sequence[Record]) -> str:
@@ -87,7 +84,7 @@ def _page(found: Sequence[Task], charts: Charts) -> str:
         for kind, chart in charts[task.name].items():
             name = f"figure-{len(specs) + 1}"
             # `<` as JavaScript's own escape: no text of a record can end the script.
-            spec = json.dumps(chart.to_dict(), sort_keys=True, ensure_ascii=True).replace("<", "\\u003c")
+            spec = json.dumps(chart, sort_keys=True, ensure_ascii=True).replace("<", "\\u003c")
             specs.append(f"<script type='application/json' id='{name}'>{spec}</script>")
             plot = f"<div class='plot' data-figure='{name}'></div>"
             body.append(f"<figure><figcaption>{escape(CAPTIONS[kind])}</figcaption>{plot}</figure>")

@@ -61,15 +61,16 @@ def html(task: Task) -> str:
     headings = {
         "setting": "", "validation": "mean of the best validation scores", "test": "mean over seeds, sample standard deviation",
         "best test": "over seeds", "trained": "runs that ended a tenth better than a guess without diverging", "seeds": "",
-        "steps": "most that a run has done", "parameters": "all", "recurrent": "parameters without head and embedding",
-        "kB": "of float32 weights", "seconds": "of training, median over seeds", "ms / sequence": "at test, median over seeds",
+        "steps": "most that a run has done", "params": "all parameters", "recurrent": "parameters without head and embedding",
+        "kB": "of float32 weights", "seconds": "of training, median over seeds", "ms/seq.": "at test, median over seeds",
     }  # fmt: skip
     head = "".join(f"<th title='{why}'>{name}</th>" if why else f"<th>{name}</th>" for name, why in headings.items())
     lines = []
     for setting in task.settings:
         row = setting.summary
         cells = [
-            score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {row.spread:.2g}"), score(row.best), _trained(row), count(row.seeds), f"{row.steps:,}",
+            score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {row.spread:.2g}"), score(row.best),
+            _trained(row), count(row.seeds), f"{row.steps:,}",
             *("-" if number is None else f"{number:,}" for number in (row.parameters, row.recurrent)),
             "-" if row.kilobytes is None else f"{row.kilobytes:,.1f}", time(row.seconds), time(row.milliseconds),
         ]  # fmt: skip
