@@ -2,7 +2,7 @@
 
 `curves` and `loss` show a measure over steps: a thin line a seed, a strong one for their median. `test` and `seconds` show a
 dot a seed and a bar at the mean or median. Wheel and drag zoom and move, a click in the legend keeps one setting, the pointer
-tells the nearest point. All names inside a chart are given here: Altair counts up names of its own over the life of a process,
+tells the point it is on. All names inside a chart are given here: Altair counts up names of its own over the life of a process,
 and no page would be made twice.
 """
 
@@ -123,13 +123,14 @@ def _over_steps(task: Task, line: Callable[[Record], Line], title: str, *, guess
         **_colours(alt, task),
     }
     chosen = alt.selection_point("chosen", fields=["setting"], bind="legend")
-    pointed = alt.selection_point("pointed", on="pointerover", clear="pointerout", nearest=True, empty=False)
+    # Not `nearest`: there Vega-Lite 6.4 tells "undefined" for every field that is no number. Wide points do as well.
+    pointed = alt.selection_point("pointed", on="pointerover", clear="pointerout", empty=False)
     zoom = alt.selection_interval("zoom", bind="scales")
     thin = alt.Chart(alt.NamedData("seeds"), name="seeds").mark_line(strokeWidth=1)
     thin = thin.encode(detail="seed:N", opacity=alt.when(chosen).then(alt.value(0.45)).otherwise(alt.value(0.05)), **common)
     strong = alt.Chart(alt.NamedData("middle"), name="middle").mark_line(strokeWidth=2.5)
     strong = strong.encode(opacity=alt.when(chosen).then(alt.value(1)).otherwise(alt.value(0.1)), **common)
-    dots = alt.Chart(alt.NamedData("dots"), name="dots").mark_point(filled=True, size=60)
+    dots = alt.Chart(alt.NamedData("dots"), name="dots").mark_point(filled=True, size=130)
     seen = alt.when(pointed).then(alt.value(1)).otherwise(alt.value(0))
     dots = dots.encode(opacity=seen, tooltip=_tooltip(alt, title, steps=True), **common)
     rule, words = _guess(alt, guess, "y", "right")

@@ -127,7 +127,7 @@ def _words(task: Task) -> str:
     elif many:
         said.append(f"None was validated; <b>{escape(best.setting)}</b> has the best test {name}.")
     if best.mean is not None:
-        over = "" if best.spread is None else f" ± {best.spread:.2g} over seeds"
+        over = "" if best.spread is None else f" ± {tables.spread(best.spread)} over seeds"
         guess = "" if task.guess is None else f", where a guess without memory scores {score(task.guess)}"
         better = "higher" if task.rising else "lower"
         said.append(f"Its test {name} is {score(best.mean)}{over}{guess} ({better} is better).")

@@ -1,5 +1,6 @@
 """The summary of settings as a table: for the terminal, and as HTML."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ def html(task: Task) -> str:
     for setting in task.settings:
         row = setting.summary
         cells = [
-            score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {row.spread:.2g}"), score(row.best),
+            score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {spread(row.spread)}"), score(row.best),
             _trained(row), count(row.seeds), f"{row.steps:,}",
             *("-" if number is None else f"{number:,}" for number in (row.parameters, row.recurrent)),
             "-" if row.kilobytes is None else f"{row.kilobytes:,.1f}", time(row.seconds), time(row.milliseconds),
@@ -113,7 +114,20 @@ def score(value: float | None, digits: int = 3) -> str:
     if value is None:
         return "-"
     size = abs(value)
-    return f"{value:.4f}" if 0.1 <= size < 10 else f"{value:.2f}" if 10 <= size < 1000 else f"{value:.{digits}g}"
+    return (
+        f"{value:.4f}"
+        if 0.1 <= size < 10
+        else f"{value:.2f}"
+        if 10 <= size < 1000
+        else f"{value:#.{digits}g}"
+        if value
+        else "0"
+    )
+
+
+def spread(value: float) -> str:
+    """To two digits, without a power of ten as long as that can be read: it stands beside a score."""
+    return f"{value:.{1 - math.floor(math.log10(value))}f}" if 1e-7 < value < 1 else f"{value:.2g}"
 
 
 def time(value: float | None) -> str:
