@@ -23,6 +23,7 @@ from unfading.run import Run
 from unfading.stopping import Stopped
 from unfading.tensorboard import also_written
 from unfading.train import train as train_run
+from unfading.training import Listener
 
 
 def train(
@@ -64,7 +65,7 @@ def train(
     console = Console(stderr=True)
     with Display(runs, console) as display, _stops_tell(where):
         for each in runs:
-            listen = None if keeping.quiet else display.listen
+            listen: Listener | None = None if keeping.quiet else display.listen
             if tensorboard:
                 listen = also_written(where / each.key, listen)
             result = train_run(each, where, listen=listen, **keeping.options())

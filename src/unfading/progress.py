@@ -1,6 +1,6 @@
 """What people see of runs on their way: a bar for each, with rate, loss, score and the time that is left."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -8,31 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from unfading.member import Moment
+from unfading.report.settings import labels
 from unfading.run import Run
 from unfading.training import TOLD_PER_SECOND
 
 # Bars of runs that are done stay on the screen where there are no more than so many runs.
 FEW = 12
-
-
-def labels(runs: Sequence[Run]) -> dict[str, str]:
-    """A short name for each run, by its key: the cell, and whatever sets it apart from the others."""
-    flat = {run.key: _flat(run.to_json()) for run in runs}
-    names = dict.fromkeys(name for fields in flat.values() for name in fields)
-    apart = [name for name in names if name != "cell" and len({str(fields.get(name)) for fields in flat.values()}) > 1]
-    return {key: " ".join([fields["cell"], *_told(fields, apart)]) for key, fields in flat.items()}
-
-
-def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Options beside the fields, under their own names."""
-    found: dict[str, Any] = {}
-    for name, value in fields.items():
-        found.update(value if isinstance(value, dict) else {name: value})
-    return found
-
-
-def _told(fields: Mapping[str, Any], names: list[str]) -> list[str]:
-    return [f"{name}={fields[name]}" for name in names if name in fields]
 
 
 class Display:
@@ -45,7 +26,8 @@ class Display:
 
     def __init__(self, runs: Sequence[Run], console: Console):
         self.console = console
-        self.labels = labels(runs)
+        names = labels([run.to_json() for run in runs])
+        self.labels = {run.key: f"{name} seed {run.seed}" for run, name in zip(runs, names, strict=True)}
         self.bars: dict[str, TaskID] = {}
         self.few = len(runs) <= FEW
         width = max(map(len, self.labels.values()))
@@ -75,8 +57,7 @@ class Display:
         """Bring the bar of a run up to date."""
         key = moment.run.key
         if key not in self.bars:
-            empty = {"pace": "", "loss": "", "score": ""}
-            self.bars[key] = self.progress.add_task(self.labels[key], total=moment.total, **empty)
+            self.bars[key] = self.progress.add_task(self.labels[key], total=moment.total, pace="", loss="", score="")
         told: dict[str, Any] = {
             "pace": f"{moment.step / moment.seconds:.3g}/s" if moment.seconds else "",
             "loss": "" if moment.loss is None else f"{moment.loss:.4g}",

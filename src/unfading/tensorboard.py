@@ -11,7 +11,9 @@ def also_written(folder: Path, listen: Listener | None) -> Listener:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ValueError("TensorBoard is not installed: pip install 'unfading[tensorboard]', or leave --tensorboard out.") from None
+        raise ValueError(
+            "TensorBoard is not installed: pip install 'unfading[tensorboard]', or leave --tensorboard out."
+        ) from None
     writer = SummaryWriter(str(folder))
     last = -1
 
