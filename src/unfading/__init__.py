@@ -22,6 +22,7 @@ from unfading.cells.statistical import StatisticalRNNCell
 from unfading.cells.ugrnn import UGRNNCell
 from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
+from unfading.compare import compare
 from unfading.convert import from_torch, to_torch
 from unfading.layer import layer
 from unfading.model import Model
@@ -71,6 +72,7 @@ __all__ = [
     "AntisymmetricRNNCell",
     "Batch",
     "Cell",
+    "compare",
     "ContinuousRNN",
     "ContinuousRNNCell",
     "DeepTransition",

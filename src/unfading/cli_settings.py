@@ -32,6 +32,7 @@ class Settings:
         truncate: let gradients reach back no further than such pieces of a sequence.
         valid_every: steps between evaluations.
         valid_batches: batches of an evaluation and of the test.
+        stop_at: a validation score that is good enough: the run ends there.
         retries: how often a run that is not finite any more goes back to better weights with half the rate.
         dtype: precision.
         device: where to train.
@@ -51,6 +52,7 @@ class Settings:
     truncate: int | None = None
     valid_every: int | None = None
     valid_batches: int | None = None
+    stop_at: float | None = None
     retries: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
@@ -84,6 +86,7 @@ class Settings:
             truncate=self.truncate,
             valid_every=self.valid_every,
             valid_batches=self.valid_batches,
+            stop_at=self.stop_at,
             retries=self.retries,
             dtype=self.dtype,
             device=self.device,

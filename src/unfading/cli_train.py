@@ -60,7 +60,7 @@ def train(
         raise ValueError("--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --from a record.")
     else:
         run = settings.run(task, cell, rate=rate, seed=seed)
-    runs = [run, replace(run, split="full", valid_every=None)] if final else [run]
+    runs = [run, replace(run, split="full", valid_every=None, stop_at=None)] if final else [run]
     where = keeping.where(run)
     console = Console(stderr=True)
     with Display(runs, console) as display, _stops_tell(where):
@@ -109,13 +109,16 @@ def compare(
     where = keeping.where(runs[0])
     best = chosen(_compared(runs, where, keeping, processes, together))
     if final:
-        full = [replace(Run.from_json(record["run"]), split="full", valid_every=None) for record in best]
+        full = [replace(Run.from_json(record["run"]), split="full", valid_every=None, stop_at=None) for record in best]
         best = _compared(full, where, keeping, processes, together)
     if keeping.json:
         for record in best:
             print(dumps(record))
         return
     Console().print(tables.summary(best))
+    if len(rate) > 1:
+        rates = {record["run"]["cell"]: record["run"]["rate"] for record in best}
+        print("rate chosen by validation: " + ", ".join(f"{cell} {value:g}" for cell, value in rates.items()))
     _write_report(where)
 
 

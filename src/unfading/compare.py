@@ -1,7 +1,7 @@
 """Many runs: side by side on a GPU, two processes at a time on a CPU; then the best rate of each by validation.
 
-On a GPU, runs of one shape (they may differ in seed, rate, factors on it, schedule, clip, steps and retries) are trained in ONE
-pass; runs of other shapes get a pass of their own. On a CPU members of a pass would only wait for one another.
+On a GPU, runs of one shape (they may differ in seed, rate, factors on it, schedule, clip, steps, stop and retries) are trained
+in ONE pass; runs of other shapes get a pass of their own. On a CPU members of a pass would only wait for one another.
 """
 
 import math
@@ -77,7 +77,7 @@ def compare(
 def shape(run: Run) -> str:
     """Equal for runs that can be trained in one pass."""
     alike = replace(run, seed=0, rate=1.0, rates={}, schedule="constant", schedule_options={})
-    return replace(alike, clip_norm=None, clip_value=None, steps=1, epochs=None, retries=0).key
+    return replace(alike, clip_norm=None, clip_value=None, steps=1, epochs=None, stop_at=None, retries=0).key
 
 
 def _fleets(runs: Iterable[Run], where: Path, together: int) -> list[list[Run]]:

@@ -49,6 +49,7 @@ class Member:
         self.loss: float | None = None
         self.least: float | None = None  # the lowest mean loss of a stretch
         self.best: dict[str, Any] | None = None  # step and validation scores
+        self.reached = False  # a score that is good enough
         self.done = False
 
     def rate(self, step: int) -> float:
@@ -63,6 +64,10 @@ class Member:
         """Whether it is evaluated then."""
         return not self.done and self.run.split == "train" and (step % self.valid_every == 0 or step == self.total)
 
+    def over(self, step: int) -> bool:
+        """Whether it has come to its end then, by steps or by score."""
+        return self.reached or step >= self.total
+
     def add(self, line: dict[str, Any]) -> None:
         """A line of the curve."""
         if self.folder is None:
@@ -76,8 +81,11 @@ class Member:
 
     def improved(self, step: int, scores: Mapping[str, float]) -> bool:
         """Whether these scores are the best so far; the first that are equal stay."""
+        score = scores[self.task.measure]
         best = None if self.best is None else self.best["valid"][self.task.measure]
-        if not better(self.task, scores[self.task.measure], best):
+        enough = self.run.stop_at
+        self.reached = self.reached or (enough is not None and (score == enough or better(self.task, score, enough)))
+        if not better(self.task, score, best):
             return False
         self.best = {"step": step, "valid": plain(scores)}
         return True
@@ -91,11 +99,11 @@ class Member:
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint says of it."""
-        return {"best": self.best, "least": self.least, "loss": self.loss}
+        return {"best": self.best, "least": self.least, "loss": self.loss, "reached": self.reached}
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Be as `about` said."""
-        self.best, self.least, self.loss = about["best"], about["least"], about["loss"]
+        self.best, self.least, self.loss, self.reached = (about[name] for name in ("best", "least", "loss", "reached"))
 
     def load(self, *, resume: bool, again: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Where to go on, if the folder has it; what is there is never written over unasked."""

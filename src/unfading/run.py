@@ -48,6 +48,7 @@ class Run:
         split: what is trained on; "full" takes the validation rows too, and then nothing can be selected by them.
         valid_every: steps between evaluations; None for an epoch, or a twentieth of the run on an endless task.
         valid_batches: batches of an evaluation, and of the test; None for all, or 10 on an endless task.
+        stop_at: a validation score, in the task's measure, that is good enough: the run ends there.
         retries: how often a run whose loss or gradient is not finite goes back to the weights of its best stretch with half
             the rate; after that it ends.
         dtype: of parameters and data.
@@ -77,6 +78,7 @@ class Run:
     split: Literal["train", "full"] = "train"
     valid_every: int | None = None
     valid_batches: int | None = None
+    stop_at: float | None = None
     retries: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
@@ -114,11 +116,14 @@ class Run:
                 f"a run clips by norm or by value; got clip_norm={self.clip_norm} and clip_value={self.clip_value}. "
                 "Set one to None."
             )
-        if self.split == "full" and self.valid_every is not None:
-            raise ValueError(
-                'split="full" trains on the validation rows, so nothing is evaluated on the way; got '
-                f"valid_every={self.valid_every}. Leave it out."
-            )
+        if self.stop_at is not None:
+            check_number("stop_at", self.stop_at)
+        for name in ("valid_every", "stop_at"):
+            if self.split == "full" and getattr(self, name) is not None:
+                raise ValueError(
+                    'split="full" trains on the validation rows, so nothing is evaluated on the way; got '
+                    f"{name}={getattr(self, name)}. Leave it out."
+                )
         if self.truncate is not None and self.cell_options.get("bidirectional"):
             raise ValueError(
                 f"truncate={self.truncate} carries the state forward, and a bidirectional layer reads backward too. Drop one."

@@ -127,7 +127,7 @@ class Training:
             member.add(line)
             if self.listen is not None:
                 self.listen(Moment(member.run, self.step, member.total, self.seconds, member.loss, line.get("valid")))
-        if valid or any(ended[e] >= 0 or self.step == self.members[e].total for e in due):
+        if valid or any(ended[e] >= 0 or self.members[e].over(self.step) for e in due):
             self.save()
             self._finish()
 
@@ -135,7 +135,7 @@ class Training:
         """Test those that have ended, with their best weights where validation chose some, and write their records."""
         ended = self.update.ended.squeeze(1).tolist()
         returns = self.update.returns.squeeze(1).tolist()
-        over = [e for e in self._running() if ended[e] >= 0 or self.step >= self.members[e].total]
+        over = [e for e in self._running() if ended[e] >= 0 or self.members[e].over(self.step)]
         if not over:
             return
         now = self.fleet.w.clone()
