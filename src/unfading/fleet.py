@@ -130,7 +130,7 @@ class Fleet:
             value, loss, final = functional_call(self.loss[0], (w, buffers), (batch, state, start, truncate))
             return value, (loss, final)
 
-        dims = (0, 0, 0, None if state is None else 0)
+        dims = (0, 0, Batch(*(None if part is None else 0 for part in batch)), None if state is None else 0)  # type: ignore[arg-type]
         mapped = vmap(grad(objective, has_aux=True), in_dims=dims, randomness="different")
         found, (losses, finals) = mapped(self._stacked_parameters(), self._stacked_buffers(), batch, state)
         torch._foreach_copy_([self.view(self.g, name) for name in self.names], [found[f"model.{name}"] for name in self.names])

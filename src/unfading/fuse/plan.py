@@ -16,6 +16,7 @@ from unfading.fuse.lines import defined, first_line
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.trace import Signature, trace, trace_with_project
 from unfading.scan import check_inputs, leaf_names
+from unfading.traced import traced
 
 Structure = Any  # nested tuples of types
 
@@ -46,7 +47,10 @@ def plan(cell: Cell) -> Plan | str:
     plans = _plans.setdefault(cell, {})
     known = plans.get(cell.training)
     if known is None or not known[0].still_holds():
-        known = plans[cell.training] = (Options(cell), _made(cell))
+        known = (Options(cell), _made(cell))
+        # Under a transform of torch.func parameters are not themselves; a refusal then is none for later.
+        if not (isinstance(known[1], str) and traced()):
+            plans[cell.training] = known
     return known[1]
 
 
