@@ -1,8 +1,7 @@
 """Runs in processes of their own, a few at a time: each worker trains one run after the other, with one thread.
 
-    python -m unfading.workers      reads runs from its standard input, one JSON object a line; answers with moments and ends
-
-A worker whose parent has gone stops as it does on Ctrl-C: with a checkpoint.
+A worker reads runs from its standard input, one JSON object a line, and answers with moments and ends. One whose parent has
+gone stops as it does on Ctrl-C: with a checkpoint.
 """
 
 import json
@@ -83,7 +82,7 @@ class _Worker:
         self.index = index
         # A session of its own: Ctrl-C reaches the parent alone, which then asks its workers to stop.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "unfading.workers"],
+            [sys.executable, "-c", "from unfading.workers import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -163,7 +162,3 @@ def _receive(jobs: "queue.Queue[dict[str, Any] | None]", training: threading.Eve
     jobs.put(None)
     if training.is_set():  # the parent has gone, or has no more to train: it closes only idle workers
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    main()
