@@ -39,7 +39,7 @@ def run(cell: str, seed: int, rate: float, rates: dict[str, float] | None = None
 
 
 def contestants(seed: int) -> list[Run]:
-    """Each at the better of a few rates, on validation rows. The step sizes of the incremental RNN learn at a tenth of its rate.
+    """Each at the better of a few rates, on validation rows; the step sizes of the incremental RNN learn at a tenth of it.
 
     NRU with the averaged heads of its authors' code: as printed, summed, its error leaps up on the way.
     """

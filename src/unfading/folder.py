@@ -70,7 +70,6 @@ class Folder:
         """A checkpoint, "last" or "best"; the curve reaches the disk before it."""
         if self._curve is not None:
             try:
-                self._curve.flush()
                 os.fsync(self._curve.fileno())
             except OSError as error:
                 raise OSError(f"{self.path / 'curve.jsonl'} could not be written: {error.strerror}.") from error
@@ -93,11 +92,10 @@ class Folder:
         if self._curve is None:
             self._curve = open(self.path / "curve.jsonl", "a", encoding="utf-8")  # noqa: SIM115, kept open until close
         self._curve.write(json.dumps(line) + "\n")
+        self._curve.flush()
 
     def curve(self) -> list[dict[str, Any]]:
         """The lines so far."""
-        if self._curve is not None:
-            self._curve.flush()
         return read_curve(self.path / "curve.jsonl")
 
     def cut(self, step: int) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def train_apart(runs: Sequence[Run], where: Path, *, processes: int, listen: Lis
                 elif "error" in told:
                     failures.append(f"{run.cell}, seed {run.seed}: {told['error']}")
                 if told is None and waiting:
+                    workers[index].stop()
                     workers[index] = _Worker(index, news)
                 if told is not None or waiting:
                     next_run(workers[index])
@@ -106,7 +108,7 @@ class _Worker:
     def close(self) -> None:
         """No more runs: the process ends when it is idle."""
         assert self.process.stdin is not None
-        if not self.process.stdin.closed:
+        with suppress(BrokenPipeError):
             self.process.stdin.close()
 
     def code(self) -> str:
