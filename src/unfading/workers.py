@@ -106,7 +106,7 @@ class _Worker:
         self.process.stdin.flush()
 
     def close(self) -> None:
-        """No more runs: the process ends when it is idle."""
+        """No more runs: the process ends, with a checkpoint of what it is at."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -116,9 +116,7 @@ class _Worker:
         return f"signal {-code}" if code < 0 else f"code {code}"
 
     def stop(self) -> None:
-        """Ask it to stop, and wait until it has written what it did."""
-        if self.process.poll() is None and self.process.stdin is not None and not self.process.stdin.closed:
-            self.process.terminate()
+        """Let it end, and wait until it has written what it did."""
         self.close()
         self.process.wait()
         self.thread.join()
@@ -137,8 +135,8 @@ def main() -> None:
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    training = threading.Event()
-    threading.Thread(target=_receive, args=(jobs, training), daemon=True).start()
+    training, closed = threading.Event(), threading.Event()
+    threading.Thread(target=_receive, args=(jobs, training, closed), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     while (job := jobs.get()) is not None:
         run = Run.from_json(job.pop("run"))
@@ -148,6 +146,8 @@ def main() -> None:
             print(json.dumps({"key": key, "moment": moment[1:]}), file=told)
 
         training.set()
+        if closed.is_set():
+            break
         try:
             train(run, job.pop("where"), listen=listen, **job)
             print(json.dumps({"key": key, "done": True}), file=told)
@@ -158,9 +158,11 @@ def main() -> None:
         training.clear()
 
 
-def _receive(jobs: "queue.Queue[dict[str, Any] | None]", training: threading.Event) -> None:
+def _receive(jobs: "queue.Queue[dict[str, Any] | None]", training: threading.Event, closed: threading.Event) -> None:
+    """Pass runs on; when the parent closes the pipe, or has gone, what is being trained is asked to stop."""
     for line in sys.stdin:
         jobs.put(json.loads(line))
     jobs.put(None)
-    if training.is_set():  # the parent has gone, or has no more to train: it closes only idle workers
+    closed.set()
+    if training.is_set():
         os.kill(os.getpid(), signal.SIGTERM)
