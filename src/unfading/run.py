@@ -23,7 +23,7 @@ Options = dict[str, Any]
 
 # Fields that name something, and those in which 1 and 1.0 are the same.
 NAMES = ("task", "cell", "optimiser", "schedule", "backend")
-REAL = ("rate", "rates", "clip_norm", "clip_value")
+REAL = ("rate", "rates", "clip_norm", "clip_value", "stop_at")
 
 
 @dataclass(frozen=True, kw_only=True)
