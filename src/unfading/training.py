@@ -15,6 +15,7 @@ from unfading.member import Member, Moment
 from unfading.record import described, plain
 from unfading.run import Run
 from unfading.stopping import Stopped
+from unfading.tasks.draw import stream
 from unfading.update import Update
 
 Listener = Callable[[Moment], None]
@@ -85,7 +86,7 @@ class Training:
         if not self.task.carried(step, run.batch, split=run.split):
             self.state, self.time = None, 0
         # Noise is as pure in seed and step as the data are.
-        _seed_noise((run.seed << 32) + step & 0x7FFF_FFFF_FFFF_FFFF, device)
+        _seed_noise(stream(run.seed, run.split, step, "cpu", purpose="noise").initial_seed(), device)
         losses, state = self.fleet.gradients(batches, self.state, self.time, run.truncate)
         rates = torch.tensor([[member.rate(step)] for member in self.members], dtype=torch.float64, device=device)
         moving = torch.tensor([[e in running] for e in range(len(self.members))], device=device)
