@@ -35,6 +35,10 @@ class Folder:
             raise OSError(f"{self.path} cannot be made: {error.strerror}. Name another folder.") from error
         self._lock = _locked(self.path)
         self._curve: IO[str] | None = None
+        if self._lock is not None:
+            # What a process that was killed had not put in place yet.
+            for left in self.path.glob(".*.*.*"):
+                left.unlink()
         told = self.path / "run.json"
         if told.exists():
             found = read_run(told)
