@@ -36,7 +36,7 @@ def train(
         where: folder of the run's folder, e.g. runs/adding; None keeps nothing.
         resume: go on where a checkpoint is.
         again: throw away what is there and begin anew.
-        listen: called with a `Moment`, at most four times a second and at every evaluation.
+        listen: called with a `Moment` for every line of the curve, and between them at most four times a second.
         save_every: seconds between checkpoints.
         command: what was typed, for the record.
     """
