@@ -46,7 +46,7 @@ OTHER = {
     "retries": 1,
     "dtype": "float64",
     "device": "cuda",
-    "backend": "reference",
+    "backend": "auto",
     "seed": 1,
 }
 # What a field needs beside it.
@@ -55,6 +55,7 @@ WITH = {
     "schedule_options": {"schedule": "cosine"},
     "clip_value": {"clip_norm": None},
     "epochs": {"steps": None},
+    "split": {"valid_every": None},
 }
 every_field = pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Run)])
 
@@ -314,7 +315,7 @@ OWN_CASES = {
         lambda: small(task=f"{OWN}:Brakes", task_options={}),
         "has no task of that name: unknown task 'Brakes'. Did you mean 'Breaks'",
     ),
-    "kind": (lambda: small(task=f"{OWN}:Half", task_options={}), "has no task of that name"),
+    "kind": (lambda: small(task=f"{OWN}:SortedCell", task_options={}), "has no task of that name"),
     "cell for task": (lambda: small(cell=f"{OWN}:Breaks"), "has no cell of that name"),
     "file": (lambda: small(cell="nowhere.py:MyCell"), "'nowhere.py:MyCell' names a file that is not there: .*nowhere.py"),
     "module": (lambda: small(cell="no.where:MyCell"), "'no.where:MyCell' names a module that cannot be imported"),

@@ -1,9 +1,10 @@
-"""A user's own tasks, which go wrong at a given step: nothing of the library knows them."""
+"""A user's own tasks, some of which go wrong at a given step, and a cell: nothing of the library knows them."""
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 import unfading
@@ -44,7 +45,7 @@ class Breaks(Sum):
         at: the step.
         times: how many steps from there.
         how: "loss" or "gradient".
-        seed: of the one run that breaks; None for all.
+        above: only where the mean size of the prediction is larger.
     """
 
     at: int = 7
@@ -75,12 +76,53 @@ class Worsens(Sum):
 
 
 @dataclass(frozen=True)
-class Rises(Worsens):
-    """The same scores under a measure that should rise."""
+class Rises(Sum):
+    """The same in a measure that should rise."""
 
-    measure = "mse"
     rising = True
 
+    def metrics(self, prediction, batch):
+        score = super().metrics(prediction, batch)["mse"]
+        return {"mse": torch.where(batch.target[0, 1] // 1000 == 1, score, -score)}
 
-class Half(nn.Module):
-    """No task."""
+
+@dataclass(frozen=True)
+class Same(Sum):
+    """Sum with the same rows whatever the seed, read by the same head: what differs between seeds is their noise."""
+
+    def batch(self, index, size, *, split, seed, device):
+        return super().batch(index, size, split=split, seed=0, device=device)
+
+
+@dataclass(frozen=True)
+class Level(Sum):
+    """Sum, whose measure is always the same."""
+
+    def metrics(self, prediction, batch):
+        return {"mse": 0.0 * super().metrics(prediction, batch)["mse"] + 0.5}
+
+
+class SortedCell(unfading.ElmanCell):
+    """Elman's with its units in order, which no compiler of ours knows."""
+
+    def step(self, inputs, state, weights):
+        new = super().step(inputs, state, weights)
+        return type(new)(torch.sort(new.h, dim=-1).values)
+
+
+@dataclass(frozen=True)
+class Slow(Sum):
+    """Sum, which is stuck in one step for a minute.
+
+    Args:
+        at: the step.
+    """
+
+    at: int = 5
+
+    def batch(self, index, size, *, split, seed, device):
+        if index == self.at and split == "train":
+            for folder in Path().glob("*"):
+                (folder / "slow").touch()
+            time.sleep(60)
+        return super().batch(index, size, split=split, seed=seed, device=device)
