@@ -205,7 +205,9 @@ class Training:
         """The state that was carried, in the structure in which the model gives it."""
         if self.state is None:
             batch = self.task.batch(0, self.members[e].run.batch, split="train", seed=0, device=self.best.device)
+            self.fleet.eval()
             _, self.state = self.fleet.scores(batch, None, 0)
+            self.fleet.train()
         for place, part in zip(_pytree.tree_leaves(self.state), parts, strict=True):
             place[e].copy_(part)
 
