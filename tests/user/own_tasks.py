@@ -126,3 +126,39 @@ class Slow(Sum):
                 (folder / "slow").touch()
             time.sleep(60)
         return super().batch(index, size, split=split, seed=seed, device=device)
+
+
+@dataclass(frozen=True)
+class Cliff(Sum):
+    """Sum, with one step whose gradient is finite and so large that the next loss is not.
+
+    Args:
+        at: the step.
+    """
+
+    at: int = 6
+
+    def loss(self, prediction, batch):
+        loss = super().loss(prediction, batch)
+        here = (batch.target[0, 1] == self.at).to(loss.dtype)
+        return (1 - here) * loss + here * 1e30 * (prediction - prediction.detach()).sum()
+
+
+@dataclass(frozen=True)
+class Blind(Sum):
+    """Sum, whose measure on validation rows is not finite once the weights have been trained for a while.
+
+    Args:
+        at: the step.
+    """
+
+    at: int = 9
+
+    def loss(self, prediction, batch):
+        if batch.target[0, 1] < 1000:
+            type(self).step = int(batch.target[0, 1])
+        return super().loss(prediction, batch)
+
+    def metrics(self, prediction, batch):
+        score = super().metrics(prediction, batch)["mse"]
+        return {"mse": score if type(self).step < self.at or batch.target[0, 1] >= 3000 else score * float("nan")}
