@@ -66,4 +66,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"{path} is damaged or no checkpoint: {error}. Remove it, or begin anew.") from None
     if told is None:
         raise ValueError(f"{path} is a safetensors file of something else: its metadata has no {ABOUT!r}.")
-    return tensors, json.loads(told)
+    try:
+        return tensors, json.loads(told)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: no JSON in its metadata ({error}). Remove it, or begin anew.") from None

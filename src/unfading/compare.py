@@ -4,6 +4,7 @@ On a GPU, runs of one shape (they may differ in seed, rate, factors on it, sched
 in ONE pass; runs of other shapes get a pass of their own. On a CPU members of a pass would only wait for one another.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from unfading.folder import finished, stopped_at
 from unfading.run import Run
-from unfading.train import train, train_together
+from unfading.train import alike, train, train_together
 from unfading.training import Listener
 from unfading.workers import train_apart
 
@@ -76,8 +77,7 @@ def compare(
 
 def shape(run: Run) -> str:
     """Equal for runs that can be trained in one pass."""
-    alike = replace(run, seed=0, rate=1.0, rates={}, schedule="constant", schedule_options={})
-    return replace(alike, clip_norm=None, clip_value=None, steps=1, epochs=None, stop_at=None, retries=0).key
+    return json.dumps(alike(run), sort_keys=True)
 
 
 def _fleets(runs: Iterable[Run], where: Path, together: int) -> list[list[Run]]:

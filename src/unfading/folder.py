@@ -9,6 +9,8 @@ record.json           how it ended; a run that has one is done
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,19 +37,29 @@ class Folder:
             raise OSError(f"{self.path} cannot be made: {error.strerror}. Name another folder.") from error
         self._lock = _locked(self.path)
         self._curve: IO[str] | None = None
+        try:
+            self._enter()
+        except BaseException:
+            self.close()
+            raise
+
+    def _enter(self) -> None:
+        if self._lock is not None:
+            # What a process that was killed had not put in place yet.
+            for left in self.path.glob(".*.*.*"):
+                left.unlink()
         told = self.path / "run.json"
-        if told.exists():
-            found = read_run(told)
-            if found != run:
-                self.close()
-                raise ValueError(f"{told} describes another run than its folder's name says. Move the folder away.")
-        else:
-            checkpoint.write_json(told, {"version": VERSION, "run": run.to_json()})
+        if not told.exists():
+            checkpoint.write_json(told, {"version": VERSION, "run": self.run.to_json()})
+        elif read_run(told) != self.run:
+            raise ValueError(f"{told} describes another run than its folder's name says. Move the folder away.")
 
     def close(self) -> None:
         """Let others write."""
         if self._curve is not None:
-            self._curve.close()
+            # Whole lines have been flushed; what is left did not fit the disk.
+            with suppress(OSError):
+                self._curve.close()
             self._curve = None
         if self._lock is not None:
             self._lock.close()
@@ -69,10 +81,8 @@ class Folder:
     def save(self, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """A checkpoint, "last" or "best"; the curve reaches the disk before it."""
         if self._curve is not None:
-            try:
+            with self._writing_the_curve():
                 os.fsync(self._curve.fileno())
-            except OSError as error:
-                raise OSError(f"{self.path / 'curve.jsonl'} could not be written: {error.strerror}.") from error
         about = {"version": VERSION, "run": self.run.to_json(), **about}
         checkpoint.save(self.path / f"{name}.safetensors", tensors, about)
 
@@ -89,10 +99,11 @@ class Folder:
 
     def add(self, line: dict[str, Any]) -> None:
         """A line of the curve."""
-        if self._curve is None:
-            self._curve = open(self.path / "curve.jsonl", "a", encoding="utf-8")  # noqa: SIM115, kept open until close
-        self._curve.write(json.dumps(line) + "\n")
-        self._curve.flush()
+        with self._writing_the_curve():
+            if self._curve is None:
+                self._curve = open(self.path / "curve.jsonl", "a", encoding="utf-8")  # noqa: SIM115, kept open until close
+            self._curve.write(json.dumps(line) + "\n")
+            self._curve.flush()
 
     def curve(self) -> list[dict[str, Any]]:
         """The lines so far."""
@@ -102,6 +113,13 @@ class Folder:
         """Leave of the curve what had been written when `step` steps were done: the rest is trained again."""
         lines = [line for line in self.curve() if line["step"] <= step]
         checkpoint.write(self.path / "curve.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    @contextmanager
+    def _writing_the_curve(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(f"{self.path / 'curve.jsonl'} could not be written: {error.strerror}.") from error
 
 
 def finished(where: Path, run: Run) -> dict[str, Any] | None:
@@ -135,11 +153,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a curve; the last may have been cut off by the end of its process."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    if not path.exists():
+        return []
     try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is damaged: no JSON lines ({error}). Begin anew.") from None
+    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
+        raise ValueError(f"{path} is damaged: a line without a step. Begin anew.")
+    return lines
 
 
 def _check_version(path: Path, told: Any) -> None:

@@ -70,12 +70,17 @@ def layer_class(name: str) -> type[Layer]:
     return layer(known[name])
 
 
-def made(what: str, name: str, make: Callable[..., Kind], options: Mapping[str, Any]) -> Kind:
-    """`make(**options)`, or a sentence about the option that is wrong."""
+def check_options(what: str, name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise for an option that `make` does not take."""
     known = inspect.signature(make).parameters
     for option in options:
         if option not in known:
             raise ValueError(unknown(f"option of {what} {name}", option, known))
+
+
+def made(what: str, name: str, make: Callable[..., Kind], options: Mapping[str, Any]) -> Kind:
+    """`make(**options)`, or a sentence about the option that is wrong."""
+    check_options(what, name, make, options)
     try:
         return make(**options)
     except (TypeError, ValueError) as error:

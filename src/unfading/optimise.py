@@ -145,6 +145,8 @@ class SGD(Optimiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_below_one("momentum", self.momentum)
+        if not isinstance(self.nesterov, bool):
+            raise TypeError(f"nesterov must be true or false; got {self.nesterov!r} ({type(self.nesterov).__name__}).")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=True looks ahead along the momentum, and momentum is 0. Set momentum, e.g. to 0.9.")
 

@@ -11,7 +11,7 @@ import torch
 from unfading.backend import check_backend
 from unfading.errors import check_count, check_number, check_positive, unknown
 from unfading.model import Model
-from unfading.named import layer_class, made, task_class
+from unfading.named import check_options, layer_class, made, task_class
 from unfading.optimise import OPTIMISERS, Optimiser
 from unfading.schedule import SCHEDULES, Schedule
 from unfading.tasks.base import Task
@@ -20,6 +20,10 @@ from unfading.tasks.base import Task
 VERSION = 1
 
 Options = dict[str, Any]
+
+# Fields that name something, and those in which 1 and 1.0 are the same.
+NAMES = ("task", "cell", "optimiser", "schedule", "backend")
+REAL = ("rate", "rates", "clip_norm", "clip_value", "stop_at")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,7 @@ class Run:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     def __post_init__(self) -> None:
+        self._settle()
         for name in ("hidden", "layers", "batch"):
             check_count(name, getattr(self, name))
         for name in ("steps", "epochs", "truncate", "valid_every", "valid_batches"):
@@ -105,6 +110,8 @@ class Run:
                 raise ValueError(f"rates[{pattern!r}] must be at least 0, which holds the parameter; got {factor}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed must be an int; got {self.seed!r} ({type(self.seed).__name__}).")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed must have 64 bits at most; got {self.seed}.")
         _check_one_of("split", self.split, ("train", "full"))
         _check_one_of("dtype", self.dtype, ("float32", "float64"))
         _check_one_of("device", self.device, ("cpu", "cuda"))
@@ -132,6 +139,20 @@ class Run:
         for reserved in ("batch_first", "device", "dtype", "backend", "num_layers", "hidden_size", "input_size"):
             if reserved in self.cell_options:
                 raise ValueError(f"cell_options cannot hold {reserved!r}: a run says it itself, or the task does.")
+        check_options("cell", self.cell, layer_class(self.cell), self.cell_options)
+
+    def _settle(self) -> None:
+        """Hold the fields in the one form in which JSON gives them back, and in dicts of our own: equal runs have one key."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            kind = dict if each.name == "rates" or each.name.endswith("_options") else str
+            if (kind is dict or each.name in NAMES) and not isinstance(value, kind):
+                raise TypeError(f"{each.name} must be a {kind.__name__}; got {value!r} ({type(value).__name__}).")
+            try:
+                value = json.loads(json.dumps(value, allow_nan=False), parse_int=float if each.name in REAL else int)
+            except (TypeError, ValueError):
+                raise ValueError(f"{each.name} must be of JSON values, its numbers finite; got {value!r}.") from None
+            object.__setattr__(self, each.name, value)
 
     @property
     def key(self) -> str:

@@ -18,6 +18,12 @@ from unfading.run import Run
 from unfading.stopping import asked_to_stop
 from unfading.training import Listener, Training
 
+# What runs of one pass may differ in.
+MAY_DIFFER = {
+    *("seed", "rate", "rates", "schedule", "schedule_options"),
+    *("clip_norm", "clip_value", "steps", "epochs", "stop_at", "retries"),
+}
+
 
 def train(
     run: Run,
@@ -36,7 +42,7 @@ def train(
         where: folder of the run's folder, e.g. runs/adding; None keeps nothing.
         resume: go on where a checkpoint is.
         again: throw away what is there and begin anew.
-        listen: called with a `Moment`, at most four times a second and at every evaluation.
+        listen: called with a `Moment` for every line of the curve, and between them at most four times a second.
         save_every: seconds between checkpoints.
         command: what was typed, for the record.
     """
@@ -58,10 +64,17 @@ def train_together(
 ) -> list[dict[str, Any]]:
     """Train runs side by side, one pass for all, and return their records, in order.
 
-    They may differ in seed, rate, factors on it, schedule, clip, steps and retries; `compare` finds which runs go together.
+    They may differ in what `MAY_DIFFER` names; `compare` finds which runs go together.
     Arguments as `train`'s; with `together=False` each step goes from model to model.
     """
     where = None if where is None else Path(where)
+    for run in runs:
+        for name, value in alike(run).items():
+            if value != getattr(runs[0], name):
+                raise ValueError(
+                    f"runs that are trained together must agree in {name}; got {getattr(runs[0], name)!r} and {value!r}. Train "
+                    "them apart."
+                )
     task = runs[0].make_task()
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
         members = []
@@ -80,6 +93,11 @@ def train_together(
             done = iter(training.records)
             records = [next(done) if record is None else record for record in records]
         return [record for record in records if record is not None]
+
+
+def alike(run: Run) -> dict[str, Any]:
+    """Of a run, what the others of its pass must have too."""
+    return {name: value for name, value in run.to_json().items() if name not in MAY_DIFFER}
 
 
 def _gpus(run: Run) -> list[int]:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from unfading.member import Member, Moment
 from unfading.record import described, plain
 from unfading.run import Run
 from unfading.stopping import Stopped
+from unfading.tasks.draw import stream
 from unfading.update import Update
 
 Listener = Callable[[Moment], None]
@@ -85,7 +87,7 @@ class Training:
         if not self.task.carried(step, run.batch, split=run.split):
             self.state, self.time = None, 0
         # Noise is as pure in seed and step as the data are.
-        _seed_noise((run.seed << 32) + step & 0x7FFF_FFFF_FFFF_FFFF, device)
+        _seed_noise(stream(run.seed, run.split, step, "cpu", purpose="noise").initial_seed(), device)
         losses, state = self.fleet.gradients(batches, self.state, self.time, run.truncate)
         rates = torch.tensor([[member.rate(step)] for member in self.members], dtype=torch.float64, device=device)
         moving = torch.tensor([[e in running] for e in range(len(self.members))], device=device)
@@ -153,7 +155,7 @@ class Training:
                 **self.described[e],
                 "status": "finished" if reason is None else "diverged",
                 "reason": reason,
-                "steps": self.step,
+                "steps": self.step if reason is None else ended[e],
                 "returns": returns[e],
                 "together": len(self.members),
                 "best": member.best,
@@ -185,19 +187,16 @@ class Training:
     def _restore(self, e: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         member = self.members[e]
         assert member.folder is not None
-        wanted = {**self._weights(e), **{f"update.{name}": part[e] for name, part in self.update.rows().items()}}
-        for name, place in wanted.items():
-            if name not in tensors or tensors[name].shape != place.shape:
-                raise ValueError(f"{member.folder.path / 'last.safetensors'} lacks {name} as this run has it. Begin anew.")
-            place.copy_(tensors[name])
+        rows = {f"update.{name}": part[e] for name, part in self.update.rows().items()}
+        _fill({**self._weights(e), **rows}, tensors, member.folder.path / "last.safetensors")
         member.restore(about)
         self.step, self.seconds, self.time = about["step"], about["seconds"], about["time"]
         if member.best is not None:
             best = member.folder.load("best")
             if best is None:
                 raise ValueError(f"{member.folder.path / 'best.safetensors'} is not there, but its run goes on. Begin anew.")
-            for name in self.fleet.names:
-                self.fleet.view(self.best[e], name).copy_(best[0][f"model.{name}"])
+            places = {f"model.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
+            _fill(places, best[0], member.folder.path / "best.safetensors")
         count = sum(name.startswith("state.") for name in tensors)
         if count:
             self._restore_state(e, [tensors[f"state.{i}"] for i in range(count)])
@@ -206,9 +205,19 @@ class Training:
         """The state that was carried, in the structure in which the model gives it."""
         if self.state is None:
             batch = self.task.batch(0, self.members[e].run.batch, split="train", seed=0, device=self.best.device)
+            self.fleet.eval()
             _, self.state = self.fleet.scores(batch, None, 0)
+            self.fleet.train()
         for place, part in zip(_pytree.tree_leaves(self.state), parts, strict=True):
             place[e].copy_(part)
+
+
+def _fill(places: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy what a checkpoint holds to its places."""
+    for name, place in places.items():
+        if name not in tensors or tensors[name].shape != place.shape:
+            raise ValueError(f"{path} lacks {name} as this run has it. Begin anew.")
+        place.copy_(tensors[name])
 
 
 def _seed_noise(seed: int, device: torch.device) -> None:

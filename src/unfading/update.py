@@ -36,6 +36,8 @@ class Update:
         self.kept = {name: torch.zeros_like(fleet.w) for name in self.rule.keeps}
         self.taken = torch.zeros(E, 1, dtype=torch.float64, device=device)
         self.best = {name: part.clone() for name, part in self._moving().items()} if self.may_return else {}
+        self.waits = torch.zeros(E, 1, dtype=torch.bool, device=device)  # to be remembered, once their loss is known
+        self._asked = self.may_return
         self.scale = torch.ones(E, 1, dtype=torch.float64, device=device)
         self.returns = torch.zeros(E, 1, dtype=torch.int64, device=device)
         self.ended = torch.full((E, 1), -1, dtype=torch.int64, device=device)  # the step that could not be taken
@@ -48,7 +50,7 @@ class Update:
 
     def rows(self) -> dict[str, Tensor]:
         """All that is kept beside the parameters, one row a model."""
-        alone = {"taken": self.taken, "scale": self.scale, "returns": self.returns, "ended": self.ended}
+        alone = {"taken": self.taken, "scale": self.scale, "returns": self.returns, "ended": self.ended, "waits": self.waits}
         stretch = {"lost": self.lost, "seen": self.seen}
         best = {f"best.{name}": part for name, part in self.best.items()}
         return {**{f"kept.{name}": part for name, part in self.kept.items()}, **alone, **stretch, **best}
@@ -68,6 +70,8 @@ class Update:
         finite = torch.isfinite(norm) & torch.isfinite(losses)
         running = running & (self.ended < 0)
         moves = running & finite
+        if self._asked:
+            self._remember(moves)
         if self.clip_norm is not None:
             clip_norms(g, norm, self.clip_norm)
         if self.clip_value is not None:
@@ -111,9 +115,16 @@ class Update:
         return means
 
     def remember(self, e: int) -> None:
-        """This is the best that model e has been: what it returns to."""
+        """This is the best that model e has been: what it returns to, if its next loss is finite."""
+        if self.may_return:
+            self.waits[e] = True
+            self._asked = True
+
+    def _remember(self, good: Tensor) -> None:
         for name, part in self.best.items():
-            part[e].copy_(self._moving()[name][e])
+            part.copy_(torch.where(self.waits & good, self._moving()[name], part))
+        self.waits.zero_()
+        self._asked = False
 
 
 def _factors(fleet: Fleet, runs: Sequence[Run]) -> Tensor | None:
