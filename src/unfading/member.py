@@ -25,6 +25,7 @@ class Moment(NamedTuple):
     seconds: float  # of training so far
     loss: float | None  # mean of the last stretch of training
     valid: Mapping[str, float] | None  # scores, at an evaluation
+    status: str | None = None  # "finished" or "diverged", at the end
 
 
 class Member:

@@ -29,6 +29,7 @@ class Display:
         names = labels([run.to_json() for run in runs])
         self.labels = {run.key: f"{name} seed {run.seed}" for run, name in zip(runs, names, strict=True)}
         self.bars: dict[str, TaskID] = {}
+        self.scores: dict[str, str] = {}
         self.few = len(runs) <= FEW
         width = max(map(len, self.labels.values()))
         columns = (
@@ -65,8 +66,11 @@ class Display:
         if moment.valid is not None:
             name, score = list(moment.valid.items())[1]
             told["score"] = f"valid {name} {'not finite' if score is None else f'{score:.4g}'}"
+            self.scores[key] = told["score"]
         self.progress.update(self.bars[key], completed=moment.step, **told)
-        if moment.step == moment.total and moment.valid is not None:
+        if moment.status is not None:
             if not self.console.is_terminal:
-                self.console.print(f"{self.labels[key]}: {told['score']} after {moment.total} steps", highlight=False)
-            self.progress.update(self.bars[key], visible=self.few)
+                words = [moment.status, f"after {moment.step} steps", self.scores.get(key, "")]
+                self.console.print(f"{self.labels[key]}: {' '.join(words).strip()}", highlight=False)
+            # A run that ended early has no time left.
+            self.progress.update(self.bars[key], total=moment.step, visible=self.few)

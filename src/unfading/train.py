@@ -15,7 +15,7 @@ import torch
 from unfading import machine
 from unfading.member import Member
 from unfading.run import Run
-from unfading.stopping import asked_to_stop
+from unfading.stopping import Stopped, asked_to_stop
 from unfading.training import Listener, Training
 
 # What runs of one pass may differ in.
@@ -90,6 +90,9 @@ def train_together(
             training.start(resume=resume, again=again)
             with asked_to_stop() as asked:
                 training.go(asked)
+                number = asked()
+            if number is not None and where is not None:  # in the last step: whoever asked wants no further run
+                raise Stopped(number, training.step)
             done = iter(training.records)
             records = [next(done) if record is None else record for record in records]
         return [record for record in records if record is not None]

@@ -47,6 +47,7 @@ class Training:
         self.state: Any = None
         self.time = 0  # steps of time since the state began
         self.records: list[dict[str, Any]] = [{} for _ in members]
+        self._sent: dict[str, tuple[list[Any], Tensor]] = {}
         self._told = self._saved = time.monotonic()
 
     def start(self, *, resume: bool, again: bool) -> None:
@@ -89,13 +90,19 @@ class Training:
         # Noise is as pure in seed and step as the data are.
         _seed_noise(stream(run.seed, run.split, step, "cpu", purpose="noise").initial_seed(), device)
         losses, state = self.fleet.gradients(batches, self.state, self.time, run.truncate)
-        rates = torch.tensor([[member.rate(step)] for member in self.members], dtype=torch.float64, device=device)
-        moving = torch.tensor([[e in running] for e in range(len(self.members))], device=device)
+        rates = self._tensor("rates", [[member.rate(step)] for member in self.members], torch.float64)
+        moving = self._tensor("moving", [[e in running] for e in range(len(self.members))], torch.bool)
         finite = self.update.apply(losses, rates, step, moving)
         self.step += 1
         if self.task.carried(self.step, run.batch, split=run.split):
             self.state = _pytree.tree_map_only(Tensor, lambda part: _where_rows(finite, part), state)
             self.time += batches[0].x.shape[0]
+
+    def _tensor(self, name: str, values: list[Any], dtype: torch.dtype) -> Tensor:
+        """As a tensor beside the models; the last one again, where nothing has changed: a GPU is not waited for."""
+        if name not in self._sent or self._sent[name][0] != values:
+            self._sent[name] = (values, torch.tensor(values, dtype=dtype, device=self.fleet.w.device))
+        return self._sent[name][1]
 
     def _look(self) -> None:
         """Lines of the curves, evaluations, ends."""
@@ -167,6 +174,9 @@ class Training:
             if member.folder is not None:
                 member.folder.save_record(self.records[e])
             member.done = True
+            if self.listen is not None:
+                status = self.records[e]["status"]
+                self.listen(Moment(member.run, self.step, member.total, self.seconds, member.loss, None, status))
 
     def save(self) -> None:
         """Checkpoints of all that is still running."""
