@@ -352,6 +352,7 @@ def test_rising_says_which_way_is_better(name, made):
 def test_listeners_hear_of_every_line_of_the_curve():
     heard = []
     record = train(small(steps=40, valid_every=10), listen=heard.append)
-    told = [(moment.step, moment.loss, moment.valid) for moment in heard]
-    assert told == [(line["step"], line["loss"], line.get("valid")) for line in record["curve"]]
+    told = [(moment.step, moment.loss, moment.valid, moment.status) for moment in heard]
+    lines = [(line["step"], line["loss"], line.get("valid"), None) for line in record["curve"]]
+    assert told == [*lines, (40, record["curve"][-1]["loss"], None, "finished")]
     assert {moment.total for moment in heard} == {40}
