@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from unfading import Run, compare, machine
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SETTINGS, action="append")
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
+    torch.set_num_threads(1)
     runs = {name: [run(seed, **SETTINGS[name]) for seed in SEEDS] for name in chosen.only or SETTINGS}
     everything = [one for group in runs.values() for one in group]
     with Display(everything, Console(stderr=True)) as display:
