@@ -208,6 +208,19 @@ def test_scores_are_means_over_the_whole_split(made, tmp_path):
         assert rows % 3
 
 
+def test_scores_are_without_noise(tmp_path):
+    run = small(**NOISY, dtype="float64")
+    record = train(run, tmp_path)
+    model, task = run.make_model().eval(), run.make_task()
+    for split, name in (("valid", "last"), ("test", "best")):
+        chosen = weights(tmp_path / run.key, name)
+        model.load_state_dict({key.removeprefix("model."): part for key, part in chosen.items()})
+        batch = task.batch(0, run.batch, split=split, seed=0, device="cpu")
+        want = task.loss(model(batch.x.double())[0], batch._replace(target=batch.target.double())).item()
+        got = record["curve"][-1]["valid"] if split == "valid" else record["test"]
+        assert got["mse"] == pytest.approx(want, rel=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["Worsens", "Rises"])
 def test_the_test_is_done_with_the_weights_that_validation_chose(kind, tmp_path):
     run = small(task=f"{OWN}:{kind}", task_options={}, valid_every=4, rate=0.02, dtype="float64", valid_batches=10)

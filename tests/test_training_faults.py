@@ -241,6 +241,27 @@ def test_files_are_read_back_as_they_were_written(tmp_path):
         read_run(folder / "nothing.json")
 
 
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_whole(fails, tmp_path, monkeypatch):
+    path = tmp_path / "last.safetensors"
+    checkpoint.write(path, b"old")
+    seen = []
+
+    def fail(*arguments):
+        # What a process that is killed here leaves behind.
+        seen.append(path.read_bytes())
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails, fail)
+        with pytest.raises(OSError, match=r"could not be written: No space left on device. What was there before is as it was"):
+            checkpoint.write(path, b"new, and longer")
+    assert seen == [b"old"]
+    assert files(tmp_path) == {"last.safetensors": b"old"}
+    checkpoint.write(path, b"new")
+    assert files(tmp_path) == {"last.safetensors": b"new"}
+
+
 def test_a_folder_in_use_is_refused(tmp_path):
     run = small(task=f"{OWN}:Slow", task_options={"at": 5})
     process = Process(run, tmp_path)
