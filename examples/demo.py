@@ -16,7 +16,7 @@ from unfading.progress import Display
 from unfading.report import page, records, tables
 from unfading.stopping import Stopped
 
-T, SEEDS = 200, (0, 1)
+T, SEEDS = 200, (0, 1, 2)
 WHERE = Path("runs/demo")
 
 
@@ -33,7 +33,7 @@ def run(cell: str, seed: int, rate: float, rates: dict[str, float] | None = None
         rates=rates or {},
         steps=1500,
         valid_every=50,
-        stop_at=0.002,
+        stop_at=0.003,
         seed=seed,
     )
 
