@@ -16,7 +16,7 @@ from unfading.progress import Display
 from unfading.report import page, records, tables
 from unfading.stopping import Stopped
 
-T, SEEDS = 200, (0, 1, 2)
+T, SEEDS = 200, (0, 1)
 WHERE = Path("runs/demo")
 
 

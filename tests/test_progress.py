@@ -54,7 +54,7 @@ def test_without_a_terminal_each_end_is_one_line(status):
         display.listen(Moment(RUNS[4], 10, 50, 2.0, 0.5, {"loss": 9.0, "mse": None}))
         display.listen(Moment(RUNS[4], 30, 50, 2.0, 0.5, None, status))
         display.say("something else")
-    assert file.getvalue() == f"LSTM rate=0.1 seed 0: {status} after 30 steps valid mse not finite\nsomething else\n"
+    assert file.getvalue() == f"LSTM seed 0: {status} after 30 steps valid mse not finite\nsomething else\n"
 
 
 def test_bars_of_many_runs_go_when_they_are_done():

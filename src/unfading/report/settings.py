@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unfading.report.records import Record
 
 # Options that mean something only beside what they are options of: compared among settings that share it.
-OWNERS = {"rates": "cell", "optimiser_options": "optimiser", "schedule_options": "schedule"}
+OWNERS = {"optimiser_options": "optimiser", "schedule_options": "schedule"}
 
 Path = tuple[str, ...]
 
@@ -142,14 +142,19 @@ def shown(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each run its cell and those of its settings in which the others differ."""
+    """For each run its cell and those of its settings in which others with this cell differ: each label stands for one run.
+
+    What sets cells apart from one another (their rates, their options) is in the table of settings.
+    """
     flat = [_flat(_settings(run)) for run in runs]
     made = []
     for run, own in zip(runs, flat, strict=True):
         named = {}
         for path, value in own.items():
-            owner = OWNERS.get(path[0])
-            peers = [one for other, one in zip(runs, flat, strict=True) if owner is None or other.get(owner) == run.get(owner)]
+            owners = ("cell", OWNERS.get(path[0], "cell"))
+            peers = [
+                one for other, one in zip(runs, flat, strict=True) if all(other.get(name) == run.get(name) for name in owners)
+            ]
             if path != ("cell",) and len({_canonical(one, path) for one in peers}) > 1:
                 bare = path[0] == "cell_options" and path[1:] not in own
                 named[".".join(path[1:] if bare else path)] = value
