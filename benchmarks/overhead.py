@@ -1,24 +1,25 @@
 """What the training loop costs beside the bare work: `python benchmarks/overhead.py`.
 
-A step of `train` (draw the batch, forward, backward, clip, Adam, look whether all is finite) against forward + backward +
-torch.optim.Adam on one batch that is there already; one thread, in turns, medians.
+A step of `train` (draw the batch, forward, backward, look whether all is finite, clip, Adam, curve) and forward + backward +
+torch.optim.Adam on one batch that is there already, in turns, step by step; one thread, medians. Evaluations are not counted.
 """
 
 import statistics
-import tempfile
 import time
+from collections.abc import Callable
 
 import torch
 
-import unfading
-from unfading.run import Run
+from unfading import Run, machine
+from unfading.member import Member
+from unfading.training import Training
 
 CELLS = ("STAR", "LSTM", "IncrementalRNN")
-STEPS, ROUNDS = 60, 7
+STEPS = 300
 
 
-def bare(run: Run) -> float:
-    """Seconds of a step without a loop around it."""
+def bare(run: Run) -> Callable[[], None]:
+    """A step without a loop around it."""
     task, model = run.make_task(), run.make_model()
     batch = task.batch(0, run.batch, split="train", seed=0, device="cpu")
     optimiser = torch.optim.Adam(model.parameters(), lr=run.rate)
@@ -28,28 +29,29 @@ def bare(run: Run) -> float:
         task.loss(model(batch.x)[0], batch).backward()
         optimiser.step()
 
-    step()
-    began = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    return (time.perf_counter() - began) / STEPS
+    return step
 
 
-def trained(run: Run) -> float:
-    """Seconds of a step of `train`, by its own account, with files written and a listener."""
-    with tempfile.TemporaryDirectory() as folder:
-        record = unfading.train(run, folder, listen=lambda moment: None)
-    return float(record["seconds"]) / STEPS
+def trained(run: Run) -> Callable[[], None]:
+    """A step of `train`, with a listener."""
+    training = Training([Member(run, run.make_task(), None)], lambda moment: None, 60.0, machine.about(""), together=False)
+    training.fleet.train()
+    return lambda: training.advance([0])
 
 
 def main() -> None:
     torch.set_num_threads(1)
     for cell in CELLS:
-        run = Run(task="adding", task_options={"T": 200}, cell=cell, hidden=64, batch=32, steps=STEPS, valid_batches=1)
-        bare(run), trained(run)
-        pairs = [(bare(run), trained(run)) for _ in range(ROUNDS)]
-        ratio = statistics.median(t / b for b, t in pairs)
-        print(f"{cell:16} bare {1e3 * statistics.median(b for b, _ in pairs):6.2f} ms  train {ratio:.3f} x")
+        run = Run(task="adding", task_options={"T": 200}, cell=cell, hidden=64, batch=32, steps=10**6, valid_every=10**6)
+        steps = (bare(run), trained(run))
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(STEPS):
+            for step, taken in zip(steps, times, strict=True):
+                began = time.perf_counter()
+                step()
+                taken.append(time.perf_counter() - began)
+        alone, loop = (statistics.median(taken[STEPS // 10 :]) for taken in times)
+        print(f"{cell:16} bare {1e3 * alone:6.2f} ms, train {1e3 * loop:6.2f} ms: {loop / alone:.3f} x")
 
 
 if __name__ == "__main__":

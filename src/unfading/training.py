@@ -68,16 +68,20 @@ class Training:
         self._finish()  # a process may have ended between a run's last step and its record
         running = self._running()
         while running:
-            began = time.perf_counter()
-            self._one_step(running)
-            self.seconds += time.perf_counter() - began
-            self._look()
+            self.advance(running)
             running = self._running()
             signal = asked()
             if running and (signal is not None or time.monotonic() - self._saved > self.save_every):
                 self.save()
             if running and signal is not None:
                 raise Stopped(signal, self.step)
+
+    def advance(self, running: list[int]) -> None:
+        """One step for these, and a look at all."""
+        began = time.perf_counter()
+        self._one_step(running)
+        self.seconds += time.perf_counter() - began
+        self._look()
 
     def _running(self) -> list[int]:
         return [e for e, member in enumerate(self.members) if not member.done]
