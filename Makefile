@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test test-all gpu-test lint wheel-check clean
 
 demo: .venv/ready
-	$(BIN)/python examples/adding.py
+	$(BIN)/python examples/demo.py
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not long"

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.test_project import ROOT
-from unfading import cli
-from unfading.bench import cases, command, machine, timing
+from unfading import cli, machine
+from unfading.bench import cases, command, timing
 from unfading.bench.agreement import FLOOR, LARGEST, disagreement, parts_from
 from unfading.bench.cases import Case, variants
 from unfading.bench.figure import svg

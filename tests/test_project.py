@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import unfading
-from unfading import catalogue, cli, cli_data, data
+from unfading import catalogue, cli, cli_data, cli_report, data
 from unfading.datasets import DATASETS
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "unfading"
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
     ["errors", "traced"],
-    ["datasets", "initialise", "lengths"],
+    ["datasets", "initialise", "lengths", "report"],
     ["data"],
     ["cells", "tasks"],
     ["scan"],
@@ -32,8 +32,17 @@ LAYERS = [
     ["door", "stream"],
     ["recurrent"],
     ["layer", "model"],
-    ["convert", "truncate"],
-    ["bench", "cli_data", "doctor"],
+    ["convert", "truncate", "machine", "optimise", "schedule", "checkpoint", "stopping"],
+    ["named", "fleet"],
+    ["run"],
+    ["update", "evaluate", "folder", "record"],
+    ["member"],
+    ["training"],
+    ["train", "progress", "tensorboard"],
+    ["workers"],
+    ["compare"],
+    ["bench", "cli_data", "cli_report", "cli_settings", "doctor"],
+    ["cli_train"],
     ["cli"],
     ["__init__"],
 ]
@@ -71,7 +80,9 @@ def test_a_file_is_one_idea(path):
 
 
 def test_only_torch_is_imported_with_the_package():
-    code = "import sys, unfading, unfading.cli; print([m for m in ('tyro', 'rich', 'pooch', 'sklearn') if m in sys.modules])"
+    code = """if True:
+        import sys, unfading, unfading.cli
+        print([m for m in ('tyro', 'rich', 'pooch', 'sklearn', 'altair', 'vl_convert') if m in sys.modules])"""
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 
@@ -192,6 +203,8 @@ def test_datasets_are_listed_and_verified(made, tmp_path):
         (["cells", "--hidden-size", "0"], "--hidden-size must be at least 1; got 0"),
         (["cells", "--hiden-size", "3"], "--hidden-size"),
         (["cels"], "cells"),
+        (["report"], "a report needs at least one folder of runs"),
+        (["report", "nowhere"], "no such file or folder: nowhere"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(arguments, sentence):
@@ -205,5 +218,5 @@ def test_a_wrong_command_line_exits_with_2(arguments, sentence):
 def test_every_public_name_is_documented():
     for name in unfading.__all__:
         assert inspect.getdoc(getattr(unfading, name)), name
-    for verb in (cli.cells, cli.tasks, cli_data.list_datasets, cli_data.fetch, cli_data.verify):
+    for verb in (cli.cells, cli.tasks, cli_data.list_datasets, cli_data.fetch, cli_data.verify, cli_report.report):
         assert verb.__doc__

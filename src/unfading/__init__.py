@@ -22,12 +22,15 @@ from unfading.cells.statistical import StatisticalRNNCell
 from unfading.cells.ugrnn import UGRNNCell
 from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
+from unfading.compare import compare
 from unfading.convert import from_torch, to_torch
 from unfading.layer import layer
 from unfading.model import Model
 from unfading.recurrent import Recurrent, detach
+from unfading.run import Run
 from unfading.scan import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
+from unfading.train import train
 from unfading.truncate import truncated
 
 __version__ = "0.1.0"
@@ -69,6 +72,7 @@ __all__ = [
     "AntisymmetricRNNCell",
     "Batch",
     "Cell",
+    "compare",
     "ContinuousRNN",
     "ContinuousRNNCell",
     "DeepTransition",
@@ -122,6 +126,7 @@ __all__ = [
     "RecurrentDropoutCell",
     "RecurrentHighway",
     "RecurrentHighwayCell",
+    "Run",
     "scan",
     "SiRNN",
     "SiRNNCell",
@@ -137,6 +142,7 @@ __all__ = [
     "StatisticalRNNCell",
     "Task",
     "to_torch",
+    "train",
     "truncated",
     "UGRNN",
     "UGRNNCell",

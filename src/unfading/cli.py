@@ -9,7 +9,7 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
-from unfading import catalogue, cli_data
+from unfading import catalogue, cli_data, cli_report
 from unfading import doctor as _doctor
 from unfading.errors import check_count
 from unfading.fuse import cache
@@ -182,6 +182,8 @@ def main() -> None:
     import tyro
     from tyro.conf import subcommand
 
+    from unfading import cli_train
+
     # tyro reads a choice of functions from a union; mypy has no word for a type that is made here.
     choice: Any = (
         Annotated[Any, subcommand("list", constructor=_later(cli_data.list_datasets))]
@@ -193,8 +195,17 @@ def main() -> None:
         """Datasets: list them, fetch one, verify those that are here."""
         return verb
 
-    verbs = {"cells": _later(cells), "doctor": _later(doctor), "bench": _later(bench), "tasks": _later(tasks), "data": data}
-    config = [tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes]
+    verbs = {
+        "cells": _later(cells),
+        "doctor": _later(doctor),
+        "bench": _later(bench),
+        "tasks": _later(tasks),
+        "data": data,
+        "train": _later(cli_train.train),
+        "compare": _later(cli_train.compare),
+        "report": _later(cli_report.report),
+    }
+    config = [tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes]
     act = tyro.extras.subcommand_cli_from_dict(verbs, prog="unfading", config=config)
     try:
         act()

@@ -2,13 +2,17 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from unfading.recurrent import Recurrent
+from unfading.errors import check_count
+from unfading.recurrent import Recurrent, detach
 
 
 class Model(nn.Module):
-    """prediction, state = model(x, state=None, *, lengths=None, start=0), in the library's layout [T, B, ...].
+    """prediction, state = model(x, state=None, *, lengths=None, start=0, truncate=None), in the library's layout [T, B, ...].
+
+    With `truncate` the graph is cut every so many steps: the prediction is the same, and gradients reach no further back.
 
     Args:
         encoder: what x passes first: `nn.Identity()`, or an `nn.Embedding` for tokens [T, B].
@@ -24,6 +28,24 @@ class Model(nn.Module):
         self.rnn = rnn
         self.head = head
 
-    def forward(self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, start: int = 0) -> tuple[Tensor, Any]:
-        output, state = self.rnn(self.encoder(x), state, lengths=lengths, start=start)
+    def forward(
+        self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, start: int = 0, truncate: int | None = None
+    ) -> tuple[Tensor, Any]:
+        x = self.encoder(x)
+        if truncate is None:
+            output, state = self.rnn(x, state, lengths=lengths, start=start)
+        else:
+            output, state = self._in_pieces(x, state, lengths, start, truncate)
         return self.head(output, lengths), state
+
+    def _in_pieces(self, x: Tensor, state: Any, lengths: Tensor | None, start: int, every: int) -> tuple[Tensor, Any]:
+        check_count("truncate", every)
+        if lengths is not None or self.rnn.bidirectional:
+            what = "rows of several lengths" if lengths is not None else "a bidirectional stack"
+            raise ValueError(f"truncate={every} carries the state from piece to piece, which {what} has not. Leave it out.")
+        outputs = []
+        for piece in x.split(every):
+            output, state = self.rnn(piece, detach(state), start=start)
+            outputs.append(output)
+            start += len(piece)
+        return torch.cat(outputs), state

@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from unfading.bench import cases, machine
+from unfading import machine
+from unfading.bench import cases
 from unfading.bench.cases import Case
 from unfading.bench.figure import svg
 from unfading.bench.measure import measure

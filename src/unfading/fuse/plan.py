@@ -20,6 +20,7 @@ from unfading.fuse.structure import Structure, flatten, is_low_rank, unflatten, 
 from unfading.fuse.trace import Signature, trace, trace_with_project
 from unfading.fuse.triton_kernel import LARGEST, TritonKernel
 from unfading.scan import check_inputs, leaf_names
+from unfading.traced import traced
 
 
 class Plan(NamedTuple):
@@ -40,16 +41,21 @@ class Plan(NamedTuple):
 PROGRAMS: dict[str, Program] = {}
 NAMES: dict[str, Names] = {}  # what the first cell with a program calls the tensors in it
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
-_triton_kernels: dict[str, TritonKernel] = {}
-# Per cell the plan, or the reason why there is none, and the options it was made with.
-_plans: "weakref.WeakKeyDictionary[Cell, tuple[Options, Plan | str]]" = weakref.WeakKeyDictionary()
+_triton_kernels: dict[str, TritonKernel | str] = {}  # or the reason why there is none
+# Per cell the plan, or the reason why there is none, and the options it was made with; one for training and one for
+# evaluation, since a training loop goes to and fro.
+_plans: "weakref.WeakKeyDictionary[Cell, dict[bool, tuple[Options, Plan | str]]]" = weakref.WeakKeyDictionary()
 
 
 def plan(cell: Cell) -> Plan | str:
     """The plan of a cell as it stands, or in words why its step cannot be compiled."""
-    known = _plans.get(cell)
+    plans = _plans.setdefault(cell, {})
+    known = plans.get(cell.training)
     if known is None or not known[0].still_holds():
-        known = _plans[cell] = (Options(cell), _made(cell))
+        known = (Options(cell), _made(cell))
+        # Under a transform of torch.func parameters are not themselves; a refusal then is none for later.
+        if not (isinstance(known[1], str) and traced()):
+            plans[cell.training] = known
     return known[1]
 
 
@@ -74,7 +80,13 @@ def triton_kernel(key: str) -> TritonKernel:
     """The program for a GPU; written when first asked for, and compiled by Triton when it first runs. NoTriton, NotFusable."""
     found = _triton_kernels.get(key)
     if found is None:
-        found = _triton_kernels[key] = TritonKernel(_program(key), NAMES[key])
+        try:
+            found = TritonKernel(_program(key), NAMES[key])
+        except NotFusable as error:
+            found = str(error)
+        _triton_kernels[key] = found
+    if isinstance(found, str):
+        raise NotFusable(found)
     return found
 
 

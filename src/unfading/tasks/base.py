@@ -40,6 +40,7 @@ class Task(ABC):
 
     paper: ClassVar[str]  # where it was introduced
     measure: ClassVar[str]  # name of its first metric, in which `guess` is told
+    rising: ClassVar[bool] = False  # whether a larger measure is a better one
     dataset: ClassVar[str | None] = None  # in `unfading.datasets`; None where the data are generated
 
     @property

@@ -101,6 +101,7 @@ class Labelled(Resident):
     """Resident sequences with one class each, answered after the last step: cross entropy; accuracy first."""
 
     measure = "accuracy"
+    rising = True
 
     @property
     @abstractmethod

@@ -1,0 +1,58 @@
+"""What the training loop costs beside the bare work: `python benchmarks/overhead.py`.
+
+A step of `train` (draw the batch, forward, backward, look whether all is finite, clip, Adam, curve) and forward + backward +
+torch.optim.Adam on one batch that is there already, in turns, step by step; one thread, medians. Evaluations are not counted.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from unfading import Run, machine
+from unfading.member import Member
+from unfading.training import Training
+
+CELLS = ("STAR", "LSTM", "IncrementalRNN")
+STEPS = 300
+
+
+def bare(run: Run) -> Callable[[], None]:
+    """A step without a loop around it."""
+    task, model = run.make_task(), run.make_model()
+    batch = task.batch(0, run.batch, split="train", seed=0, device="cpu")
+    optimiser = torch.optim.Adam(model.parameters(), lr=run.rate)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        task.loss(model(batch.x)[0], batch).backward()
+        optimiser.step()
+
+    return step
+
+
+def trained(run: Run) -> Callable[[], None]:
+    """A step of `train`, with a listener."""
+    training = Training([Member(run, run.make_task(), None)], lambda moment: None, 60.0, machine.about(""), together=False)
+    training.fleet.train()
+    return lambda: training.advance([0])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for cell in CELLS:
+        run = Run(task="adding", task_options={"T": 200}, cell=cell, hidden=64, batch=32, steps=10**6, valid_every=10**6)
+        steps = (bare(run), trained(run))
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(STEPS):
+            for step, taken in zip(steps, times, strict=True):
+                began = time.perf_counter()
+                step()
+                taken.append(time.perf_counter() - began)
+        alone, loop = (statistics.median(taken[STEPS // 10 :]) for taken in times)
+        print(f"{cell:16} bare {1e3 * alone:6.2f} ms, train {1e3 * loop:6.2f} ms: {loop / alone:.3f} x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Files that are whole or not there: written beside, brought to the disk, then put in place of the old one.
+
+A checkpoint is ONE safetensors file: tensors by name, and JSON in its metadata. Nothing is ever unpickled.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+# The one key of a file's metadata: safetensors keeps text by name, and this is JSON.
+ABOUT = "unfading"
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put `content` at `path` at once: a reader, or a process killed at any moment, finds the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise OSError(f"{path} could not be written: {error.strerror or error}. What was there before is as it was.") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`value` as a JSON file, at once."""
+    write(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there.") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged: no JSON ({error}).") from None
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a checkpoint."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write(path, safetensors.torch.save(whole, {ABOUT: json.dumps(about)}))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a checkpoint, on the CPU, and what is said about them."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = (file.metadata() or {}).get(ABOUT)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there.") from None
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no checkpoint: {error}. Remove it, or begin anew.") from None
+    if told is None:
+        raise ValueError(f"{path} is a safetensors file of something else: its metadata has no {ABOUT!r}.")
+    try:
+        return tensors, json.loads(told)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: no JSON in its metadata ({error}). Remove it, or begin anew.") from None

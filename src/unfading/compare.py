@@ -1,0 +1,137 @@
+"""Many runs: side by side on a GPU, two processes at a time on a CPU; then the best rate of each by validation.
+
+On a GPU, runs of one shape (they may differ in seed, rate, factors on it, schedule, clip, steps, stop and retries) are trained
+in ONE pass; runs of other shapes get a pass of their own. On a CPU members of a pass would only wait for one another.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unfading.folder import finished, stopped_at
+from unfading.run import Run
+from unfading.train import alike, train, train_together
+from unfading.training import Listener
+from unfading.workers import train_apart
+
+
+def compare(
+    runs: Sequence[Run],
+    where: Path | str,
+    *,
+    resume: bool = False,
+    again: bool = False,
+    processes: int = 2,
+    together: int = 16,
+    listen: Listener | None = None,
+    say: Callable[[str], None] = print,
+    save_every: float = 60.0,
+    command: str = "",
+) -> list[dict[str, Any]]:
+    """Train all runs and return their records, in order; those that are done are not trained again.
+
+    Args:
+        runs: each once.
+        where: folder of their folders, e.g. runs/adding.
+        resume: go on where checkpoints are.
+        again: throw away what is there and begin anew.
+        processes: so many at a time on the CPU.
+        together: at most so many runs in one pass on a GPU.
+        listen: called with a `Moment` of any run.
+        say: called with what else is worth knowing, in a sentence.
+        save_every: seconds between checkpoints.
+        command: what was typed, for the records.
+    """
+    where = Path(where)
+    keys = [run.key for run in runs]
+    if len(set(keys)) < len(keys):
+        raise ValueError("two of these runs are the same; each can be compared once.")
+    records = {} if again else {run.key: record for run in runs if (record := finished(where, run)) is not None}
+    if records:
+        say(f"{len(records)} of {len(runs)} runs are done already.")
+    left = [run for run in runs if run.key not in records]
+    on_cpu = [run for run in left if run.device == "cpu"]
+    options: dict[str, Any] = {"resume": resume, "again": again, "save_every": save_every, "command": command}
+    if len(on_cpu) > 1 and processes > 1:
+        train_apart(on_cpu, where, processes=processes, listen=listen, options=options)
+    else:
+        for run in on_cpu:
+            train(run, where, listen=listen, **options)
+    fleets = _fleets([run for run in left if run.device == "cuda"], where, together)
+    if len(fleets) > 1:
+        say(f"{sum(map(len, fleets))} runs in {len(fleets)} passes: {', '.join(str(len(fleet)) for fleet in fleets)}.")
+    for fleet in fleets:
+        _train_fleet(fleet, where, listen, say, options)
+    for run in left:
+        record = finished(where, run)
+        assert record is not None
+        records[run.key] = record
+    return [records[key] for key in keys]
+
+
+def shape(run: Run) -> str:
+    """Equal for runs that can be trained in one pass."""
+    return json.dumps(alike(run), sort_keys=True)
+
+
+def _fleets(runs: Iterable[Run], where: Path, together: int) -> list[list[Run]]:
+    """Runs of one shape that stand at one step, at most so many together."""
+    groups: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[shape(run), stopped_at(where, run)].append(run)
+    return [group[i : i + together] for group in groups.values() for i in range(0, len(group), together)]
+
+
+def _train_fleet(
+    runs: list[Run], where: Path, listen: Listener | None, say: Callable[[str], None], options: dict[str, Any]
+) -> None:
+    try:
+        train_together(runs, where, listen=listen, **options)
+        return
+    except torch.OutOfMemoryError:
+        if len(runs) == 1:
+            raise ValueError(
+                f"{runs[0].cell} with batch {runs[0].batch} does not fit the memory of the GPU. A smaller batch does, or "
+                "cell option checkpoint_every."
+            ) from None
+    # Outside the handler, which would keep the tensors of the failed pass alive.
+    torch.cuda.empty_cache()
+    half = len(runs) // 2
+    say(f"{len(runs)} runs do not fit the memory of the GPU together; going on with {half} and {len(runs) - half}.")
+    for part in (runs[:half], runs[half:]):
+        _train_fleet(part, where, listen, say, {**options, "resume": True, "again": False})
+
+
+def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of records that differ in rate, those of the rate that did best on validation: for each setting, over its seeds.
+
+    A rate at which fewer seeds diverged is better; then the mean validation score decides. Tests are not looked at.
+    """
+    settings: dict[str, dict[float, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        run = Run.from_json(record["run"])
+        settings[replace(run, seed=0, rate=1.0).key][run.rate].append(record)
+    kept: list[dict[str, Any]] = []
+    for rates in settings.values():
+        kept += rates[min(rates, key=lambda rate: _badness(rates[rate]))]
+    return kept
+
+
+def _badness(records: list[dict[str, Any]]) -> tuple[int, float]:
+    diverged = sum(record["status"] == "diverged" for record in records)
+    scores = [_validation(record) for record in records]
+    return diverged, sum(scores) / len(scores)
+
+
+def _validation(record: dict[str, Any]) -> float:
+    """Smaller is better; infinite where there is none."""
+    score = None if record["best"] is None else record["best"]["valid"][record["measure"]]
+    if score is None:
+        return math.inf
+    return -score if record["rising"] else score

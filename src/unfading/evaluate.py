@@ -1,0 +1,52 @@
+"""Scores on validation or test rows: models in their own mode, without noise and without gradients."""
+
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from unfading.fleet import Fleet
+from unfading.run import Run
+from unfading.tasks.base import Split
+
+# Validation and test draw with one seed for all runs: runs that differ in theirs are scored on the same rows.
+SEED = 0
+# Batches of an evaluation on a task without end, where the run does not say.
+ENDLESS = 10
+
+
+class Scores(NamedTuple):
+    """Of one evaluation."""
+
+    models: list[dict[str, float]]  # loss and metrics of each, by name
+    seconds: float
+    sequences: int  # that each model has read
+
+
+def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
+    """Loss and metrics of every model of a fleet, means over the split."""
+    task, device = fleet.task, fleet.w.device
+    length = task.length(split, run.batch)
+    batches = run.valid_batches or length or ENDLESS
+    batches = batches if length is None else min(batches, length)
+    sums: dict[str, torch.Tensor] = {}
+    weights, sequences, state, start = 0, 0, None, 0
+    began = perf_counter()
+    fleet.eval()
+    try:
+        for index in range(batches):
+            batch = task.batch(index, run.batch, split=split, seed=SEED, device=device)
+            if not task.carried(index, run.batch, split=split):
+                state, start = None, 0
+            values, state = fleet.scores(batch, state, start)
+            start += batch.x.shape[0]
+            weight = task.weight(batch)
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + value.to(torch.float64) * weight
+            weights += weight
+            sequences += batch.x.shape[1]
+    finally:
+        fleet.train()
+    means = {name: (total / weights).tolist() for name, total in sums.items()}
+    models: list[dict[str, Any]] = [{name: values[e] for name, values in means.items()} for e in range(len(fleet.models))]
+    return Scores(models, perf_counter() - began, sequences)

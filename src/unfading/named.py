@@ -1,0 +1,133 @@
+"""Things that runs and the command line name: cells and tasks of the library, or a user's own, and their options.
+
+adding,T=200                      a name, and options behind commas; their values are JSON, or else text
+my.py:LeakyCell,slope=0.1         a class in a file of the user's
+my_package.cells:LeakyCell        or in a module that can be imported
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from unfading import catalogue
+from unfading.cells.base import Cell
+from unfading.errors import unknown
+from unfading.layer import Layer, layer
+from unfading.tasks.base import Task
+
+Kind = TypeVar("Kind")
+
+# A comma that another option follows; commas inside a list of numbers are followed by no `name=`.
+_NEXT = re.compile(r",(?=[A-Za-z_]\w*=)")
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `NAME,option=value,...`."""
+    name, *parts = _NEXT.split(text)
+    if not name or "," in name or "=" in name:
+        raise ValueError(f"expected NAME or NAME,option=value,...; got {text!r}, e.g. adding,T=200.")
+    options: dict[str, Any] = {}
+    for part in parts:
+        option, _, value = part.partition("=")
+        if option in options:
+            raise ValueError(f"{text!r} gives {option} twice. Leave one out.")
+        options[option] = _value(value)
+    return name, options
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=lambda word: word)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def task_class(name: str) -> type[Task]:
+    """The task of that name, or the user's."""
+    known = catalogue.tasks()
+    if ":" in name:
+        return _own(name, Task, "task")  # type: ignore[type-abstract]
+    if name not in known:
+        raise ValueError(unknown("task", name, known))
+    return known[name]
+
+
+def layer_class(name: str) -> type[Layer]:
+    """The layer of that name (STAR, LSTM, ...), or that of the user's cell."""
+    if ":" in name:
+        return layer(_own(name, Cell, "cell"))  # type: ignore[type-abstract]
+    known = {cell.__name__.removesuffix("Cell"): cell for cell in catalogue.cells()}
+    if name not in known:
+        raise ValueError(unknown("cell", name, known))
+    return layer(known[name])
+
+
+def check_options(what: str, name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise for an option that `make` does not take."""
+    known = inspect.signature(make).parameters
+    for option in options:
+        if option not in known:
+            raise ValueError(unknown(f"option of {what} {name}", option, known))
+
+
+def made(what: str, name: str, make: Callable[..., Kind], options: Mapping[str, Any]) -> Kind:
+    """`make(**options)`, or a sentence about the option that is wrong."""
+    check_options(what, name, make, options)
+    try:
+        return make(**options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} {name}: {error}") from error
+
+
+def source(name: str) -> str | None:
+    """For a user's class, the SHA-256 of the file it stands in: a record tells it, since it decides the result."""
+    if ":" not in name:
+        return None
+    path = _module(name.rpartition(":")[0], name).__file__
+    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _own(name: str, kind: type[Kind], what: str) -> type[Kind]:
+    place, _, wanted = name.rpartition(":")
+    module = _module(place, name)
+    found = getattr(module, wanted, None)
+    if not inspect.isclass(found) or not issubclass(found, kind) or inspect.isabstract(found):
+        classes = [
+            n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, kind) and not inspect.isabstract(v)
+        ]
+        raise ValueError(f"{place} has no {what} of that name: {unknown(what, wanted, classes)}")
+    return found
+
+
+def _module(place: str, name: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"{name!r} names a module that cannot be imported: {error}. A file is named my.py:Class."
+            ) from error
+    path = Path(place).resolve()
+    key = f"unfading_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if key in sys.modules:
+        return sys.modules[key]
+    spec = importlib.util.spec_from_file_location(key, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ValueError(f"{name!r} names a file that is not there: {path}. Paths count from the current folder.")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and the fused compiler look a class's module up by name.
+    sys.modules[key] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[key]
+        raise
+    return module

@@ -1,0 +1,44 @@
+"""What is written of a run that has ended: what it was, how it went, on what."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from unfading.model import Model
+from unfading.named import source
+from unfading.run import VERSION, Run
+from unfading.tasks.base import Task
+
+
+def plain(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Scores as JSON has them: null for what is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def sizes(model: Model) -> dict[str, Any]:
+    """Parameters with and without encoder and head, and the kilobytes of all in float32."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    recurrent = sum(parameter.numel() for parameter in model.rnn.parameters())
+    return {"parameters": {"all": count, "recurrent": recurrent}, "kilobytes": round(count * 4 / 1024, 2)}
+
+
+def described(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a record that is known before the run."""
+    sources = {name: digest for name in (run.task, run.cell) if (digest := source(name)) is not None}
+    return {
+        "version": VERSION,
+        "key": run.key,
+        "run": run.to_json(),
+        "measure": task.measure,
+        "rising": task.rising,
+        "guess": task.guess,
+        **sizes(model),
+        "about": {**about, **({"sources": sources} if sources else {})},
+    }
+
+
+def better(task: Task, score: float, than: float | None) -> bool:
+    """Whether a score in the task's measure beats another; none beats one that is not finite."""
+    if not math.isfinite(score):
+        return False
+    return than is None or (score > than if task.rising else score < than)

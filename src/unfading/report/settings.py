@@ -1,0 +1,202 @@
+"""Records in groups: one `Task` for each task with its options, in it one `Setting` for all runs that differ only in seed.
+
+Rows stand in the order of the mean validation score. The test score orders and selects nothing as long as there is a validation
+score, or the best of many settings would look better than it is.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from unfading.report.records import Record
+
+# Options that mean something only beside what they are options of: compared among settings that share it.
+OWNERS = {"optimiser_options": "optimiser", "schedule_options": "schedule"}
+
+Path = tuple[str, ...]
+
+
+class Summary(NamedTuple):
+    """A setting in numbers, over its seeds; scores in the task's measure, None where no run has one."""
+
+    setting: str
+    seeds: tuple[int, ...]
+    diverged: int
+    unfinished: int
+    valid: float | None  # mean
+    mean: float | None  # of the test scores, as are spread and best
+    spread: float | None  # sample standard deviation; None for one seed
+    best: float | None
+    trained: int | None  # how many of those that ended
+    ended: int
+    share: float | None
+    steps: int
+    seconds: float | None  # median
+    milliseconds: float | None  # for one test sequence, median
+    parameters: int | None
+    recurrent: int | None
+    kilobytes: float | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ only in seed, by seed."""
+
+    label: str
+    records: tuple[Record, ...]
+
+    @property
+    def summary(self) -> Summary:
+        records = self.records
+        tests = [record.test for record in records if record.test is not None]
+        trained = [record.trained for record in records if record.trained is not None]
+        parameters = next((record.parameters for record in records if record.parameters), None)
+        return Summary(
+            setting=self.label,
+            seeds=tuple(record.seed for record in records),
+            diverged=sum(record.status == "diverged" for record in records),
+            unfinished=sum(record.status == "unfinished" for record in records),
+            valid=_of(statistics.fmean, [record.valid for record in records]),
+            mean=_of(statistics.fmean, tests),
+            spread=statistics.stdev(tests) if len(tests) > 1 else None,
+            best=_of(max if any(record.rising for record in records) else min, tests),
+            trained=sum(trained) if trained else None,
+            ended=sum(record.status != "unfinished" for record in records),
+            share=statistics.fmean(trained) if trained else None,
+            steps=max(record.steps for record in records),
+            seconds=_of(statistics.median, [record.seconds for record in records]),
+            milliseconds=_of(statistics.median, [record.milliseconds for record in records]),
+            parameters=parameters["all"] if parameters else None,
+            recurrent=parameters["recurrent"] if parameters else None,
+            kilobytes=next((record.kilobytes for record in records if record.kilobytes is not None), None),
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """All settings run on one task, best validation first."""
+
+    name: str
+    measure: str | None
+    rising: bool
+    guess: float | None
+    settings: tuple[Setting, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for setting in self.settings for record in setting.records]
+
+
+def tasks(records: Sequence[Record]) -> list[Task]:
+    """The records by task, in the order of the tasks' names."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        options = dict(sorted(record.run["task_options"].items()))
+        groups.setdefault(_said([record.run["task"]], options), []).append(record)
+    return [_task(name, group) for name, group in sorted(groups.items())]
+
+
+def _task(name: str, records: list[Record]) -> Task:
+    # Runs that have ended know the measure, its direction and the guess; those under way take it from them.
+    told = next((record for record in records if record.status != "unfinished"), records[0])
+    for record in records:
+        if record.status != "unfinished" and (record.measure, record.rising) != (told.measure, told.rising):
+            raise ValueError(
+                f"{told.where} and {record.where} are runs of {name}, measured in {told.measure} and in {record.measure}; "
+                f"such scores cannot stand in one table. Make one report of each."
+            )
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(json.dumps(_settings(record.run), sort_keys=True), []).append(record)
+    # Sorted, so that the page does not depend on the order in which a file system lists folders.
+    members = [sorted(group, key=lambda record: record.seed) for _, group in sorted(groups.items())]
+    names = labels([group[0].run for group in members])
+    settings = [Setting(label, tuple(group)) for label, group in zip(names, members, strict=True)]
+    return Task(name, told.measure, told.rising, told.guess, tuple(_ordered(settings, told.rising)))
+
+
+def _ordered(settings: Sequence[Setting], rising: bool) -> list[Setting]:
+    rows = {setting.label: setting.summary for setting in settings}
+    validated = any(row.valid is not None for row in rows.values())
+
+    def place(setting: Setting) -> tuple[bool, float, str]:
+        row = rows[setting.label]
+        score = row.valid if validated else row.mean
+        return score is None, 0.0 if score is None else -score if rising else score, setting.label
+
+    return sorted(settings, key=place)
+
+
+def varying(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the settings, seed included, in which these runs are not all equal."""
+    flat = [_flat(run) for run in runs]
+    paths = list(dict.fromkeys(path for one in flat for path in one))
+    return [".".join(path) for path in paths if len({_canonical(one, path) for one in flat}) > 1]
+
+
+def shown(run: Mapping[str, Any]) -> dict[str, str]:
+    """All settings of a run, options by dotted name, as a reader would write them."""
+    return {".".join(path): _say(value) for path, value in _flat(run).items()}
+
+
+def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each run its cell and those of its settings in which others with this cell differ: each label stands for one run.
+
+    What sets cells apart from one another (their rates, their options) is in the table of settings.
+    """
+    flat = [_flat(_settings(run)) for run in runs]
+    made = []
+    for run, own in zip(runs, flat, strict=True):
+        named = {}
+        for path, value in own.items():
+            owners = ("cell", OWNERS.get(path[0], "cell"))
+            peers = [
+                one for other, one in zip(runs, flat, strict=True) if all(other.get(name) == run.get(name) for name in owners)
+            ]
+            if path != ("cell",) and len({_canonical(one, path) for one in peers}) > 1:
+                bare = path[0] == "cell_options" and path[1:] not in own
+                named[".".join(path[1:] if bare else path)] = value
+        # The cell's own options first: they say which cell it is, the others how it was trained.
+        options = {name: value for name, value in named.items() if ("cell_options", name) in own}
+        made.append(_said([run["cell"]], {**options, **named}))
+    return made
+
+
+def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in run.items() if name not in ("seed", "task", "task_options")}
+
+
+def _flat(run: Mapping[str, Any]) -> dict[Path, Any]:
+    flat: dict[Path, Any] = {}
+    for name, value in run.items():
+        if isinstance(value, dict):
+            flat.update({(name, str(option)): inner for option, inner in value.items()})
+        else:
+            flat[name,] = value
+    return flat
+
+
+def _canonical(flat: Mapping[Path, Any], path: Path) -> str:
+    return json.dumps(flat[path], sort_keys=True) if path in flat else ""
+
+
+def _said(words: Sequence[str], options: Mapping[str, Any]) -> str:
+    return " ".join([*words, *(f"{name}={_say(value)}" for name, value in options.items())])
+
+
+def _say(value: Any) -> str:
+    if not isinstance(value, str):
+        return "none" if value is None else json.dumps(value, ensure_ascii=False)
+    # Quoted where it would read as something else: 1 and "1" are two settings and need two labels.
+    try:
+        json.loads(value)
+    except ValueError:
+        return json.dumps(value, ensure_ascii=False) if value == "none" else value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _of(function: Any, values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(function(known)) if known else None

@@ -1,0 +1,160 @@
+"""The summary of settings as a table: for the terminal, and as HTML."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from unfading.report import records as _records
+from unfading.report.settings import Summary, Task, tasks
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NOTE = (
+    "valid: mean of the best validation scores; test: mean over seeds and sample standard deviation; best: over seeds; "
+    "trained: runs that ended a tenth better than a guess without diverging; ms/seq.: for one test sequence."
+)
+
+
+def summary(records: Iterable[Mapping[str, Any]]) -> "RenderableType":
+    """What `unfading compare` prints at its end, from records as dicts; at most 80 columns on a screen of 80."""
+    return terminal(tasks(_records.read(records)))
+
+
+def terminal(found: Sequence[Task]) -> "RenderableType":
+    """One table for each task, best validation first."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for task in found:
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline")
+        # The one that gives way on a narrow screen; a label breaks between its words.
+        table.add_column("setting", style="bold", min_width=14, overflow="fold")
+        for heading in ("valid", "test", "best", "trained", "params", "seconds", "ms/seq."):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for setting in task.settings:
+            row = setting.summary
+            good = row.trained == row.ended and row.unfinished == 0
+            table.add_row(
+                Text(row.setting),
+                score(row.valid, 2),
+                score(row.mean, 2) + ("" if row.spread is None else f" ±{row.spread:.1g}"),
+                score(row.best, 2),
+                Text(_trained(row), style="" if good else "yellow"),
+                "-"
+                if row.parameters is None
+                else f"{row.parameters:,}"
+                if row.parameters < 1e6
+                else f"{row.parameters / 1e6:.2f} M",
+                time(row.seconds),
+                time(row.milliseconds),
+            )
+        parts += [Text(_title(task), style="bold"), table, ""]
+        parts += [Text(f"{label}: {said}", style="yellow") for label, said in failures(task)]
+    return Group(*parts, Text(NOTE, style="dim"))
+
+
+def html(task: Task) -> str:
+    """The same with all columns, for the page; every text of a record is escaped."""
+    headings = {
+        "setting": "", "validation": "mean of the best validation scores", "test": "mean over seeds, sample standard deviation",
+        "best test": "over seeds", "trained": "runs that ended a tenth better than a guess without diverging", "seeds": "",
+        "steps": "most that a run has done", "params": "all parameters", "recurrent": "parameters without head and embedding",
+        "kB": "of float32 weights", "seconds": "of training, median over seeds", "ms/seq.": "at test, median over seeds",
+    }  # fmt: skip
+    head = "".join(f"<th title='{why}'>{name}</th>" if why else f"<th>{name}</th>" for name, why in headings.items())
+    lines = []
+    for setting in task.settings:
+        row = setting.summary
+        cells = [
+            score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {spread(row.spread)}"), score(row.best),
+            _trained(row), count(row.seeds), f"{row.steps:,}",
+            *("-" if number is None else f"{number:,}" for number in (row.parameters, row.recurrent)),
+            "-" if row.kilobytes is None else f"{row.kilobytes:,.1f}", time(row.seconds), time(row.milliseconds),
+        ]  # fmt: skip
+        numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        lines.append(f"<tr><th scope='row'>{escape(row.setting)}</th>{numbers}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def plain(task: Task) -> dict[str, Any]:
+    """The same as JSON values."""
+    return {
+        "task": task.name,
+        "measure": task.measure,
+        "rising": task.rising,
+        "guess": task.guess,
+        "settings": [setting.summary._asdict() for setting in task.settings],
+        "failures": [{"run": label, "reason": said} for label, said in failures(task)],
+    }
+
+
+def failures(task: Task) -> list[tuple[str, str]]:
+    """Runs that came to nothing or to no end, each with the reason."""
+    found = []
+    for setting in task.settings:
+        for record in setting.records:
+            label = f"{setting.label}, seed {record.seed}"
+            returned = f", after {record.returns} returns to good weights with half the rate" if record.returns else ""
+            if record.status == "diverged":
+                found.append((label, f"diverged: {record.reason or 'no reason given'}{returned}"))
+            elif record.status == "unfinished":
+                found.append((label, f"unfinished: at step {record.steps:,}, and no record yet"))
+            elif record.trained is False:
+                met = f"test {task.measure} {score(record.test)}, guess {score(record.guess)}"
+                found.append((label, f"did not train: {met}{returned}"))
+    return found
+
+
+def score(value: float | None, digits: int = 3) -> str:
+    """A score in few characters: four decimals where it is of order one, so many digits elsewhere."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    return (
+        f"{value:.4f}"
+        if 0.1 <= size < 10
+        else f"{value:.2f}"
+        if 10 <= size < 1000
+        else f"{value:#.{digits}g}"
+        if value
+        else "0"
+    )
+
+
+def spread(value: float) -> str:
+    """To two digits, without a power of ten as long as that can be read: it stands beside a score."""
+    return f"{value:.{1 - math.floor(math.log10(value))}f}" if 1e-7 < value < 1 else f"{value:.2g}"
+
+
+def time(value: float | None) -> str:
+    """Seconds or milliseconds, to three digits."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
+
+
+def count(seeds: Sequence[int]) -> str:
+    """Seeds as a list, or as a range where they are many and next to each other."""
+    if len(seeds) > 3 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]}-{seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
+def measure(task: Task) -> str:
+    """The measure by name, for a reader."""
+    return (task.measure or "score").replace("_", " ")
+
+
+def _title(task: Task) -> str:
+    guess = "" if task.guess is None else f"; a guess scores {score(task.guess)}"
+    return f"{task.name}: {measure(task)}, {'higher' if task.rising else 'lower'} is better{guess}"
+
+
+def _trained(row: Summary) -> str:
+    if row.ended == 0:
+        return "running"
+    return ("-" if row.trained is None else str(row.trained)) + f"/{row.ended}"

@@ -1,0 +1,92 @@
+"""How the rate of learning goes over a run: a factor for each step, 1 at the start.
+
+    constant      1
+    step          gamma^(s // every)
+    cosine        floor + (1 - floor) (1 + cos(pi s / S)) / 2
+    polynomial    floor + (1 - floor) (1 - s / S)^power
+
+with s the steps that have been taken and S the steps of the run.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from unfading.errors import check_count, check_positive, check_share
+
+
+class Schedule(ABC):
+    """A frozen dataclass of its settings."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """What the rate is multiplied by when `step` of `steps` have been taken."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same rate throughout."""
+
+    def factor(self, step: int, steps: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Step(Schedule):
+    """The rate falls by a factor now and then.
+
+    Args:
+        every: steps between falls.
+        gamma: the factor.
+    """
+
+    every: int = 1000
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every)
+        check_positive("gamma", self.gamma)
+
+    def factor(self, step: int, steps: int) -> float:
+        return float(self.gamma ** (step // self.every))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """The rate falls along half a cosine.
+
+    Args:
+        floor: the factor at the end.
+    """
+
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_share("floor", self.floor)
+
+    def factor(self, step: int, steps: int) -> float:
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """The rate falls as a power of the share of steps that is left; power 1 is a straight line.
+
+    Args:
+        power: the exponent.
+        floor: the factor at the end.
+    """
+
+    power: float = 1.0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("power", self.power)
+        check_share("floor", self.floor)
+
+    def factor(self, step: int, steps: int) -> float:
+        return float(self.floor + (1 - self.floor) * (1 - step / steps) ** self.power)
+
+
+# By the names that runs and the command line use.
+SCHEDULES: dict[str, type[Schedule]] = {kind.__name__.lower(): kind for kind in (Constant, Step, Cosine, Polynomial)}

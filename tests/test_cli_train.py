@@ -1,0 +1,182 @@
+"""`unfading train` and `unfading compare`: what they print, keep and refuse."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from unfading import cli
+from unfading.folder import read_run
+
+ROOT = Path(__file__).parent.parent
+QUICK = ["--hidden", "4", "--batch", "3", "--steps", "10", "--valid-batches", "1"]
+
+
+@pytest.fixture
+def unfading(monkeypatch, tmp_path, capsys):
+    """The command line, in this process and an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["unfading", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return command
+
+
+def test_train_tells_what_it_did_and_runs_a_record_again(unfading, tmp_path):
+    code, out, _ = unfading("train", "--task", "adding,T=6", "--cell", "STAR,max_lag=6", *QUICK)
+    assert code == 0
+    (folder,) = (tmp_path / "runs" / "adding").iterdir()
+    assert f"runs/adding/{folder.name}" in out
+    record = json.loads((folder / "record.json").read_text())
+    assert f"test mse: {record['test']['mse']:.5g}; a guess has 0.16667" in out
+    assert record["run"]["cell_options"] == {"max_lag": 6}
+    assert record["about"]["command"].startswith("unfading train --task adding,T=6")
+    code, out, _ = unfading("train", "--from", str(folder / "record.json"), "--runs", "again", "--json", "--quiet")
+    assert code == 0
+    assert json.loads(out)["test"] == record["test"]
+    assert read_run(tmp_path / "again" / "adding" / folder.name / "run.json").key == folder.name
+
+
+def test_every_flag_reaches_the_run(unfading, tmp_path):
+    flags = [
+        "--layers",
+        "2",
+        "--optimiser",
+        "sgd,momentum=0.9,nesterov=true",
+        "--rates",
+        "W_h=0.1",
+        "--schedule",
+        "cosine,floor=0.5",
+    ]
+    flags += ["--clip-norm", "None", "--clip-value", "0.5", "--truncate", "4", "--valid-every", "5", "--retries", "1"]
+    flags += [
+        "--dtype",
+        "float64",
+        "--backend",
+        "reference",
+        "--seed",
+        "7",
+        "--rate",
+        "0.02",
+        "--stop-at",
+        "1e-9",
+        "--name",
+        "mine",
+    ]
+    assert unfading("train", "--task", "adding,T=6", "--cell", "STAR", *QUICK, *flags)[0] == 0
+    (folder,) = (tmp_path / "runs" / "mine").iterdir()
+    run = read_run(folder / "run.json").to_json()
+    wanted = {"layers": 2, "optimiser": "sgd", "optimiser_options": {"momentum": 0.9, "nesterov": True}, "rates": {"W_h": 0.1}}
+    wanted |= {"schedule": "cosine", "schedule_options": {"floor": 0.5}, "clip_norm": None, "clip_value": 0.5, "truncate": 4}
+    wanted |= {"valid_every": 5, "retries": 1, "dtype": "float64", "backend": "reference", "seed": 7, "rate": 0.02}
+    wanted |= {"stop_at": 1e-9, "hidden": 4, "batch": 3, "steps": 10, "valid_batches": 1, "device": "cpu", "split": "train"}
+    assert {name: run[name] for name in wanted} == wanted
+    assert set(run) - set(wanted) == {"task", "task_options", "cell", "cell_options", "epochs"}
+
+
+def test_a_budget_that_is_not_said_fits_the_task(unfading, tmp_path):
+    from unfading.cli_settings import Settings
+
+    assert Settings().run("adding", "STAR", rate=0.1, seed=0).steps == 2000
+    digits = Settings().run("digits", "STAR", rate=0.1, seed=0)
+    assert (digits.steps, digits.epochs) == (None, 10)
+
+
+def test_final_trains_on_all_rows_and_tests_that(unfading):
+    code, out, _ = unfading(
+        "train", "--task", "digits", "--cell", "Elman", "--hidden", "4", "--batch", "64", "--epochs", "1", "--final", "--json"
+    )
+    record = json.loads(out)
+    assert (code, record["run"]["split"], record["best"]) == (0, "full", None)
+    assert 0 <= record["test"]["accuracy"] <= 1
+
+
+def test_compare_ends_with_a_table_and_a_report(unfading, tmp_path):
+    flags = ["--seeds", "2", "--rate", "0.001", "0.1", "--processes", "1"]
+    code, out, err = unfading("compare", "--task", "adding,T=6", "--cells", "Elman", "STAR", *QUICK, *flags)
+    assert code == 0
+    assert "adding T=6: mse, lower is better" in out
+    assert "rate chosen by validation: Elman 0." in out
+    assert len(list((tmp_path / "runs" / "adding").glob("*/record.json"))) == 8
+    assert "<html" in (tmp_path / "runs" / "adding" / "report.html").read_text()[:2000]
+    assert err.count("valid mse") == 8
+    code, out, _ = unfading("compare", "--task", "adding,T=6", "--cells", "Elman", "STAR", *QUICK, *flags, "--json", "--quiet")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["run"]["cell"] for line in lines] == ["Elman", "Elman", "STAR", "STAR"]
+    assert len({(line["run"]["cell"], line["run"]["rate"]) for line in lines}) == 2
+
+
+def test_tensorboard_gets_the_curve(unfading, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert unfading("train", "--task", "adding,T=6", "--cell", "Elman", *QUICK, "--tensorboard")[0] == 0
+    (folder,) = (tmp_path / "runs" / "adding").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    lines = json.loads((folder / "record.json").read_text())["curve"]
+    assert [event.step for event in events.Scalars("valid/mse")] == [line["step"] for line in lines if "valid" in line]
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx([line["loss"] for line in lines])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--task", "ading", "--cell", "STAR"], "unknown task 'ading'. Did you mean 'adding'?"),
+        (["--task", "adding", "--cell", "LTSM"], "unknown cell 'LTSM'. Did you mean 'LSTM'?"),
+        (["--task", "adding,S=3", "--cell", "STAR"], "unknown option of task adding 'S'."),
+        (["--task", "adding,T=1", "--cell", "STAR"], "task adding: T must be at least 2; got 1"),
+        (["--task", "adding", "--cell", "STAR,max_leg=3"], "unknown option of cell STAR 'max_leg'. Did you mean 'max_lag'?"),
+        (["--task", "adding", "--cell", "STAR", "--optimiser", "adm"], "unknown optimiser 'adm'. Did you mean 'adam'?"),
+        (["--task", "adding", "--cell", "STAR", "--schedule", "cosin"], "unknown schedule 'cosin'. Did you mean 'cosine'?"),
+        (["--task", "adding", "--cell", "STAR", "--rates", "W_z=0.1"], "rates: unknown parameter 'W_z'"),
+        (["--task", "adding", "--cell", "STAR", "--rates", "W_h"], "--rates takes NAME=FACTOR, e.g. eta=0.1; got 'W_h'"),
+        (["--task", "adding", "--cell", "STAR", "--epochs", "2"], "task adding draws without end and has no epochs"),
+        (["--task", "adding", "--cell", "STAR", "--steps", "2", "--epochs", "2"], "steps or epochs, one of the two"),
+        (["--task", "adding", "--cell", "STAR", "--clip-value", "2"], "clips by norm or by value"),
+        (["--task", "adding", "--cell", "STAR", "--resume", "--again"], "--resume goes on and --again begins anew"),
+        (["--task", "adding", "--cell", "STAR", "--device", "cuda"], "torch finds no GPU here"),
+        (["--task", "adding", "--cell", "STAR", "--rate", "-1"], "rate must be above 0; got -1"),
+        (["--task", "adding", "--cell", "STAR", "--name", "../up"], "--name is one folder in --runs; got '../up'"),
+        (["--task", "nowhere.py:Mine", "--cell", "STAR"], "names a file that is not there"),
+        (["--task", "adding"], "--task and --cell say what to train"),
+        (["--from", "nothing.json"], "nothing.json is not there"),
+        (["--from", "nothing.json", "--task", "adding"], "leave --task and --cell out"),
+        (["--task", "adding,,", "--cell", "STAR"], "expected NAME or NAME,option=value"),
+        (["--task", "adding,T=3,T=4", "--cell", "STAR"], "gives T twice"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence_and_nothing_is_made(unfading, tmp_path, arguments, sentence):
+    if "cuda" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here")
+    code, _, err = unfading("train", *arguments)
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["own_cell", "own_data", "swap_lstm"])
+def test_examples_run(name, tmp_path, monkeypatch, capsys):
+    import runpy
+
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    learnt = {"own_cell": "LeakyCell  test error 0.0", "own_data": "test accuracy 0.9", "swap_lstm": "100.0% right"}
+    assert learnt[name] in out or (name == "own_data" and "test accuracy 1.0" in out)

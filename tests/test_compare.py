@@ -1,0 +1,167 @@
+"""Many runs: in processes, in one pass, stopped, resumed, with some that fail; and which rate is chosen."""
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from unfading import Run, compare, train
+from unfading import compare as _function
+from unfading.compare import chosen, shape
+from unfading.folder import Folder
+from unfading.training import Training
+
+FAULTY = Path(__file__).parent / "user" / "faulty_tasks.py"
+SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
+assert callable(_function)
+module = sys.modules["unfading.compare"]
+
+
+def silent(sentence):
+    """Nobody listens."""
+
+
+def told(record):
+    """What two trainings of one run must agree in."""
+    curve = [{name: value for name, value in line.items() if name != "seconds"} for line in record["curve"]]
+    return record["key"], record["status"], record["best"], record["test"], curve
+
+
+def test_processes_give_what_one_process_gives(tmp_path):
+    runs = [replace(SMALL, cell=cell, seed=seed) for cell in ("Elman", "STAR") for seed in (0, 1)]
+    heard = []
+    apart = compare(runs, tmp_path / "apart", listen=heard.append, say=silent)
+    alone = [train(run) for run in runs]
+    assert [told(record) for record in apart] == [told(record) for record in alone]
+    assert {moment.run.key for moment in heard} == {run.key for run in runs}
+    assert all(1 <= moment.step <= moment.total == 12 for moment in heard)
+
+
+def test_a_run_that_is_done_is_not_trained_again(tmp_path, monkeypatch):
+    runs = [replace(SMALL, seed=seed) for seed in (0, 1)]
+    before = compare(runs, tmp_path, processes=1, say=silent)
+    monkeypatch.setattr(Training, "go", lambda self, asked: pytest.fail("it was trained again"))
+    sentences = []
+    assert compare(runs, tmp_path, say=sentences.append) == before
+    assert sentences == ["2 of 2 runs are done already."]
+
+
+def test_equal_runs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="two of these runs are the same"):
+        compare([SMALL, replace(SMALL)], tmp_path)
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
+    bad = replace(SMALL, task=f"{FAULTY}:Raising")
+    deadly = [replace(SMALL, task=f"{FAULTY}:Deadly", seed=seed) for seed in (0, 1)]
+    good = [replace(SMALL, seed=seed) for seed in (0, 1)]
+    with pytest.raises(ValueError, match="2 of 5 runs failed") as caught:
+        compare([bad, *deadly, *good], tmp_path, say=silent)
+    assert "Elman, seed 0: the sensor was unplugged" in str(caught.value)
+    assert "Elman, seed 0: its process ended with signal 9" in str(caught.value)
+    for run in (deadly[1], *good):
+        assert (tmp_path / run.key / "record.json").exists()
+
+
+LONG = replace(SMALL, steps=100_000)
+PROGRAM = f"""if True:
+    import dataclasses, sys
+    from unfading import compare
+    from unfading.run import Run
+    from unfading.stopping import Stopped
+    run = Run.from_json({LONG.to_json()!r})
+    try:
+        compare([run, dataclasses.replace(run, seed=1)], sys.argv[1])
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signal)
+"""
+
+
+def waiting_for(condition, seconds=60):
+    """Until it holds; a process takes a while to begin or to end."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+    ids=lambda number: number.name,
+)
+def test_workers_stop_with_their_parent_and_with_a_checkpoint(tmp_path, number):
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
+    runs = [LONG, replace(LONG, seed=1)]
+    curves = [tmp_path / run.key / "curve.jsonl" for run in runs]
+    waiting_for(lambda: all(curve.exists() and curve.stat().st_size for curve in curves))
+    process.send_signal(number)
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+
+    def free(run):
+        try:
+            Folder(tmp_path, run).close()
+        except ValueError:
+            return False
+        return True
+
+    waiting_for(lambda: all(free(run) for run in runs))
+    for run in runs:
+        folder = Folder(tmp_path, run)
+        assert folder.load("last")[1]["step"] > 0
+        folder.close()
+
+
+def test_runs_of_one_shape_differ_in_what_a_row_can_hold():
+    same = [{"seed": 5}, {"rate": 0.5}, {"rates": {"U": 0.1}}, {"schedule": "cosine"}, {"clip_norm": 3.0}, {"steps": 99}]
+    same += [{"retries": 2}, {"stop_at": 0.1}, {"clip_norm": None, "clip_value": 1.0}]
+    other = [{"hidden": 5}, {"cell": "STAR"}, {"optimiser": "sgd"}, {"batch": 4}, {"task_options": {"T": 8}}, {"layers": 2}]
+    assert {shape(replace(SMALL, **change)) for change in same} == {shape(SMALL)}
+    assert all(shape(replace(SMALL, **change)) != shape(SMALL) for change in other)
+
+
+def test_passes_hold_runs_of_one_shape_at_one_step_and_no_more_than_asked(tmp_path):
+    runs = [replace(SMALL, seed=seed) for seed in range(5)] + [replace(SMALL, hidden=5)]
+    fleets = module._fleets(runs, tmp_path, 4)
+    assert fleets == [runs[:4], runs[4:5], runs[5:]]
+
+
+def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
+    trained = []
+
+    def scarce(runs, where, **options):
+        if len(runs) > 2:
+            raise torch.OutOfMemoryError
+        trained.append((runs, options["resume"]))
+
+    monkeypatch.setattr(module, "train_together", scarce)
+    runs, sentences = [replace(SMALL, seed=seed) for seed in range(5)], []
+    module._train_fleet(runs, tmp_path, None, sentences.append, {"resume": False, "again": True})
+    assert [run for part, _ in trained for run in part] == runs
+    assert all(resumed for _, resumed in trained)
+    assert len(sentences) == 2
+    monkeypatch.setattr(module, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises(ValueError, match="Elman with batch 3 does not fit the memory of the GPU"):
+        module._train_fleet(runs[:1], tmp_path, None, sentences.append, {})
+
+
+def made_record(rate, seed, valid, status="finished", test=0.5, *, rising=False):
+    run = replace(SMALL, rate=rate, seed=seed)
+    best = None if valid is None else {"step": 3, "valid": {"loss": 9.0, "mse": valid}}
+    test = {"loss": 9.0, "mse": test}
+    return {"run": run.to_json(), "status": status, "best": best, "measure": "mse", "rising": rising, "test": test}
+
+
+def test_the_rate_is_chosen_by_divergence_then_validation_and_never_by_test():
+    good = [made_record(0.1, 0, 0.3, test=0.9), made_record(0.1, 1, 0.5, test=0.9)]
+    worse = [made_record(0.2, 0, 0.4, test=0.0), made_record(0.2, 1, 0.5, test=0.0)]
+    unstable = [made_record(0.3, 0, 0.01), made_record(0.3, 1, 0.01, "diverged")]
+    nothing = [made_record(0.4, 0, None), made_record(0.4, 1, 0.01)]
+    assert chosen([*worse, *unstable, *nothing, *good]) == good
+    rising = [{**record, "rising": True} for record in [*good, *worse]]
+    assert chosen(rising) == rising[2:]

@@ -1,0 +1,207 @@
+"""Fleets: every member is its single run, whatever the others do."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.trained import OWN, changed, fleet, small, untimed, weights
+from tests.variants import hidden_size, name
+from unfading import Run, catalogue, train
+from unfading.fleet import Fleet
+from unfading.train import train_together
+
+# Twenty steps in float64: sums in another order, stretched by the dynamics.
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+STEPS = 20
+# What members may differ in.
+DIFFERENT = [
+    {"seed": 0, "rate": 0.01},
+    {"seed": 1, "rate": 0.002, "steps": 13, "clip_norm": 0.05, "schedule": "cosine"},
+    {
+        "seed": 2,
+        "rate": 0.03,
+        "rates": {"head.*": 0.1},
+        "clip_norm": None,
+        "schedule": "step",
+        "schedule_options": {"every": 5},
+    },
+    {"seed": 0, "rate": 0.01, "clip_norm": None, "clip_value": 0.001, "steps": 17},
+]
+
+
+def members(**fields):
+    base = small(**{"dtype": "float64", "steps": STEPS, "valid_every": 10, **fields})
+    return [changed(base, **each) for each in DIFFERENT]
+
+
+def each_is_its_single_run(runs, tmp_path, **keywords):
+    for run, (got, record) in zip(runs, fleet(runs, tmp_path / "together", **keywords), strict=True):
+        single = train(run, tmp_path / "alone")
+        for part, want in weights(tmp_path / "alone" / run.key).items():
+            assert_close(got[part], want, **CLOSE)
+        for what in ("status", "reason", "steps", "returns"):
+            assert record[what] == single[what]
+        close_enough(record["curve"], single["curve"])
+        close_enough(record["test"], single["test"])
+        assert record["together"] == len(runs)
+
+
+def close_enough(got, want):
+    """The same JSON, its numbers to 1e-9."""
+    if isinstance(want, list):
+        assert len(got) == len(want)
+        for a, b in zip(untimed(got), untimed(want), strict=True):
+            close_enough(a, b)
+    elif isinstance(want, dict):
+        assert got.keys() == want.keys()
+        for key in want:
+            close_enough(got[key], want[key])
+    else:
+        assert got == (want if want is None else pytest.approx(want, rel=1e-8, abs=1e-9))
+
+
+FEW = {"STAR", "LSTM", "IncrementalRNN", "UnitaryRNN"}
+CELLS = [pytest.param(cell, marks=[] if name(cell) in FEW else pytest.mark.long, id=name(cell)) for cell in catalogue.cells()]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_each_member_is_its_single_run(cell, tmp_path):
+    each_is_its_single_run(members(cell=name(cell), hidden=hidden_size(cell)), tmp_path)
+
+
+KINDS = {
+    "one after the other": ({}, {"together": False}),
+    "sgd": ({"optimiser": "sgd", "optimiser_options": {"momentum": 0.9, "l2": 0.1}}, {}),
+    "amsgrad": ({"optimiser": "amsgrad", "optimiser_options": {"weight_decay": 0.1}}, {}),
+    "rmsprop": ({"optimiser": "rmsprop"}, {}),
+    "two layers, both ways": ({"layers": 2, "cell_options": {"bidirectional": True}}, {}),
+    "tokens, one hot": ({"task": "copying", "task_options": {"T": 3, "items": 2}}, {}),
+    "carried": ({"task": "copying", "task_options": {"T": 3, "items": 2, "keep": 5}}, {}),
+    "carried eta": (
+        {
+            "task": "copying",
+            "task_options": {"T": 3, "items": 2, "keep": 3},
+            "cell": "IncrementalRNN",
+            "cell_options": {"steps": 15},
+        },
+        {},
+    ),
+    "batches of several shapes": ({"task": "variable_copying", "task_options": {"T": 4, "items": 2}}, {}),
+    "rows of several lengths": ({"task": "variable_copying", "task_options": {"T": 4, "items": 2, "per_row": True}}, {}),
+    "a mask": ({"task": "denoising", "task_options": {"T": 4, "items": 2}}, {}),
+    "truncated": ({"truncate": 2}, {}),
+    "penalty": ({"cell": "SoftOrthogonalRNN"}, {}),
+    "learnt state": ({"cell_options": {"learn_initial_state": True}}, {}),
+    "in segments": ({"cell_options": {"checkpoint_every": 2}}, {}),
+    "float32": ({"dtype": "float32", "rate": 0.001}, {}),
+}
+
+
+@pytest.mark.parametrize(("fields", "keywords"), KINDS.values(), ids=KINDS)
+def test_whatever_is_trained(fields, keywords, tmp_path, monkeypatch):
+    if fields.get("dtype") == "float32":
+        # Twenty steps of float32, each off by some units in the last place; Adam divides small by small.
+        monkeypatch.setitem(CLOSE, "rtol", 1e-3)
+        monkeypatch.setitem(CLOSE, "atol", 1e-3)
+        monkeypatch.setattr("tests.test_fleet.close_enough", lambda got, want: None)
+    each_is_its_single_run(members(**fields), tmp_path, **keywords)
+
+
+def test_a_text_is_carried_in_each_member(made, tmp_path):
+    run = Run(
+        task="ptb_characters",
+        task_options={"steps": 7, "embedding": 3},
+        cell="LSTM",
+        hidden=3,
+        batch=4,
+        steps=8,
+        valid_every=4,
+        dtype="float64",
+        backend="reference",
+    )
+    each_is_its_single_run([run, changed(run, seed=1, rate=0.01)], tmp_path)
+
+
+def test_buffers_that_differ_are_each_members_own():
+    runs = members(cell="UnitaryRNN", hidden=5)
+    models = [run.make_model() for run in runs]
+    buffers = [dict(model.named_buffers()) for model in models]
+    assert any(not torch.equal(buffers[0][key], buffers[1][key]) for key in buffers[0])
+    task = runs[0].make_task()
+    batch = task.batch(0, 4, split="valid", seed=0, device="cpu")
+    apart = [Fleet([run.make_model()], task, together=False).scores(batch, None, 0)[0]["mse"].item() for run in runs]
+    together, _ = Fleet(models, task, together=True).scores(batch, None, 0)
+    assert together["mse"].tolist() == pytest.approx(apart, rel=1e-12)
+    assert len(set(apart)) > 1
+
+
+def test_parameters_are_views_of_one_matrix():
+    models = [run.make_model() for run in members(layers=2)]
+    made = Fleet(models, members()[0].make_task(), together=True)
+    made.w.fill_(3.0)
+    made.g.fill_(2.0)
+    for model in models:
+        assert all((parameter == 3.0).all() and (parameter.grad == 2.0).all() for parameter in model.parameters())
+
+
+def test_models_of_several_shapes_are_no_fleet():
+    with pytest.raises(ValueError, match="must have parameters of equal shapes; train these apart"):
+        Fleet([small(hidden=hidden).make_model() for hidden in (3, 4)], small().make_task(), together=True)
+
+
+OTHERWISE = {
+    "batch": 5,
+    "optimiser": "sgd",
+    "optimiser_options": {"l2": 0.1},
+    "task_options": {"T": 7},
+    "task": "denoising",
+    "cell": "JANET",
+    "cell_options": {"shift": 1.0},
+    "hidden": 4,
+    "layers": 2,
+    "truncate": 2,
+    "split": "full",
+    "valid_batches": 3,
+    "valid_every": 5,
+    "dtype": "float64",
+    "backend": "auto",
+}
+
+
+@pytest.mark.parametrize("field", OTHERWISE)
+def test_runs_that_do_not_go_together_are_refused(field, tmp_path):
+    """A fleet has one optimiser, one batch size, one task: a member that says otherwise would be trained as it does not say."""
+    beside = {"task": {"task_options": {"T": 12}}, "split": {"valid_every": None}}.get(field, {})
+    runs = [small(), small(**{**beside, field: OTHERWISE[field], "seed": 1})]
+    with pytest.raises(ValueError, match=f"trained together.*{field}"):
+        train_together(runs, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def breaking(**fields):
+    return small(
+        **{"task": f"{OWN}:Breaks", "task_options": {"at": 7, "above": 3.0}, "dtype": "float64", "steps": STEPS, **fields}
+    )
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("retries", [0, 2])
+def test_one_that_dies_leaves_the_others_as_they_are(together, retries, tmp_path):
+    """The loss breaks where predictions are large, which they are at a high rate alone."""
+    runs = [breaking(seed=seed, rate=rate, retries=retries) for seed, rate in ((0, 1e-3), (1, 3.0), (2, 2e-3))]
+    runs[2] = changed(runs[2], steps=12)
+    records = train_together(runs, tmp_path, together=together)
+    assert [record["status"] for record in records] == ["finished", "diverged", "finished"]
+    assert [record["returns"] for record in records] == [0, retries, 0]
+    for run in runs:
+        single = train(run, tmp_path / "alone")
+        for part, want in weights(tmp_path / "alone" / run.key).items():
+            assert_close(weights(tmp_path / run.key)[part], want, **CLOSE)
+        assert single["reason"] == records[runs.index(run)]["reason"]
+
+
+def test_every_member_draws_noise_of_its_own(monkeypatch):
+    make = Run.make_model
+    monkeypatch.setattr(Run, "make_model", lambda run: make(changed(run, seed=0)))
+    runs = [small(task=f"{OWN}:Same", task_options={}, cell_options={"zoneout": 0.5}, seed=seed, steps=2) for seed in range(3)]
+    assert len({record["curve"][0]["loss"] for record in train_together(runs)}) == 3

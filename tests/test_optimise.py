@@ -1,0 +1,223 @@
+"""Optimisers, clips and schedules are those of torch.optim, row by row; each model of a fleet has its own rate and limit."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from unfading.errors import unknown
+from unfading.optimise import OPTIMISERS, SGD, Adam, AMSGrad, RMSProp, clip_norms, clip_values, norms
+from unfading.schedule import SCHEDULES, Constant, Cosine, Polynomial, Step
+
+# float64; the same few operations in another order, thirty times.
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+STEPS = 30
+RATES = [0.1, 0.003, 1.7]
+E, N = len(RATES), 7
+
+# Ours, and torch's of the same settings.
+PAIRS = {
+    "adam": (Adam(), torch.optim.Adam, {}),
+    "adam-settings": (Adam(b1=0.8, b2=0.95, eps=1e-3), torch.optim.Adam, {"betas": (0.8, 0.95), "eps": 1e-3}),
+    "adam-l2": (Adam(l2=0.3), torch.optim.Adam, {"weight_decay": 0.3}),
+    "adamw": (Adam(weight_decay=0.2), torch.optim.AdamW, {"weight_decay": 0.2}),
+    "amsgrad": (AMSGrad(), torch.optim.Adam, {"amsgrad": True}),
+    "amsgradw": (AMSGrad(weight_decay=0.2), torch.optim.AdamW, {"weight_decay": 0.2, "amsgrad": True}),
+    "rmsprop": (RMSProp(), torch.optim.RMSprop, {}),
+    "rmsprop-settings": (
+        RMSProp(alpha=0.8, eps=1e-3, l2=0.1),
+        torch.optim.RMSprop,
+        {"alpha": 0.8, "eps": 1e-3, "weight_decay": 0.1},
+    ),
+    "rmsprop-momentum": (RMSProp(momentum=0.7), torch.optim.RMSprop, {"momentum": 0.7}),
+    "sgd": (SGD(), torch.optim.SGD, {}),
+    "sgd-momentum": (SGD(momentum=0.9), torch.optim.SGD, {"momentum": 0.9}),
+    "sgd-nesterov": (SGD(momentum=0.6, nesterov=True), torch.optim.SGD, {"momentum": 0.6, "nesterov": True}),
+    "sgd-l2": (SGD(momentum=0.6, l2=0.1), torch.optim.SGD, {"momentum": 0.6, "weight_decay": 0.1}),
+}
+every_pair = pytest.mark.parametrize(("ours", "theirs", "settings"), PAIRS.values(), ids=PAIRS)
+
+
+def gradients(w, t):
+    """Of a bowl that is shaken; large and small ones, some of them zero."""
+    return w * torch.linspace(0.0, 2.0, N, dtype=w.dtype) + 10.0 ** (t % 5 - 2) * torch.sin(
+        3.0 * t + torch.arange(N, dtype=w.dtype)
+    )
+
+
+def moved_by_ours(ours, w, rate):
+    w = w.clone()
+    kept = {name: torch.zeros_like(w) for name in ours.keeps}
+    for t in range(1, STEPS + 1):
+        ours.update(w, gradients(w, t), kept, rate, torch.full((len(w), 1), float(t), dtype=torch.float64))
+    return w
+
+
+def moved_by_torch(optimiser, parameters):
+    for t in range(1, STEPS + 1):
+        grads = gradients(torch.cat([p.detach() for p in parameters]), t)
+        for parameter, grad in zip(parameters, grads.split([len(p) for p in parameters]), strict=True):
+            parameter.grad = grad.clone()
+        optimiser.step()
+    return torch.cat([parameter.detach() for parameter in parameters])
+
+
+def test_every_optimiser_is_compared():
+    assert {type(ours) for ours, _, _ in PAIRS.values()} == set(OPTIMISERS.values())
+
+
+@every_pair
+def test_each_row_moves_as_torch_moves_it(ours, theirs, settings):
+    begin = torch.randn(E, N, dtype=torch.float64)
+    got = moved_by_ours(ours, begin, torch.tensor(RATES, dtype=torch.float64).unsqueeze(1))
+    for row, rate in enumerate(RATES):
+        parameter = begin[row].clone().requires_grad_()
+        want = moved_by_torch(theirs([parameter], lr=rate, **settings), [parameter])
+        assert_close(got[row], want, **EXACT)
+        assert not torch.allclose(want, begin[row])
+
+
+@every_pair
+def test_a_rate_for_each_entry_is_a_parameter_group(ours, theirs, settings):
+    begin = torch.randn(1, N, dtype=torch.float64)
+    factors = torch.tensor([[1.0, 1.0, 0.1, 0.1, 0.1, 0.0, 0.0]], dtype=torch.float64)
+    got = moved_by_ours(ours, begin, 0.03 * factors)
+    parameters = [part.clone().requires_grad_() for part in begin[0].split([2, 3, 2])]
+    groups = [{"params": [part], "lr": rate} for part, rate in zip(parameters, (0.03, 0.003, 0.0), strict=True)]
+    assert_close(got[0], moved_by_torch(theirs(groups, lr=0.03, **settings), parameters), **EXACT)
+    assert torch.equal(got[0, 5:], begin[0, 5:])
+
+
+@every_pair
+def test_a_step_in_float32_is_that_in_float64_to_its_precision(ours, theirs, settings):
+    begin = torch.randn(E, N)
+    rate = torch.tensor(RATES, dtype=torch.float64).unsqueeze(1) / 10
+    single = moved_by_ours(ours, begin, rate)
+    assert single.dtype == torch.float32
+    # Thirty steps, each of them off by some units in the last place, in a bowl that may stretch errors.
+    assert_close(single.double(), moved_by_ours(ours, begin.double(), rate), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_began_later_has_its_own_correction():
+    ours = Adam()
+    w = torch.zeros(2, N, dtype=torch.float64)
+    kept = {name: torch.zeros_like(w) for name in ours.keeps}
+    ours.update(
+        w, torch.ones_like(w), kept, torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    )
+    assert_close(w[0], torch.full((N,), -1.0, dtype=torch.float64), rtol=1e-7, atol=0)
+    want = -(0.1 / (1 - 0.9**3)) / (math.sqrt(0.001 / (1 - 0.999**3)) + 1e-8)
+    assert_close(w[1], torch.full((N,), want, dtype=torch.float64), **EXACT)
+
+
+LIMITS = [0.5, 1e9, math.inf]
+
+
+def test_clip_by_norm_is_torchs_row_by_row():
+    g = 3.0 * torch.randn(E, N, dtype=torch.float64)
+    got = g.clone()
+    clip_norms(got, norms(got), torch.tensor(LIMITS, dtype=torch.float64).unsqueeze(1))
+    for row, limit in enumerate(LIMITS):
+        parameters = [torch.nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (3, 4)]
+        for parameter, part in zip(parameters, g[row].split([3, 4]), strict=True):
+            parameter.grad = part.clone()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        assert_close(norms(g)[row, 0], norm, **EXACT)
+        assert_close(got[row], torch.cat([parameter.grad for parameter in parameters]), **EXACT)
+    assert norms(got)[0] <= 0.5 < norms(g)[0]
+    assert torch.equal(got[1:], g[1:])
+
+
+def test_clip_by_value_is_torchs_row_by_row():
+    g = 3.0 * torch.randn(E, N, dtype=torch.float64)
+    got = g.clone()
+    clip_values(got, torch.tensor(LIMITS, dtype=torch.float64).unsqueeze(1))
+    for row, limit in enumerate(LIMITS):
+        parameter = torch.nn.Parameter(torch.zeros(N, dtype=torch.float64))
+        parameter.grad = g[row].clone()
+        torch.nn.utils.clip_grad_value_([parameter], limit)
+        assert torch.equal(got[row], parameter.grad)
+    assert got[0].abs().max() == 0.5
+    assert torch.equal(got[1:], g[1:])
+
+
+def test_a_large_gradient_in_float32_has_a_finite_norm():
+    g = torch.full((1, 4), 3e38)
+    assert norms(g).item() == pytest.approx(6e38)
+    clip_norms(g, norms(g), torch.ones(1, 1, dtype=torch.float64))
+    assert_close(g, torch.full((1, 4), 0.5))
+
+
+def rates(make, steps=20):
+    """What torch's scheduler makes of a rate of 1."""
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimiser)
+    found = []
+    for _ in range(steps):
+        found.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        scheduler.step()
+    return found
+
+
+SCHEDULED = {
+    "constant": (Constant(), lambda o: torch.optim.lr_scheduler.ConstantLR(o, factor=1.0)),
+    "step": (Step(every=6, gamma=0.3), lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.3)),
+    "cosine": (Cosine(), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20)),
+    "cosine-floor": (Cosine(floor=0.2), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20, eta_min=0.2)),
+    "line": (Polynomial(), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 20)),
+    "polynomial": (Polynomial(power=2.5), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 20, 2.5)),
+    "line-floor": (Polynomial(floor=0.3), lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.3, 20)),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SCHEDULED.values(), ids=SCHEDULED)
+def test_schedules_are_torchs(ours, theirs):
+    # torch goes from rate to rate by quotients, and twenty of them leave some units in the last place.
+    assert [ours.factor(step, 20) for step in range(20)] == pytest.approx(rates(theirs), rel=1e-12)
+    assert ours.factor(0, 20) == 1.0
+
+
+def test_every_schedule_is_compared_and_ends_where_it_says():
+    assert {type(ours) for ours, _ in SCHEDULED.values()} == set(SCHEDULES.values())
+    assert Cosine(floor=0.2).factor(20, 20) == pytest.approx(0.2)
+    assert Polynomial(floor=0.2, power=3.0).factor(20, 20) == pytest.approx(0.2)
+    assert Polynomial(floor=0.2, power=3.0).factor(10, 20) == pytest.approx(0.2 + 0.8 / 8)
+
+
+CASES = {
+    "l2": (lambda: Adam(l2=-0.1), ValueError, "l2 must be at least 0; got -0.1"),
+    "l2 nan": (lambda: SGD(l2=math.nan), ValueError, "l2 must be at least 0; got nan"),
+    "weight_decay": (lambda: SGD(weight_decay=-1), ValueError, "weight_decay must be at least 0"),
+    "weight_decay kind": (lambda: SGD(weight_decay="1"), TypeError, "weight_decay must be a number; got '1'"),
+    "b1": (lambda: Adam(b1=1.0), ValueError, "b1 must be below 1"),
+    "b2": (lambda: Adam(b2=1.5), ValueError, r"b2 must lie in \[0, 1\]; got 1.5"),
+    "eps": (lambda: Adam(eps=0), ValueError, "eps must be above 0"),
+    "eps of rmsprop": (lambda: RMSProp(eps=-1.0), ValueError, "eps must be above 0"),
+    "alpha": (lambda: RMSProp(alpha=1), ValueError, "alpha must be below 1"),
+    "momentum of rmsprop": (lambda: RMSProp(momentum=-0.5), ValueError, r"momentum must lie in \[0, 1\]"),
+    "momentum": (lambda: SGD(momentum=1), ValueError, "momentum must be below 1"),
+    "nesterov": (lambda: SGD(nesterov=True), ValueError, "momentum is 0. Set momentum"),
+    "nesterov kind": (lambda: SGD(momentum=0.5, nesterov=1), TypeError, "nesterov must be true or false; got 1"),
+    "every": (lambda: Step(every=0), ValueError, "every must be at least 1"),
+    "gamma": (lambda: Step(gamma=0), ValueError, "gamma must be above 0"),
+    "floor": (lambda: Cosine(floor=2.0), ValueError, r"floor must lie in \[0, 1\]"),
+    "floor of a polynomial": (lambda: Polynomial(floor=-1.0), ValueError, r"floor must lie in \[0, 1\]"),
+    "power": (lambda: Polynomial(power=0), ValueError, "power must be above 0"),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "sentence"), CASES.values(), ids=CASES)
+def test_bad_settings_get_one_sentence(call, kind, sentence):
+    with pytest.raises(kind, match=sentence) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_every_setting_is_refused_somewhere():
+    told = {word for name in CASES for word in name.split()[:1]}
+    for kind in (*OPTIMISERS.values(), *SCHEDULES.values()):
+        for field in dataclasses.fields(kind):
+            assert field.name in told, unknown("setting", field.name, told)

@@ -1,0 +1,66 @@
+"""What is drawn while runs are trained."""
+
+import time
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from unfading import Run
+from unfading.member import Moment
+from unfading.progress import Display
+
+RUNS = [
+    Run(task="adding", cell=cell, hidden=4, steps=50, rate=rate, seed=seed)
+    for cell, rate in (("STAR", 0.1), ("STAR", 0.2), ("LSTM", 0.1))
+    for seed in (0, 1)
+]
+
+
+def drawn(*, terminal):
+    file = StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
+    return file, console
+
+
+def test_bars_tell_name_steps_pace_loss_score_and_time_left():
+    file, console = drawn(terminal=True)
+    with Display(RUNS, console) as display:
+        display.listen(Moment(RUNS[3], 10, 50, 2.0, 0.123456, {"loss": 9.0, "mse": 0.25}))
+        display.listen(Moment(RUNS[3], 20, 50, 4.0, 0.111, None))
+        display.progress.refresh()
+    screen = file.getvalue()
+    for words in ("STAR rate=0.2 seed 1", "20/50", "5/s", "loss 0.111", "valid mse 0.25"):
+        assert words in screen, words
+    assert screen.count("seed") == screen.count("STAR rate=0.2 seed 1")  # the others have not begun
+
+
+def test_the_screen_is_drawn_at_most_four_times_a_second():
+    file, console = drawn(terminal=True)
+    with Display(RUNS, console) as display:
+        began = time.monotonic()
+        while time.monotonic() - began < 1.2:
+            display.listen(Moment(RUNS[0], 1 + int(10 * time.monotonic()) % 9, 50, 2.0, 0.5, None))
+    frames = file.getvalue().count("STAR rate=0.1 seed 0")
+    # One at the start and one at the end beside those of the clock; a slow machine draws fewer.
+    assert 1 <= frames <= 4 * 1.2 + 3
+
+
+@pytest.mark.parametrize("status", ["finished", "diverged"])
+def test_without_a_terminal_each_end_is_one_line(status):
+    file, console = drawn(terminal=False)
+    with Display(RUNS, console) as display:
+        display.listen(Moment(RUNS[4], 10, 50, 2.0, 0.5, {"loss": 9.0, "mse": None}))
+        display.listen(Moment(RUNS[4], 30, 50, 2.0, 0.5, None, status))
+        display.say("something else")
+    assert file.getvalue() == f"LSTM seed 0: {status} after 30 steps valid mse not finite\nsomething else\n"
+
+
+def test_bars_of_many_runs_go_when_they_are_done():
+    many = [replace(RUNS[0], seed=seed) for seed in range(13)]
+    for runs, stays in ((many, False), (many[:12], True)):
+        _, console = drawn(terminal=True)
+        with Display(runs, console) as display:
+            display.listen(Moment(runs[0], 50, 50, 2.0, 0.5, None, "finished"))
+            assert [task.visible for task in display.progress.tasks] == [stays]

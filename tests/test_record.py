@@ -1,0 +1,142 @@
+"""A record says what was trained, how it went and on what; all of it true, all of it JSON."""
+
+import hashlib
+import json
+import platform
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+import unfading
+from tests.trained import OWN, small, untimed
+from unfading import Run, train
+from unfading.folder import read_curve
+
+FIELDS = {
+    *("version", "key", "run", "status", "reason", "steps", "returns", "measure", "rising", "guess", "best", "test"),
+    *("seconds", "milliseconds_per_sequence", "parameters", "kilobytes", "about", "curve", "together"),
+}
+
+
+def strict(text):
+    """What JSON has, and no NaN."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def test_a_record_has_all_its_fields(tmp_path):
+    run = small(steps=24)
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    record = train(run, tmp_path, command="unfading train ...")
+    assert set(record) == FIELDS
+    assert strict((tmp_path / run.key / "record.json").read_text()) == record
+    assert (record["version"], record["key"], record["together"]) == (1, run.key, 1)
+    assert Run.from_json(record["run"]) == run
+    assert (record["status"], record["reason"], record["steps"], record["returns"]) == ("finished", None, 24, 0)
+    assert (record["measure"], record["rising"], record["guess"]) == ("mse", False, 1 / 6)
+    assert record["best"]["valid"] in [line["valid"] for line in record["curve"] if "valid" in line]
+    assert record["test"].keys() == record["best"]["valid"].keys() == {"loss", "mse"}
+    assert record["curve"] == read_curve(tmp_path / run.key / "curve.jsonl")
+    about = record["about"]
+    assert about["versions"]["unfading"] == unfading.__version__
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["versions"]["python"] == platform.python_version()
+    assert about["machine"]["cores"] >= 1
+    assert about["machine"]["cpu"]
+    assert about["command"] == "unfading train ..."
+    assert before <= datetime.fromisoformat(about["date"]) <= datetime.now(UTC)
+    assert "sources" not in about
+
+
+def test_a_record_names_the_commit_of_the_checkout():
+    root = Path(unfading.__file__).parent
+    answer = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+    if answer.returncode:
+        pytest.skip("no git checkout")
+    told = train(small(steps=1))["about"]["commit"]
+    assert answer.stdout.startswith(told.removesuffix("-dirty"))
+
+
+def test_the_record_without_a_folder_is_that_with_one(tmp_path):
+    run = small()
+    kept, loose = train(run, tmp_path), train(run)
+    timed = {"seconds", "milliseconds_per_sequence", "about", "curve"}
+    assert {name: kept[name] for name in FIELDS - timed} == {name: loose[name] for name in FIELDS - timed}
+    assert untimed(kept["curve"]) == untimed(loose["curve"])
+
+
+def test_parameters_are_counted_with_and_without_head_and_embedding(made):
+    """By hand: an LSTM has four gates, each with a matrix for input and state and a bias."""
+    record = train(small(cell="LSTM", hidden=5, layers=2, steps=1, cell_options={"bidirectional": True}))
+    lstm = 2 * 4 * 5 * (2 + 5 + 1) + 2 * 4 * 5 * (10 + 5 + 1)
+    assert record["parameters"] == {"all": lstm + 10 + 1, "recurrent": lstm}
+    assert record["kilobytes"] == round((lstm + 11) * 4 / 1024, 2)
+    text = Run(
+        task="ptb_words", task_options={"steps": 7, "embedding": 3}, cell="LSTM", hidden=5, steps=1, dtype="float64", batch=2
+    )
+    model = text.make_model()
+    lstm = 4 * 5 * (3 + 5 + 1)
+    words = model.encoder.weight.shape[0]
+    record = train(text)
+    assert record["parameters"] == {"all": 3 * words + lstm + 6 * words, "recurrent": lstm}
+    # Of float32, whatever it was trained in.
+    assert record["kilobytes"] == round(record["parameters"]["all"] * 4 / 1024, 2)
+    assert record["guess"] == text.make_task().guess
+
+
+def test_a_rising_measure_is_told(made):
+    record = train(Run(task="digits", cell="STAR", hidden=3, batch=5, steps=3, valid_every=1))
+    task = Run(task="digits", cell="STAR", steps=1).make_task()
+    assert (record["measure"], record["rising"], record["guess"]) == ("accuracy", True, task.guess)
+    scores = [line["valid"]["accuracy"] for line in record["curve"]]
+    assert record["best"]["valid"]["accuracy"] == max(scores)
+    assert record["best"]["step"] == 1 + scores.index(max(scores))
+
+
+def test_a_users_own_files_are_told_by_their_hash():
+    quiet = OWN.with_name("quiet.py")
+    record = train(small(task=f"{OWN}:Same", task_options={}, cell=f"{quiet}:QuietCell", steps=1))
+    hashes = {f"{OWN}:Same": OWN, f"{quiet}:QuietCell": quiet}
+    assert record["about"]["sources"] == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in hashes.items()}
+
+
+def test_the_curve_has_about_two_hundred_lines_and_means_over_them():
+    run = small(steps=610, task_options={"T": 2}, hidden=2, valid_every=100)
+    record = train(run)
+    steps = [line["step"] for line in record["curve"]]
+    assert steps == sorted(set(range(3, 610, 3)) | {100, 200, 300, 400, 500, 600, 610})
+    assert [line["step"] for line in record["curve"] if "valid" in line] == [100, 200, 300, 400, 500, 600, 610]
+    seconds = [line["seconds"] for line in record["curve"]]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] == record["seconds"] > 0
+    # The first three losses of this run, of the same run in lines of one step.
+    fine = train(small(steps=3, task_options={"T": 2}, hidden=2))
+    assert record["curve"][0]["loss"] == pytest.approx(sum(line["loss"] for line in fine["curve"]) / 3, rel=1e-12)
+
+
+def test_the_curve_tells_the_rate_of_its_last_step():
+    record = train(small(steps=10, schedule="polynomial", rate=0.5))
+    assert [line["rate"] for line in record["curve"]] == pytest.approx([0.5 * (1 - step / 10) for step in range(10)])
+
+
+def test_a_run_on_an_endless_task_is_looked_at_twenty_times():
+    run = Run(task="adding", task_options={"T": 2}, cell="STAR", hidden=2, batch=2, steps=40, backend="reference")
+    assert [line["step"] for line in train(run)["curve"] if "valid" in line] == list(range(2, 41, 2))
+
+
+def test_a_run_on_a_dataset_is_looked_at_after_every_epoch(made):
+    run = Run(task="digits", cell="STAR", hidden=2, batch=5, epochs=3)
+    epoch = run.make_task().length("train", 5)
+    assert [line["step"] for line in train(run)["curve"] if "valid" in line] == [epoch, 2 * epoch, 3 * epoch]
+
+
+def test_what_is_not_finite_is_null_in_the_files(tmp_path):
+    run = small(task=f"{OWN}:Blind", task_options={"at": 9}, valid_every=4)
+    record = train(run, tmp_path)
+    folder = tmp_path / run.key
+    assert strict((folder / "record.json").read_text()) == record
+    for line in (folder / "curve.jsonl").read_text().splitlines():
+        strict(line)
+    assert record["curve"][-1]["valid"]["mse"] is None

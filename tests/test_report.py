@@ -1,0 +1,436 @@
+"""The report says what the records say, and nothing else: numbers, order, one page that needs no network."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from unfading import cli_report
+from unfading.report import figures, page, records, settings, tables
+
+NASTY = "</script><script>alert(1)</script><b>&'\""
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+
+
+def made_run(cell, seed, **fields):
+    run = {
+        "task": "adding", "task_options": {"T": 200}, "cell": cell, "cell_options": {}, "hidden": 128, "layers": 1,
+        "optimiser": "adam", "optimiser_options": {}, "rate": 0.003, "rates": {}, "schedule": "constant",
+        "schedule_options": {}, "clip_norm": 1.0, "clip_value": None, "batch": 128, "steps": 200, "epochs": None, "seed": seed,
+    }  # fmt: skip
+    return run | fields
+
+
+def made_record(run, valid, test, *, measure="mse", rising=False, guess=1 / 6, curve=None, **fields):
+    """A record whose curve goes from the guess to `valid` in eight lines, every other one validated."""
+    key = f"{crc32(json.dumps(run).encode()):012x}"
+    if curve is None:
+        curve = []
+        for k in range(1, 9):
+            value = guess + (valid - guess) * k / 8
+            line = {"step": 25 * k, "loss": 2 * value, "rate": 0.003, "seconds": 0.5 * k}
+            curve.append(line | ({"valid": {"loss": value, measure: value}} if k % 2 == 0 else {}))
+    return {
+        "version": 1, "key": key, "run": run, "status": "finished", "reason": None, "steps": 200, "returns": 0,
+        "measure": measure, "rising": rising, "guess": guess, "best": {"step": 200, "valid": {"loss": valid, measure: valid}},
+        "test": None if test is None else {"loss": test, measure: test}, "seconds": 10.0 + run["seed"],
+        "milliseconds_per_sequence": 0.4, "parameters": {"all": 4500, "recurrent": 4371}, "kilobytes": 17.6,
+        "about": {
+            "machine": {"cpu": "A CPU", "cores": 2, "system": "Linux"}, "versions": {"unfading": "0.1.0", "torch": "2.13.0"},
+            "commit": "abcdef0123", "date": "2026-11-15T15:00:00+00:00", "command": "unfading compare --task adding",
+        }, "curve": curve,
+    } | fields  # fmt: skip
+
+
+def write(folder, record):
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"version": 1, "run": record["run"]}))
+    (folder / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in record["curve"]))
+    if record["status"] != "unfinished":
+        (folder / "record.json").write_text(json.dumps(record))
+
+
+# Of the two best by validation the second is better at the test; it must not come first for that.
+SCORES = {
+    ("IncrementalRNN", 5): ([0.001, 0.002, 0.0015], [0.004, 0.005, 0.003]),
+    ("IncrementalRNN", 1): ([0.003, 0.004, 0.005], [0.001, 0.002, 0.0012]),
+    ("LSTM", None): ([0.16, 0.01, 0.17], [0.165, 0.011, None]),
+}
+
+
+def made():
+    found = []
+    for (cell, inner), (valids, tests) in SCORES.items():
+        options = {} if inner is None else {"cell_options": {"inner_steps": inner}}
+        for seed, (valid, test) in enumerate(zip(valids, tests, strict=True)):
+            found.append(made_record(made_run(cell, seed, **options), valid, test))
+    reason = f"loss or gradient not finite at step 112 {NASTY}"
+    found[-1] |= {"status": "diverged", "reason": reason, "steps": 112, "curve": found[-1]["curve"][:4]}
+    found.append(made_record(made_run("LSTM", 3), 0.1, None, status="unfinished"))
+    for cell, layers in (("STAR", 8), (NASTY, 1)):
+        for seed in (0, 1):
+            run = made_run(cell, seed, task="pixel_mnist", task_options={}, layers=layers)
+            found.append(made_record(run, 0.9 + seed / 100, 0.91, measure="accuracy", rising=True, guess=0.1135))
+    return found
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for i, record in enumerate(made()):
+        write(tmp_path / "runs" / "name" / f"{i:012x}", record)
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    for i, record in enumerate(made()):
+        write(folder / "runs" / f"{i:012x}", record)
+    cli_report.report((folder / "runs",), output=folder / "page.html", json=True)
+    return folder / "page.html"
+
+
+def test_a_summary_is_what_numpy_says(runs):
+    adding, mnist = settings.tasks(records.load([runs]))
+    assert (adding.name, mnist.name) == ("adding T=200", "pixel_mnist")
+    rows = {setting.label: setting.summary for setting in adding.settings}
+    for (cell, inner), (valids, tests) in SCORES.items():
+        row = rows[cell if inner is None else f"{cell} inner_steps={inner}"]
+        known = [test for test in tests if test is not None]
+        assert row.valid == pytest.approx(np.mean(valids))
+        assert row.mean == pytest.approx(np.mean(known))
+        assert row.spread == pytest.approx(np.std(known, ddof=1))
+        assert row.best == min(known)
+        assert row.trained == sum(test <= 0.9 / 6 for test in known)
+        assert row.share == pytest.approx(row.trained / 3)
+        assert row.seconds == 11.0
+    lstm = rows["LSTM"]
+    assert (lstm.seeds, lstm.ended, lstm.diverged, lstm.unfinished, lstm.steps) == ((0, 1, 2, 3), 3, 1, 1, 200)
+    assert (lstm.milliseconds, lstm.parameters, lstm.recurrent, lstm.kilobytes) == (0.4, 4500, 4371, 17.6)
+    assert mnist.settings[0].summary.best == 0.91
+    assert mnist.settings[0].summary.trained == 2
+
+
+@pytest.mark.parametrize(
+    ("rising", "guess", "test", "status", "trained"),
+    [
+        (False, 1.0, 0.9, "finished", True),
+        (False, 1.0, 0.91, "finished", False),
+        (False, 1.0, 0.1, "diverged", False),
+        (True, 0.5, 0.55, "finished", True),
+        (True, 0.5, 0.54, "finished", False),
+        (True, 0.5, None, "diverged", False),
+        (True, None, 0.9, "finished", None),
+        (False, 1.0, float("nan"), "finished", False),
+    ],
+)
+def test_trained_is_a_tenth_better_than_a_guess(rising, guess, test, status, trained):
+    record = made_record(made_run("LSTM", 0), 0.5, test, curve=[], status=status, rising=rising)
+    assert records.read([record | {"guess": guess}])[0].trained is trained
+
+
+def test_rows_stand_in_the_order_of_validation(runs):
+    adding, _ = settings.tasks(records.load([runs]))
+    assert [setting.label for setting in adding.settings] == [
+        "IncrementalRNN inner_steps=5",
+        "IncrementalRNN inner_steps=1",
+        "LSTM",
+    ]
+    better = [made_record(made_run("A", 0), 0.9, 0.1, rising=True), made_record(made_run("B", 0), 0.8, 0.99, rising=True)]
+    (task,) = settings.tasks(records.read(better))
+    assert [setting.label for setting in task.settings] == ["A", "B"]
+    (task,) = settings.tasks(records.read([record | {"best": None} for record in better]))
+    assert [setting.label for setting in task.settings] == ["B", "A"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "labels"),
+    [
+        ([made_run("LSTM", 0), made_run("LSTM", 1)], {"LSTM"}),
+        ([made_run("LSTM", 0, rate=0.01), made_run("LSTM", 0, rate=0.1)], {"LSTM rate=0.01", "LSTM rate=0.1"}),
+        ([made_run("LSTM", 0), made_run("STAR", 0)], {"LSTM", "STAR"}),
+        ([made_run("NRU", 0, cell_options={"x": 1}), made_run("NRU", 0)], {"NRU x=1", "NRU"}),
+        ([made_run("NRU", 0, cell_options={"x": 1}), made_run("NRU", 0, cell_options={"x": "1"})], {"NRU x=1", 'NRU x="1"'}),
+        ([made_run("NRU", 0, cell_options={"rate": 1}), made_run("NRU", 0)], {"NRU cell_options.rate=1", "NRU"}),
+        # A rate of a cell's own parameter says nothing beside a cell that has no such parameter.
+        ([made_run("A", 0, rates={"eta": 0.1}), made_run("B", 0)], {"A", "B"}),
+        ([made_run("A", 0, rates={"eta": 0.1}), made_run("A", 0)], {"A rates.eta=0.1", "A"}),
+        ([made_run("A", 0, clip_norm=None), made_run("A", 0)], {"A clip_norm=none", "A clip_norm=1.0"}),
+    ],
+)
+def test_a_label_names_what_differs(runs, labels):
+    (task,) = settings.tasks(records.read([made_record(run, 0.1, 0.1) for run in runs]))
+    assert {setting.label for setting in task.settings} == labels
+
+
+def test_an_unfinished_run_shows_the_curve_it_has(runs):
+    folder = runs / "name" / "going"
+    write(folder, made_record(made_run("LSTM", 9), 0.1, None, status="unfinished"))
+    with (folder / "curve.jsonl").open("a") as file:
+        file.write('{"step": 225, "lo')
+    found = next(record for record in records.load([folder]) if record.seed == 9)
+    assert (found.status, found.steps, found.measure, found.trained, len(found.curve)) == ("unfinished", 200, "mse", None, 8)
+    (folder / "curve.jsonl").unlink()
+    assert records.load([folder])[0].curve == ()
+    assert "None has a score yet." in page.build(records.load([folder]))
+
+
+def test_a_run_counts_once(runs):
+    everything = records.load([runs])
+    assert len(everything) == len(made())
+    assert records.load([runs, runs / "name", next(runs.rglob("record.json"))]) == everything
+    shutil.copytree(runs / "name", runs / "copy")
+    assert len(records.load([runs])) == len(made())
+
+
+def damaged(runs, name, change):
+    file = runs / "name" / f"{0:012x}" / name
+    file.write_text(change(file.read_text()))
+    return [runs]
+
+
+def without(field):
+    def change(text):
+        record = json.loads(text)
+        del record[field]
+        return json.dumps(record)
+
+    return change
+
+
+def altered(field, value):
+    return lambda text: json.dumps(json.loads(text) | {field: value})
+
+
+REFUSALS = {
+    "needs at least one folder": lambda runs: [],
+    "no such file or folder": lambda runs: [runs / "nowhere"],
+    "no runs in": lambda runs: [Path(__file__).parent / "user"],
+    "is no record: a run's record is its record.json": lambda runs: [next(runs.rglob("curve.jsonl"))],
+    "has version 2; this unfading reads version 1": lambda runs: damaged(runs, "record.json", altered("version", 2)),
+    "is damaged: it is no JSON": lambda runs: damaged(runs, "record.json", lambda text: text[:-20]),
+    "it has no 'version'": lambda runs: damaged(runs, "record.json", lambda text: "[1, 2]"),
+    "it has no 'measure'": lambda runs: damaged(runs, "record.json", without("measure")),
+    "'steps' must be int; got 'many'": lambda runs: damaged(runs, "record.json", altered("steps", "many")),
+    "'steps' must be int; got True": lambda runs: damaged(runs, "record.json", altered("steps", True)),
+    "'test' is no record of an unfading run: it has no 'mse'": lambda runs: damaged(runs, "record.json", altered("test", {})),
+    "'status' must be 'finished' or 'diverged'": lambda runs: damaged(runs, "record.json", altered("status", "odd")),
+    "line 1 of the curve must be an object": lambda runs: damaged(runs, "record.json", altered("curve", [3])),
+    "cannot stand in one table": lambda runs: damaged(
+        runs, "record.json", lambda text: text.replace('"mse"', '"error"')
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", REFUSALS)
+def test_what_cannot_be_read_is_refused_by_name(runs, sentence):
+    paths = REFUSALS[sentence](runs)
+    with pytest.raises((ValueError, OSError)) as refusal:
+        settings.tasks(records.load(paths))
+    assert sentence in str(refusal.value)
+
+
+def test_two_outcomes_of_one_run_are_refused(runs):
+    shutil.copytree(runs / "name", runs / "again")
+    file = runs / "again" / f"{0:012x}" / "record.json"
+    file.write_text(altered("seconds", 99.0)(file.read_text()))
+    with pytest.raises(ValueError, match="two outcomes of the same run"):
+        records.load([runs])
+
+
+def test_a_page_needs_a_file_in_a_folder_that_is_there(runs, tmp_path):
+    found = records.load([runs])
+    with pytest.raises(ValueError, match="is a folder"):
+        page.write(found, tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        page.write(found, tmp_path / "no" / "page.html")
+
+
+@pytest.mark.parametrize("name", ["altair", "vl_convert"])
+def test_a_missing_package_is_named_with_its_extra(runs, tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=r"pip install 'unfading\[report\]'"):
+        page.write(records.load([runs]), tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_table_fits_a_screen():
+    finished = [record for record in made() if record["status"] != "unfinished"]
+    finished += [
+        made_record(made_run("StableIncrementalRNN", s, cell_options={"a": 0.125}), 1.2345e-5, 1.2345e-5 * (1 + s))
+        for s in (0, 1)
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(tables.summary(finished))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for said in ("IncrementalRNN", "0.0015", "1/3", "diverged: loss or gradient", "did not train: test mse 0.1650"):
+        assert said in text
+
+
+def test_a_page_is_made_twice_to_the_byte(built):
+    found = records.load([built.with_name("runs")])
+    assert page.build(found) == page.build(list(reversed(found))) == built.read_text()
+    # Once more by the command, in a process of its own.
+    again = built.with_name("again.html")
+    command = [sys.executable, "-c", "from unfading.cli import main; main()", "report", str(built.with_name("runs"))]
+    answer = subprocess.run([*command, "-o", str(again), "--json"], capture_output=True, text=True, check=True)
+    assert again.read_bytes() == built.read_bytes()
+    assert not [path for path in built.parent.iterdir() if path.name.startswith(".")]
+    told = json.loads(answer.stdout)
+    assert told["files"] == [str(again)]
+    first = told["tasks"][0]["settings"][0]
+    assert (first["setting"], first["seeds"]) == ("IncrementalRNN inner_steps=5", [0, 1, 2])
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.data = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.data.append((self.tags[-1][0] if self.tags else "", data))
+
+
+def test_nothing_on_the_page_is_fetched_or_smuggled_in(built):
+    text = built.read_text()
+    tags = Tags()
+    tags.feed(text)
+    kinds = [tag for tag, _ in tags.tags]
+    assert not {"link", "img", "iframe", "object", "base"} & set(kinds)
+    assert not [name for _, attrs in tags.tags for name in attrs if name in ("src", "href") or name.startswith("on")]
+    assert "default-src 'none'" in text
+    assert not re.search(r"url\(|@import", text[text.index("<style>") : text.index("</style>")])
+    # Eight figures, Vega once, the lines that draw; none from a cell's name.
+    assert kinds.count("script") == 8 + 2
+    assert "alert(1)" not in "".join(data for tag, data in tags.data if tag == "script" and "vegaEmbed" in data)
+    shown = "".join(data for tag, data in tags.data if tag not in ("script", "style"))
+    assert NASTY in shown
+    for said in ("A CPU", "torch 2.13.0", "abcdef0123", "2026-11-15", "unfading compare --task adding", "did not train"):
+        assert said in shown
+    assert "IncrementalRNN inner_steps=5 has the best mean validation mse, 0.00150" in shown
+
+
+def test_a_figure_holds_the_points_of_the_curves(runs):
+    adding, mnist = settings.tasks(records.load([runs]))
+    found = figures.figures(adding)
+    assert list(found) == ["curves", "loss", "test", "seconds"]
+    rows = found["curves"]["datasets"]["seeds"]
+    assert [row["value"] for row in rows if (row["setting"], row["seed"]) == ("LSTM", "0")] == pytest.approx(
+        [line["valid"]["mse"] for line in made()[6]["curve"] if "valid" in line]
+    )
+    # The run that diverged has two of the four validations; the others carry the median on.
+    last = [row for row in found["curves"]["datasets"]["middle"] if row["setting"] == "LSTM"][-1]
+    assert last["step"] == 200
+    assert last["value"] == pytest.approx(np.median([0.16, 0.01, 0.1]))
+    means = {row["setting"]: row["value"] for row in found["test"]["datasets"]["middle"]}
+    assert means["LSTM"] == pytest.approx(np.mean([0.165, 0.011]))
+    scales = [layer["encoding"]["y"]["scale"] for layer in found["curves"]["layer"] if layer["name"] == "seeds"]
+    assert scales[0]["type"] == "log"
+    assert "type" not in figures.figures(mnist)["curves"]["layer"][2]["encoding"]["y"]["scale"]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_mean_and_its_end():
+    curve = [{"step": k, "loss": float(k), "valid": {"mse": float(k)}} for k in range(1, 5001)]
+    (task,) = settings.tasks(records.read([made_record(made_run("LSTM", 0), 0.1, 0.1, curve=curve)]))
+    found = figures.figures(task)
+    loss, valid = (found[name]["datasets"]["seeds"] for name in ("loss", "curves"))
+    assert max(len(loss), len(valid)) <= figures.MOST
+    assert loss[-1]["step"] == valid[-1]["step"] == valid[-1]["value"] == 5000
+    assert loss[0]["value"] == pytest.approx(np.mean(range(1, 1 + loss[0]["step"])))
+
+
+def test_many_settings_have_many_looks():
+    (task,) = settings.tasks(records.read([made_record(made_run("LSTM", 0, hidden=h), 0.1, 0.1) for h in range(1, 20)]))
+    encoding = figures.figures(task)["loss"]["layer"][0]["encoding"]
+    colours, dashes = encoding["color"]["scale"]["range"], encoding["strokeDash"]["scale"]["range"]
+    assert len({(colour, tuple(dash)) for colour, dash in zip(colours, dashes, strict=True)}) == 19
+
+
+def test_pictures_lie_beside_the_page(tmp_path, capsys):
+    write(tmp_path / "runs" / "one", made_record(made_run("LSTM", 0), 0.1, 0.1))
+    cli_report.report((tmp_path / "runs",), output=tmp_path / "mine.html", png=True)
+    names = {"mine-curves.png", "mine-loss.png", "mine-test.png", "mine-seconds.png"}
+    assert names | {"mine.html", "runs"} == {path.name for path in tmp_path.iterdir()}
+    for name in names:
+        content = (tmp_path / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert int.from_bytes(content[16:20]) > 1000
+    assert "mine-loss.png" in capsys.readouterr().out
+
+
+def browse(path, folder):
+    """The page as a browser without a network leaves it, and what its console says."""
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+    flags += ["--host-resolver-rules=MAP * 127.0.0.1:1", "--proxy-server=127.0.0.1:1", f"--user-data-dir={folder}"]
+    flags += ["--window-size=1250,1500", "--virtual-time-budget=5000", "--dump-dom"]
+    answer = subprocess.run([CHROMIUM, *flags, path.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    return answer.stdout, [line for line in answer.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_a_browser_without_network_draws_the_curves(built, tmp_path):
+    """Also what the pointer is told: a copy of the page points at a curve, turns the wheel and clicks in the legend."""
+    act = """<script>setTimeout(() => {
+      const plot = document.querySelector("[data-figure=figure-1]"), said = document.createElement("pre");
+      const at = (node, type, Event, more) => {
+        const box = node.getBoundingClientRect(), x = box.left + box.width / 2, y = box.top + box.height / 2;
+        node.dispatchEvent(new Event(type, { bubbles: true, cancelable: true, view: window, clientX: x, clientY: y, ...more }));
+      };
+      const ticks = () => [...plot.querySelectorAll(".role-axis-label text")].map((text) => text.textContent).join(" ");
+      const before = ticks(), dot = plot.querySelector(".dots_marks path");
+      at(dot, "pointerover", PointerEvent); at(dot, "pointermove", PointerEvent);
+      setTimeout(() => {
+        const tip = document.getElementById("vg-tooltip-element").innerText;
+        at(plot.querySelector(".middle_marks path"), "wheel", WheelEvent, { deltaY: -400 });
+        const label = plot.querySelector(".role-legend-label text");
+        for (const type of ["pointerdown", "pointerup", "click"]) at(label, type, PointerEvent);
+        setTimeout(() => {
+          const faint = [...plot.querySelectorAll(".middle_marks path")].map((path) => path.getAttribute("opacity"));
+          said.id = "said";
+          said.textContent = JSON.stringify({ tip, zoomed: ticks() !== before, faint });
+          document.body.append(said);
+        }, 300);
+      }, 300);
+    }, 1500);</script></body>"""
+    acted = tmp_path / "acted.html"
+    acted.write_text(act.join(built.read_text().rsplit("</body>", 1)))
+    dom, console = browse(acted, tmp_path / "profile")
+    assert console == []
+    plots = dom.split('data-figure="')[1:]
+    assert len(plots) == 8
+    for plot in plots:
+        width, height = map(int, re.search(r'<svg [^>]*class="marks" width="(\d+)" height="(\d+)"', plot).groups())
+        assert 400 < width < 1250
+        assert 100 < height < 600
+    lines = re.findall(r'class="mark-line role-mark (seeds|middle)_marks"[^>]*><path[^>]* d="([^"]*)"', plots[0])
+    assert [kind for kind, _ in lines].count("seeds") == 10
+    assert [kind for kind, _ in lines].count("middle") == 3
+    # Four validations are four corners; the run that diverged has two.
+    assert sorted(path.count("L") + 1 for kind, path in lines if kind == "seeds") == [2] + 9 * [4]
+    assert "guess 0.1667" in plots[0]
+    told = json.loads(re.search(r'<pre id="said">(.*?)</pre>', dom)[1])
+    assert "IncrementalRNN inner_steps=5" in told["tip"]
+    assert "undefined" not in told["tip"]
+    assert told["zoomed"]
+    assert told["faint"] == ["1", "0.1", "0.1"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_a_browser_would_tell_of_an_error(tmp_path):
+    (tmp_path / "bad.html").write_text("<!doctype html><img src='http://example.com/a.png'><script>nothing()</script>")
+    _, console = browse(tmp_path / "bad.html", tmp_path / "profile")
+    assert "nothing is not defined" in console[0]

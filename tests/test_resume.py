@@ -1,0 +1,285 @@
+"""Nothing is lost: a run that was stopped or killed, and went on, leaves bit for bit what one leaves that was never stopped."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.trained import OWN, Process, files, fleet, left_by, outcome, small, tensors
+from unfading import Run, train, training
+from unfading.folder import Folder
+from unfading.stopping import Stopped
+from unfading.train import train_together
+
+# Everything a checkpoint must hold: optimisers, carried state, noise, returns to better weights, schedules, ends by score.
+KINDS = {
+    "plain": {},
+    "fused": {"backend": "auto"},
+    "amsgrad": {"optimiser": "amsgrad"},
+    "rmsprop": {"optimiser": "rmsprop", "optimiser_options": {"momentum": 0.5}},
+    "sgd": {"optimiser": "sgd", "optimiser_options": {"momentum": 0.9, "nesterov": True}},
+    "decay": {"optimiser_options": {"weight_decay": 0.1, "l2": 0.1}},
+    "schedule": {"schedule": "polynomial", "rates": {"W_h": 0.1}},
+    "noise": {"layers": 2, "cell_options": {"dropout": 0.3, "zoneout": 0.2, "recurrent_dropout": 0.2}},
+    "carried": {"task": "copying", "task_options": {"T": 3, "items": 2, "keep": 5}},
+    "carried in time": {
+        "task": "copying",
+        "task_options": {"T": 3, "items": 2, "keep": 7},
+        "cell": "IncrementalRNN",
+        "cell_options": {"steps": 40},
+    },
+    "carried with noise": {
+        "task": "copying",
+        "task_options": {"T": 3, "items": 2, "keep": 5},
+        "cell_options": {"zoneout": 0.3},
+        "cell": "LSTM",
+        "layers": 2,
+    },
+    "truncated": {"truncate": 2},
+    "returns": {"task": f"{OWN}:Breaks", "task_options": {"at": 9, "times": 3}, "retries": 5, "rate": 0.05},
+    "diverges": {"task": f"{OWN}:Breaks", "task_options": {"at": 15}, "retries": 1},
+    "buffers": {"cell": "UnitaryRNN"},
+    "full": {"split": "full"},
+    "float64": {"dtype": "float64"},
+    "enough": {"stop_at": 0.3, "valid_every": 2, "rate": 0.02},
+    "lines of two steps": {"steps": 410, "task_options": {"T": 2}, "valid_every": 150},
+}
+
+
+def stopped_after(steps, monkeypatch, call):
+    """Run `call`, and ask it to stop after so many steps, as a signal does."""
+    left = iter([None] * (steps - 1))
+    go = training.Training.go
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "go", lambda self, asked: go(self, lambda: next(left, signal.SIGTERM)))
+        with pytest.raises(Stopped) as caught:
+            call()
+    return caught.value
+
+
+@pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(fields, tmp_path, monkeypatch):
+    run = small(**fields)
+    want = left_by(run, tmp_path / "whole")
+    # Neither at an evaluation nor at the end of a line of two steps.
+    for steps in (3, 4):
+        stopped = stopped_after(steps, monkeypatch, lambda: train(run, tmp_path, resume=True))
+        assert stopped.signal == signal.SIGTERM
+        assert not (tmp_path / run.key / "record.json").exists()
+    train(run, tmp_path, resume=True)
+    assert outcome(tmp_path / run.key) == want
+
+
+def test_a_text_goes_on_with_the_state_it_had(made, tmp_path, monkeypatch):
+    fields = {"task": "ptb_characters", "task_options": {"steps": 7, "embedding": 3}, "cell": "LSTM", "hidden": 3, "batch": 4}
+    run = Run(**fields, steps=14, valid_every=6, backend="reference")
+    want = left_by(run, tmp_path / "whole")
+    stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
+    assert any(name.startswith("state.") for name in tensors(tmp_path / run.key))
+    stopped_after(4, monkeypatch, lambda: train(run, tmp_path, resume=True))
+    train(run, tmp_path, resume=True)
+    assert outcome(tmp_path / run.key) == want
+
+
+def test_a_resumed_run_is_tested_with_the_best_weights_of_before(tmp_path, monkeypatch):
+    run = small(task=f"{OWN}:Worsens", task_options={}, valid_every=4)
+    want = left_by(run, tmp_path / "whole")
+    stopped_after(6, monkeypatch, lambda: train(run, tmp_path))
+    train(run, tmp_path, resume=True)
+    assert want["best"] != want["last"]
+    assert outcome(tmp_path / run.key) == want
+
+
+def test_a_process_that_ends_before_its_record_is_written_loses_nothing(tmp_path, monkeypatch):
+    run = small()
+    want = left_by(run, tmp_path / "whole")
+
+    def die(folder, record):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "save_record", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path)
+    train(run, tmp_path, resume=True)
+    assert outcome(tmp_path / run.key) == want
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_process_that_ends_between_its_two_checkpoints_loses_nothing(name, tmp_path, monkeypatch):
+    run = small(valid_every=4, rate=0.001)
+    want = left_by(run, tmp_path / "whole")
+    save, saves = Folder.save, []
+
+    def die(folder, what, *arguments):
+        save(folder, what, *arguments)
+        saves.append(what)
+        if saves.count(name) == 3 and what == name:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path)
+    train(run, tmp_path, resume=True)
+    assert outcome(tmp_path / run.key) == want
+
+
+@pytest.mark.parametrize("line", ["", '{"step": 5, "lo', '{"step": 24, "loss": 0.1, "rate": 1, "seconds": 1}\n'])
+def test_lines_after_the_checkpoint_are_cut_off(line, tmp_path, monkeypatch):
+    run = small()
+    want = left_by(run, tmp_path / "whole")
+    stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
+    curve = tmp_path / run.key / "curve.jsonl"
+    curve.write_text(curve.read_text() + line)
+    train(run, tmp_path, resume=True)
+    assert outcome(tmp_path / run.key) == want
+
+
+def test_a_checkpoint_is_written_over_only_when_asked(tmp_path, monkeypatch):
+    run = small()
+    want = left_by(run, tmp_path / "whole")
+    stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
+    before = files(tmp_path / run.key)
+    with pytest.raises(ValueError, match=r"holds a run that stopped at step 5 of 24: resume \(--resume\) goes on, again"):
+        train(run, tmp_path)
+    assert files(tmp_path / run.key) == before
+    train(run, tmp_path, again=True)
+    assert outcome(tmp_path / run.key) == want
+
+
+def test_a_finished_run_is_returned_and_not_trained(tmp_path, monkeypatch):
+    run = small()
+    first = train(run, tmp_path)
+    before = files(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "go", lambda *arguments: pytest.fail("trained again"))
+        assert train(run, tmp_path) == first
+        assert train(run, tmp_path, resume=True) == first
+    assert files(tmp_path) == before
+    again = train(run, tmp_path, again=True)
+    assert again["test"] == first["test"]
+    assert again["about"]["date"] >= first["about"]["date"]
+
+
+def test_another_run_has_another_folder(tmp_path):
+    for seed in (0, 1):
+        train(small(seed=seed, steps=2), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {small(seed=seed, steps=2).key for seed in (0, 1)}
+
+
+def test_checkpoints_come_every_so_many_seconds(tmp_path, monkeypatch):
+    seen, save = [], Folder.save
+    monkeypatch.setattr(Folder, "save", lambda folder, name, *arguments: (seen.append(name), save(folder, name, *arguments)))
+    train(small(valid_every=24), tmp_path / "often", save_every=0.0)
+    assert seen.count("last") == 24
+    seen.clear()
+    train(small(valid_every=24), tmp_path / "seldom", save_every=1e9)
+    assert seen.count("last") == 1
+
+
+def test_a_fleet_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    runs = [small(steps=steps, seed=seed, dtype="float64") for seed, steps in enumerate((10, 24, 17))]
+    want = fleet(runs, tmp_path / "whole")
+    stopped_after(13, monkeypatch, lambda: train_together(runs, tmp_path))
+    # What was done by then is whole: one run has its record, the others their checkpoints.
+    assert [(tmp_path / run.key / "record.json").exists() for run in runs] == [True, False, False]
+    got = fleet(runs, tmp_path, resume=True)
+    for (a, record), (b, other) in zip(got, want, strict=True):
+        # Two members and not three: the sums of a batched product may go in another order.
+        assert all(torch.allclose(a[name], b[name], rtol=1e-9, atol=1e-12) for name in b)
+        assert record["steps"] == other["steps"]
+
+
+def test_a_fleet_with_noise_and_carried_state_goes_on(tmp_path, monkeypatch):
+    fields = {**KINDS["carried with noise"], "dtype": "float64"}
+    runs = [small(seed=seed, **fields) for seed in range(2)]
+    want = fleet(runs, tmp_path / "whole")
+    stopped_after(8, monkeypatch, lambda: train_together(runs, tmp_path))
+    for (a, _), (b, _) in zip(fleet(runs, tmp_path, resume=True), want, strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_members_of_a_fleet_must_be_at_one_step(tmp_path, monkeypatch):
+    runs = [small(seed=seed) for seed in range(2)]
+    stopped_after(5, monkeypatch, lambda: train(runs[0], tmp_path))
+    with pytest.raises(ValueError, match=r"must be at one step; these are at \[0, 5\]. Resume them apart"):
+        train_together(runs, tmp_path, resume=True)
+
+
+# A run of a second or two, which is written down all the time.
+SECONDS = small(steps=300, task_options={"T": 4}, valid_every=40, cell="LSTM", cell_options={"zoneout": 0.1})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What that run leaves, and the seconds it takes."""
+    began = time.monotonic()
+    found = left_by(SECONDS, tmp_path_factory.mktemp("whole"), save_every=0.02)
+    return found, time.monotonic() - began
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_stops_after_the_step_with_a_checkpoint(number, whole, tmp_path):
+    process = Process(SECONDS, tmp_path)
+    time.sleep(whole[1] / 3)
+    os.kill(process.process.pid, number)
+    told, step = process.heard()
+    assert process.end() == 3
+    assert told == number
+    assert 0 < step < 300
+    folder = tmp_path / SECONDS.key
+    assert not (folder / "record.json").exists()
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".lock"]
+    train(SECONDS, tmp_path, resume=True)
+    assert outcome(folder) == whole[0]
+
+
+def test_a_second_signal_acts_at_once(tmp_path):
+    run = small(task=f"{OWN}:Slow", task_options={"at": 5})
+    process = Process(run, tmp_path)
+    while not (tmp_path / run.key / "slow").exists():
+        time.sleep(0.01)
+    began = time.monotonic()
+    os.kill(process.process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    assert process.process.is_alive()
+    os.kill(process.process.pid, signal.SIGINT)
+    # KeyboardInterrupt, and not the end of a step of a minute.
+    assert process.end() == 1
+    assert time.monotonic() - began < 20
+
+
+def test_signals_act_as_before_when_training_is_over():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(small(steps=1))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_a_run_that_is_killed_at_random_moments_leaves_what_one_leaves_that_is_not(kills, whole, tmp_path):
+    want, seconds = whole
+    moments = random.Random(kills)
+    killed = 0
+    folder = tmp_path / SECONDS.key
+    while killed < kills and not (folder / "record.json").exists():
+        process = Process(SECONDS, tmp_path, save_every=0.02)
+        time.sleep(moments.uniform(0.0, 1.5 * seconds / kills))
+        os.kill(process.process.pid, signal.SIGKILL)
+        assert process.end() in (-signal.SIGKILL, 0)
+        killed += 1
+    assert killed >= kills / 2
+    train(SECONDS, tmp_path, resume=True)
+    assert outcome(folder) == want
+    # What a killed process was about to put in place does not pile up.
+    assert {path.name for path in folder.iterdir()} <= {
+        ".lock",
+        "run.json",
+        "curve.jsonl",
+        "last.safetensors",
+        "best.safetensors",
+        "record.json",
+    }

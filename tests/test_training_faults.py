@@ -1,0 +1,360 @@
+"""What goes wrong: numbers that are not finite, files of another kind, a folder in use, a full disk. Nothing else is harmed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.test_resume import stopped_after
+from tests.trained import OWN, Process, changed, files, left_by, outcome, small, tensors, weights
+from unfading import checkpoint, train
+from unfading.folder import read_curve, read_record, read_run
+from unfading.run import VERSION
+
+
+def breaking(at=7, times=1000, how="loss", **fields):
+    options = {"at": at, "times": times, "how": how}
+    return small(**{"task": f"{OWN}:Breaks", "task_options": options, "dtype": "float64", **fields})
+
+
+@pytest.mark.parametrize("how", ["loss", "gradient"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_step_that_is_not_finite_is_never_taken(how, optimiser, tmp_path):
+    run = breaking(how=how, optimiser=optimiser)
+    record = train(run, tmp_path)
+    assert record["status"] == "diverged"
+    assert record["reason"] == "loss or gradient not finite at step 7"
+    assert record["steps"] == 7
+    assert record["returns"] == 0
+    before = changed(run, steps=7)
+    train(before, tmp_path)
+    at_end, at_seven = tensors(tmp_path / run.key), tensors(tmp_path / before.key)
+    for name, part in at_seven.items():
+        if name.startswith(("model.", "update.kept.", "update.taken")):
+            assert torch.equal(at_end[name], part), name
+    assert "NaN" not in (tmp_path / run.key / "record.json").read_text()
+    assert "NaN" not in (tmp_path / run.key / "curve.jsonl").read_text()
+
+
+def test_a_gradient_that_is_not_finite_comes_with_a_loss_that_is():
+    """The planted fault is in the gradient alone."""
+    run = breaking(at=0, how="gradient")
+    model, task = run.make_model(), run.make_task()
+    batch = task.batch(0, 4, split="train", seed=0, device="cpu")
+    loss = task.loss(model(batch.x.double())[0], batch._replace(target=batch.target.double()))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_a_run_that_diverged_is_tested_with_its_best_weights_where_there_are_any():
+    early = train(breaking(at=1, valid_every=8))
+    assert (early["best"], early["test"]) == (None, None)
+    late = train(breaking(at=17, valid_every=8))
+    assert late["best"]["step"] == 16
+    assert late["test"] == train(breaking(at=17, steps=16, valid_every=8))["test"]
+
+
+def test_a_run_goes_back_to_better_weights_with_half_the_rate(tmp_path):
+    run = breaking(at=7, times=1, retries=3, rate=1e-4, optimiser="sgd")
+    record = train(run, tmp_path)
+    assert record["status"] == "finished"
+    assert record["returns"] == 1
+    rates = [line["rate"] for line in record["curve"]]
+    assert rates[:7] == [1e-4] * 7
+    assert rates[7:] == [0.5e-4] * 17
+    assert record["curve"][7]["loss"] is None
+    assert [line["step"] for line in record["curve"]] == list(range(1, 25))
+
+
+def test_a_run_that_goes_back_too_often_ends(tmp_path):
+    record = train(breaking(at=7, retries=3), tmp_path)
+    assert record["status"] == "diverged"
+    assert record["returns"] == 3
+    assert record["reason"] == "loss or gradient not finite at step 10, after 3 returns to better weights"
+    assert record["steps"] == 10
+
+
+def test_what_a_run_returns_to_is_the_end_of_its_best_stretch(tmp_path):
+    """Breaking for good, it stands where its lowest loss was; that is the run that ended there."""
+    run = breaking(at=12, retries=1, rate=0.01)
+    record = train(run, tmp_path)
+    # Of the twelfth step nobody has seen that its weights are any good.
+    losses = [line["loss"] for line in record["curve"][:11]]
+    best = losses.index(min(losses)) + 1
+    train(changed(run, steps=best), tmp_path)
+    for name, part in weights(tmp_path / changed(run, steps=best).key).items():
+        assert torch.equal(weights(tmp_path / run.key)[name], part)
+
+
+def test_a_run_never_returns_to_weights_that_have_not_been_tried(tmp_path):
+    """One step throws it far away; its own loss was the lowest so far, that of the next is not finite any more."""
+    run = small(task=f"{OWN}:Cliff", task_options={"at": 6}, optimiser="sgd", rate=1e-3, clip_norm=None, retries=2)
+    record = train(run, tmp_path)
+    assert record["status"] == "finished"
+    assert record["returns"] == 1
+
+
+def test_the_weights_that_are_tested_are_never_those_of_a_score_that_is_not_finite():
+    record = train(small(task=f"{OWN}:Blind", task_options={"at": 9}, valid_every=4))
+    assert record["status"] == "finished"
+    assert [line["valid"]["mse"] is None for line in record["curve"] if "valid" in line] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
+    assert record["best"]["step"] in (4, 8)
+
+
+def stopped(tmp_path, monkeypatch, **fields):
+    """A run that stands at step 5, and its folder."""
+    run = small(valid_every=4, **fields)
+    stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
+    return run, tmp_path / run.key
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def of_something_else(path):
+    safetensors.torch.save_file({"w": torch.ones(3)}, path)
+
+
+def no_safetensors(path):
+    path.write_bytes(b"PK\x03\x04 this is no checkpoint" * 9)
+
+
+def no_json_inside(path):
+    safetensors.torch.save_file({"w": torch.ones(3)}, path, {checkpoint.ABOUT: "{nonsense"})
+
+
+def about(**changes):
+    def write(path):
+        parts, told = checkpoint.load(path)
+        checkpoint.save(path, parts, {**told, **changes})
+
+    return write
+
+
+def without_a_tensor(path):
+    parts, told = checkpoint.load(path)
+    parts.pop("update.taken")
+    checkpoint.save(path, parts, told)
+
+
+def with_another_shape(path):
+    parts, told = checkpoint.load(path)
+    parts["model.rnn.cells.0.W_h"] = torch.ones(7)
+    checkpoint.save(path, parts, told)
+
+
+def another_run(path):
+    told = json.loads(path.read_text())
+    told["run"]["seed"] = 9
+    path.write_text(json.dumps(told))
+
+
+def text(content):
+    return lambda path: path.write_text(content)
+
+
+def gone(path):
+    path.unlink()
+
+
+DAMAGED = {
+    "last cut short": ("last.safetensors", cut_short, "is damaged or no checkpoint"),
+    "last empty": ("last.safetensors", empty, "is damaged or no checkpoint"),
+    "last of something else": ("last.safetensors", of_something_else, "is a safetensors file of something else"),
+    "last no safetensors": ("last.safetensors", no_safetensors, "is damaged or no checkpoint"),
+    "last no JSON": ("last.safetensors", no_json_inside, "is damaged"),
+    "last of another version": (
+        "last.safetensors",
+        about(version=VERSION + 1),
+        f"is of version {VERSION + 1}; this unfading reads version",
+    ),
+    "last of another run": ("last.safetensors", about(run={"task": "adding"}), "is a checkpoint of another run"),
+    "last without a tensor": ("last.safetensors", without_a_tensor, "lacks update.taken as this run has it"),
+    "last of another shape": ("last.safetensors", with_another_shape, "lacks model.rnn.cells.0.W_h as this run has it"),
+    "best cut short": ("best.safetensors", cut_short, "is damaged or no checkpoint"),
+    "best gone": ("best.safetensors", gone, "is not there, but its run goes on"),
+    "best of another shape": ("best.safetensors", with_another_shape, "lacks model.rnn.cells.0.W_h as this run has it"),
+    "run of another version": ("run.json", text('{"version": 99, "run": {}}'), "is of version 99; this unfading reads version"),
+    "run no JSON": ("run.json", text("{"), "is damaged: no JSON"),
+    "run no object": ("run.json", text("[1]"), "is of version None"),
+    "run with an unknown field": ("run.json", text('{"version": 1, "run": {"tsk": "adding"}}'), "run.json"),
+    "run of another run": ("run.json", another_run, "describes another run than its folder's name says"),
+    "record no JSON": ("record.json", text('{"version": 1, "run"'), "is damaged: no JSON"),
+    "record of another version": ("record.json", text('{"version": 0}'), "is of version 0; this unfading reads version"),
+    "record no text": ("record.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "is damaged: no JSON"),
+    "curve no JSON": ("curve.jsonl", text("{}}\n"), "is damaged: no JSON lines"),
+    "curve of something else": ("curve.jsonl", text("[1]\n"), "is damaged"),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "sentence"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_named_and_nothing_is_changed(name, damage, sentence, tmp_path, monkeypatch):
+    run, folder = stopped(tmp_path, monkeypatch)
+    damage(folder / name)
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        train(run, tmp_path, resume=True)
+    assert "\n" not in str(caught.value)
+    assert str(folder / name) in str(caught.value)
+    assert files(tmp_path) == before
+    # The folder has been let go of.
+    shutil.rmtree(folder)
+    assert train(run, tmp_path)["status"] == "finished"
+
+
+def test_again_begins_anew_whatever_is_there(tmp_path, monkeypatch):
+    run, folder = stopped(tmp_path, monkeypatch)
+    want = left_by(run, tmp_path / "whole")
+    for name in ("last.safetensors", "best.safetensors", "curve.jsonl", "record.json"):
+        (folder / name).write_text("}{")
+    train(run, tmp_path, again=True)
+    assert outcome(folder) == want
+
+
+def test_files_are_read_back_as_they_were_written(tmp_path):
+    run = small()
+    record = train(run, tmp_path)
+    folder = tmp_path / run.key
+    assert read_run(folder / "run.json") == run == read_run(folder / "record.json")
+    assert read_record(folder / "record.json") == record
+    assert read_curve(folder / "curve.jsonl") == record["curve"]
+    with pytest.raises(ValueError, match=r"nothing.json is not there"):
+        read_run(folder / "nothing.json")
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_whole(fails, tmp_path, monkeypatch):
+    path = tmp_path / "last.safetensors"
+    checkpoint.write(path, b"old")
+    seen = []
+
+    def fail(*arguments):
+        # What a process that is killed here leaves behind.
+        seen.append(path.read_bytes())
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails, fail)
+        with pytest.raises(OSError, match=r"could not be written: No space left on device. What was there before is as it was"):
+            checkpoint.write(path, b"new, and longer")
+    assert seen == [b"old"]
+    assert files(tmp_path) == {"last.safetensors": b"old"}
+    checkpoint.write(path, b"new")
+    assert files(tmp_path) == {"last.safetensors": b"new"}
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    run = small(task=f"{OWN}:Slow", task_options={"at": 5})
+    process = Process(run, tmp_path)
+    while not (tmp_path / run.key / "slow").exists():
+        time.sleep(0.01)
+    before = files(tmp_path)
+    for keywords in ({}, {"resume": True}, {"again": True}):
+        with pytest.raises(ValueError, match=r"is being written by another process. Wait for it, or name another folder"):
+            train(run, tmp_path, **keywords)
+    assert files(tmp_path) == before
+    os.kill(process.process.pid, signal.SIGKILL)
+    process.end()
+    # The lock went with its process.
+    assert train(small(), tmp_path, resume=True)["status"] == "finished"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot be made: Not a directory. Name another folder") as caught:
+        train(small(), tmp_path / "file" / "runs")
+    assert str(tmp_path) in str(caught.value)
+
+
+WRONG = {
+    "option": ({"cell_options": {"max_lag": -3}}, "cell STAR: max_lag must be at least 2"),
+    "rates": ({"rates": {"etta": 0.1}}, "rates: unknown parameter 'etta'"),
+    "epochs": ({"epochs": 3, "steps": None}, "has no epochs; got epochs=3. Set steps"),
+    "truncate": (
+        {"truncate": 2, "task": "variable_copying", "task_options": {"T": 3, "per_row": True}},
+        "rows of several lengths has not",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "sentence"), WRONG.values(), ids=WRONG)
+def test_what_only_the_model_can_tell_gets_one_sentence(fields, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        train(changed(small(), **fields), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_that_is_not_there_is_told(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ValueError, match=r'device="cuda", and torch finds no GPU here. device="cpu" runs it'):
+        train(small(device="cuda"), tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if (
+        os.name != "posix"
+        or os.geteuid() != 0
+        or shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
+        pytest.skip("no tmpfs can be mounted here: not root, or not allowed")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+FILLING = small(steps=120, task_options={"T": 2}, valid_every=10)
+
+
+@pytest.fixture(scope="module")
+def on_a_large_disk(tmp_path_factory):
+    return left_by(FILLING, tmp_path_factory.mktemp("large"))
+
+
+# Full at the run, at the curve, at one checkpoint or the other, at the record.
+ROOMS = [0, 8, 16, 24, *(pytest.param(room, marks=pytest.mark.long) for room in (4, 12, 20, 28, 32))]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids="{}k".format)
+def test_a_full_disk_gets_one_sentence_and_leaves_the_last_checkpoint(room, small_disk, on_a_large_disk):
+    ballast = small_disk / "ballast"
+    with open(ballast, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, (64 - 4 - room) * 1024)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        train(FILLING, small_disk, save_every=0.0)
+    assert "\n" not in str(caught.value)
+    assert str(small_disk) in str(caught.value)
+    folder = small_disk / FILLING.key
+    assert not (folder / "record.json").exists()
+    kept = [name for name in ("last", "best") if (folder / f"{name}.safetensors").exists()]
+    assert kept or room < 12
+    for name in kept:
+        assert checkpoint.load(folder / f"{name}.safetensors")[1]["run"] == FILLING.to_json()
+    ballast.unlink()
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    train(FILLING, small_disk, resume=True)
+    assert outcome(folder) == on_a_large_disk

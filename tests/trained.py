@@ -1,0 +1,116 @@
+"""What the tests of training share: small runs, what a run leaves in its folder, a run in a process of its own."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import torch
+
+from unfading import Run, checkpoint
+from unfading.stopping import Stopped
+from unfading.train import train, train_together
+
+OWN = Path(__file__).parent / "user" / "own_tasks.py"
+
+
+def small(**fields):
+    """Some steps of the adding problem, in which nothing takes long."""
+    wanted = {"task": "adding", "task_options": {"T": 6}, "cell": "STAR", "hidden": 3, "batch": 4, "rate": 0.01}
+    # Six steps of three units are as fast by the reference loop, which need not be compiled first.
+    wanted |= {"backend": "reference", "valid_batches": 1} | ({} if "epochs" in fields else {"steps": 24})
+    wanted |= {} if fields.get("split") == "full" else {"valid_every": 8}
+    return Run(**{**wanted, **fields})
+
+
+def changed(run, **fields):
+    return dataclasses.replace(run, **fields)
+
+
+def tensors(folder, name="last"):
+    """The tensors of a checkpoint, by name."""
+    return checkpoint.load(folder / f"{name}.safetensors")[0]
+
+
+def weights(folder, name="last"):
+    """Those of the model alone."""
+    return {key: part for key, part in tensors(folder, name).items() if key.startswith("model.")}
+
+
+def untimed(curve):
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in curve]
+
+
+def outcome(folder):
+    """All that a run has left, less its times: tensors as bytes, the rest as JSON."""
+    record = json.loads((folder / "record.json").read_text())
+    curve = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
+    assert record["curve"] == curve
+    found = {name: record[name] for name in ("status", "reason", "steps", "returns", "best", "test")}
+    found["curve"] = untimed(curve)
+    for name in ("last", "best"):
+        if (folder / f"{name}.safetensors").exists():
+            parts, about = checkpoint.load(folder / f"{name}.safetensors")
+            found[name] = {key: value for key, value in about.items() if key != "seconds"}
+            found |= {(name, key): (str(part.dtype), part.shape, part.numpy().tobytes()) for key, part in parts.items()}
+    return found
+
+
+def left_by(run, where, **keywords):
+    """What a run that is never stopped leaves."""
+    train(run, where, **keywords)
+    return outcome(where / run.key)
+
+
+def fleet(runs, where, **keywords):
+    """For each run of a fleet, its last weights and its record."""
+    records = train_together(runs, where, **keywords)
+    return [(weights(where / run.key), record) for run, record in zip(runs, records, strict=True)]
+
+
+def files(folder):
+    """Every file below a folder, with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Processes come from one that has imported the library already: a fresh one takes seconds to start.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.trained"])
+
+
+def _train_there(fields, where, keywords, tell):
+    torch.set_num_threads(1)
+    os.chdir(where)
+    tell.send("going")
+    try:
+        train(Run(**fields), where, resume=True, **keywords)
+    except Stopped as stopped:
+        tell.send((stopped.signal, stopped.step))
+        raise SystemExit(3) from None
+    tell.send("done")
+
+
+class Process:
+    """A run that is trained, or gone on with, in a process of its own."""
+
+    def __init__(self, run, where, **keywords):
+        self._told, tell = _processes.Pipe(duplex=False)
+        arguments = (run.to_json(), where, keywords, tell)
+        self.process = _processes.Process(target=_train_there, args=arguments)
+        self.process.start()
+        tell.close()
+        self.heard()
+
+    def heard(self):
+        """What it says next; waits for it."""
+        assert self._told.poll(60)
+        return self._told.recv()
+
+    def end(self):
+        """Its exit status, when it has ended."""
+        self.process.join(60)
+        code = self.process.exitcode
+        self.process.close()
+        self._told.close()
+        return code

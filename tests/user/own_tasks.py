@@ -1,0 +1,164 @@
+"""A user's own tasks, some of which go wrong at a given step, and a cell: nothing of the library knows them."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+import unfading
+
+
+class Sum(unfading.Task):
+    """The sum of T numbers; batches carry their own index, so that a loss may know the step."""
+
+    paper = "none"
+    measure = "mse"
+    input_size = 1
+    guess = 1.0
+
+    def batch(self, index, size, *, split, seed, device):
+        number = index + 1000 * ["train", "valid", "full", "test"].index(split)
+        generator = torch.Generator().manual_seed(number * 7919 + seed)
+        x = torch.rand(5, size, 1, generator=generator)
+        return unfading.Batch(x.to(device), torch.cat([x.sum(dim=0), torch.full((size, 1), float(number))], dim=1).to(device))
+
+    def length(self, split, size):
+        return None
+
+    def loss(self, prediction, batch):
+        return functional.mse_loss(prediction, batch.target[:, :1])
+
+    def metrics(self, prediction, batch):
+        return {"mse": functional.mse_loss(prediction, batch.target[:, :1])}
+
+    def head(self, size):
+        return unfading.LastStep(size, 1)
+
+
+@dataclass(frozen=True)
+class Breaks(Sum):
+    """Sum, and at step `at`, for `times` steps, a loss or a gradient that is not finite.
+
+    Args:
+        at: the step.
+        times: how many steps from there.
+        how: "loss" or "gradient".
+        above: only where the mean size of the prediction is larger.
+    """
+
+    at: int = 7
+    times: int = 1000
+    how: str = "loss"
+    above: float = -1.0
+
+    def loss(self, prediction, batch):
+        loss = super().loss(prediction, batch)
+        step, size = batch.target[0, 1], prediction.detach().abs().mean()
+        breaks = (step >= self.at) & (step < self.at + self.times) & (size > self.above)
+        if self.how == "loss":
+            return torch.where(breaks, float("nan"), loss)
+        # Zero, with a gradient that is beyond all numbers.
+        beyond = torch.sqrt(torch.where(breaks, (prediction - prediction.detach()).square().sum(), 1.0)) - 1.0
+        return loss + torch.where(breaks, 1.0 + beyond, beyond)
+
+
+@dataclass(frozen=True)
+class Worsens(Sum):
+    """Sum, whose validation asks for ever more the opposite of what training teaches; its test asks what training does."""
+
+    rising = False
+
+    def metrics(self, prediction, batch):
+        score = super().metrics(prediction, batch)["mse"]
+        return {"mse": torch.where(batch.target[0, 1] // 1000 == 1, -score, score)}
+
+
+@dataclass(frozen=True)
+class Rises(Sum):
+    """The same in a measure that should rise."""
+
+    rising = True
+
+    def metrics(self, prediction, batch):
+        score = super().metrics(prediction, batch)["mse"]
+        return {"mse": torch.where(batch.target[0, 1] // 1000 == 1, score, -score)}
+
+
+@dataclass(frozen=True)
+class Same(Sum):
+    """Sum with the same rows whatever the seed, read by the same head: what differs between seeds is their noise."""
+
+    def batch(self, index, size, *, split, seed, device):
+        return super().batch(index, size, split=split, seed=0, device=device)
+
+
+@dataclass(frozen=True)
+class Level(Sum):
+    """Sum, whose measure is always the same."""
+
+    def metrics(self, prediction, batch):
+        return {"mse": 0.0 * super().metrics(prediction, batch)["mse"] + 0.5}
+
+
+class SortedCell(unfading.ElmanCell):
+    """Elman's with its units in order, which no compiler of ours knows."""
+
+    def step(self, inputs, state, weights):
+        new = super().step(inputs, state, weights)
+        return type(new)(torch.sort(new.h, dim=-1).values)
+
+
+@dataclass(frozen=True)
+class Slow(Sum):
+    """Sum, which is stuck in one step for a minute.
+
+    Args:
+        at: the step.
+    """
+
+    at: int = 5
+
+    def batch(self, index, size, *, split, seed, device):
+        if index == self.at and split == "train":
+            for folder in Path().glob("*"):
+                (folder / "slow").touch()
+            time.sleep(60)
+        return super().batch(index, size, split=split, seed=seed, device=device)
+
+
+@dataclass(frozen=True)
+class Cliff(Sum):
+    """Sum, with one step whose gradient is finite and so large that the next loss is not.
+
+    Args:
+        at: the step.
+    """
+
+    at: int = 6
+
+    def loss(self, prediction, batch):
+        loss = super().loss(prediction, batch)
+        here = (batch.target[0, 1] == self.at).to(loss.dtype)
+        return (1 - here) * loss + here * 1e30 * (prediction - prediction.detach()).sum()
+
+
+@dataclass(frozen=True)
+class Blind(Sum):
+    """Sum, whose measure on validation rows is not finite once the weights have been trained for a while.
+
+    Args:
+        at: the step.
+    """
+
+    at: int = 9
+
+    def loss(self, prediction, batch):
+        if batch.target[0, 1] < 1000:
+            type(self).step = int(batch.target[0, 1])
+        return super().loss(prediction, batch)
+
+    def metrics(self, prediction, batch):
+        score = super().metrics(prediction, batch)["mse"]
+        return {"mse": score if type(self).step < self.at or batch.target[0, 1] >= 3000 else score * float("nan")}
