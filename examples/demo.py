@@ -59,7 +59,7 @@ def main() -> None:
     began = time.monotonic()
     try:
         with Display(runs, console) as display:
-            found = compare(runs, WHERE, resume=True, listen=display.listen, say=display.say)
+            found = compare(runs, WHERE, resume=True, listen=display.listen, say=display.say, command="make demo")
     except Stopped:
         console.print("Stopped; what was done is kept, and the same command goes on.")
         return

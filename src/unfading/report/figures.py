@@ -126,11 +126,11 @@ def _over_steps(task: Task, line: Callable[[Record], Line], title: str, *, guess
     # Not `nearest`: there Vega-Lite 6.4 tells "undefined" for every field that is no number. Wide points do as well.
     pointed = alt.selection_point("pointed", on="pointerover", clear="pointerout", empty=False)
     zoom = alt.selection_interval("zoom", bind="scales")
-    thin = alt.Chart(alt.NamedData("seeds"), name="seeds").mark_line(strokeWidth=1)
+    thin = alt.Chart(alt.NamedData("seeds"), name="seeds").mark_line(strokeWidth=1, clip=True)
     thin = thin.encode(detail="seed:N", opacity=alt.when(chosen).then(alt.value(0.45)).otherwise(alt.value(0.05)), **common)
-    strong = alt.Chart(alt.NamedData("middle"), name="middle").mark_line(strokeWidth=2.5)
+    strong = alt.Chart(alt.NamedData("middle"), name="middle").mark_line(strokeWidth=2.5, clip=True)
     strong = strong.encode(opacity=alt.when(chosen).then(alt.value(1)).otherwise(alt.value(0.1)), **common)
-    dots = alt.Chart(alt.NamedData("dots"), name="dots").mark_point(filled=True, size=130)
+    dots = alt.Chart(alt.NamedData("dots"), name="dots").mark_point(filled=True, size=130, clip=True)
     seen = alt.when(pointed).then(alt.value(1)).otherwise(alt.value(0))
     dots = dots.encode(opacity=seen, tooltip=_tooltip(alt, title, steps=True), **common)
     rule, words = _guess(alt, guess, "y", "right")
@@ -157,7 +157,11 @@ def _per_seed(task: Task, values: Mapping[str, tuple[Any, Any]], title: str, *, 
         "color": _colours(alt, task)["color"].legend(None),
         "tooltip": _tooltip(alt, title, steps=False),
     }
-    dots = alt.Chart(alt.NamedData("seeds"), name="seeds").mark_point(filled=True, size=75, opacity=0.55).encode(**common)
+    dots = (
+        alt.Chart(alt.NamedData("seeds"), name="seeds")
+        .mark_point(filled=True, size=75, opacity=0.55, clip=True)
+        .encode(**common)
+    )
     marks = alt.Chart(alt.NamedData("middle"), name="middle").mark_tick(thickness=3, size=22, opacity=1).encode(**common)
     zoom = alt.selection_interval("zoom", bind="scales", encodings=["x"])
     # Beside the rule, on the side where the scores are not.
@@ -176,10 +180,17 @@ def _tooltip(alt: Any, title: str, *, steps: bool) -> list[Any]:
 
 
 def _scale(alt: Any, values: Sequence[float], guess: float | None, error: bool) -> tuple[bool, Any]:
-    """Whether the axis is logarithmic, for an error that spans more than a decade and is never 0; and the scale."""
+    """Whether the axis is logarithmic, for an error that spans more than a decade and is never 0; and the scale.
+
+    A logarithmic axis ends a decade above the guess and nine tenths of the values: a few spikes would press all else flat.
+    They leave the picture at its top; zooming out shows them whole.
+    """
     everything = [*values, *([] if guess is None else [guess])]
-    log = error and min(everything) > 0 and max(everything) > 10 * min(everything)
-    return log, alt.Scale(type="log", nice=False, padding=10) if log else alt.Scale(zero=False, nice=False, padding=10)
+    if not (error and min(everything) > 0 and max(everything) > 10 * min(everything)):
+        return False, alt.Scale(zero=False, nice=False, padding=10)
+    most = sorted(values)[9 * len(values) // 10]
+    top = 10 * max(most, guess or 0.0)
+    return True, alt.Scale(type="log", nice=False, padding=10, **({"domainMax": top} if max(values) > top else {}))
 
 
 def _axis(alt: Any, log: bool) -> Any:
