@@ -17,7 +17,14 @@ from unfading.fuse import compiler
 def about(command: str) -> dict[str, Any]:
     """What a record says beside its numbers."""
     return {
-        "machine": {"cpu": cpu_name(), "cores": cores(), "system": platform.platform(terse=True)},
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": cores(),
+            "threads": torch.get_num_threads(),
+            # Asked only where it is in use: a GPU that is woken up to be named costs seconds and memory.
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,
+            "system": platform.platform(terse=True),
+        },
         "versions": {
             "unfading": sys.modules["unfading"].__version__,
             "torch": torch.__version__,
