@@ -54,6 +54,11 @@ def slug() -> str:
     return "-".join([*words, f"{cores()}core"])
 
 
+def gpu_slug() -> str:
+    """The GPU as part of a file's name."""
+    return "-".join(re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower()))
+
+
 def _compiler() -> str | None:
     try:
         return compiler.version(compiler.find())
