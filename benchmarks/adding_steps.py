@@ -1,16 +1,16 @@
 """The adding problem, T = 200, 128 units, batch 128: steps until the validation error is below 0.008, seed by seed.
 
-    python benchmarks/adding_steps.py [--only NAME] [--processes 2]
+    python benchmarks/adding_steps.py [--only NAME] [--processes 2] [--device cuda]
 
 Every setting below is trained with five seeds; a run ends when it gets there, or after its budget. What validation chose is
 then tested once, on 1,280 other sequences. Records go to runs/adding-200, a line each to
-benchmarks/results/adding-<machine>.jsonl.
+benchmarks/results/adding-<machine>.jsonl, or into the folder that --results names.
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -19,11 +19,11 @@ from unfading import Run, compare, machine
 from unfading.progress import Display
 
 T, SEEDS = 200, range(5)
-RESULTS = Path(__file__).parent / "results"
 
 
 def run(
     seed: int,
+    device: Literal["cpu", "cuda"],
     *,
     cell: str,
     options: dict[str, Any],
@@ -47,6 +47,7 @@ def run(
         valid_every=20,
         valid_batches=10,
         stop_at=0.008,
+        device=device,
         seed=seed,
     )
 
@@ -73,16 +74,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SETTINGS, action="append")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    runs = {name: [run(seed, **SETTINGS[name]) for seed in SEEDS] for name in chosen.only or SETTINGS}
+    runs = {name: [run(seed, chosen.device, **SETTINGS[name]) for seed in SEEDS] for name in chosen.only or SETTINGS}
     everything = [one for group in runs.values() for one in group]
     with Display(everything, Console(stderr=True)) as display:
         records = compare(
             everything, "runs/adding-200", processes=chosen.processes, resume=True, listen=display.listen, say=display.say
         )
     by_key = {record["key"]: record for record in records}
-    with open(RESULTS / f"adding-{machine.slug()}.jsonl", "a", encoding="utf-8") as file:
+    place = machine.slug() if chosen.device == "cpu" else machine.gpu_slug()
+    with open(chosen.results / f"adding-{place}.jsonl", "a", encoding="utf-8") as file:
         for name, group in runs.items():
             found = [by_key[one.key] for one in group]
             for record in found:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from unfading import Run, machine
+from unfading import Run
 from unfading.member import Member
 from unfading.training import Training
 
@@ -34,7 +34,7 @@ def bare(run: Run) -> Callable[[], None]:
 
 def trained(run: Run) -> Callable[[], None]:
     """A step of `train`, with a listener."""
-    training = Training([Member(run, run.make_task(), None)], lambda moment: None, 60.0, machine.about(""), together=False)
+    training = Training([Member(run, run.make_task())], lambda moment: None, 60.0, "", together=False)
     training.fleet.train()
     return lambda: training.advance([0])
 

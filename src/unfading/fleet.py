@@ -23,13 +23,17 @@ from unfading.tasks.base import Batch, Task
 ALIGNED = 16
 
 
-class Loss(nn.Module):
-    """A model and its task: what training makes small, and what is told of it."""
+class Judged(nn.Module):
+    """A model and its task."""
 
     def __init__(self, model: Model, task: Task):
         super().__init__()
         self.model = model
         self.task = task
+
+
+class Loss(Judged):
+    """What training makes small, and what is told of it."""
 
     def forward(self, batch: Batch, state: Any, start: int, truncate: int | None) -> tuple[Tensor, Tensor, Any]:
         """Loss with the cells' penalty, loss of the task alone, final state."""
@@ -39,13 +43,8 @@ class Loss(nn.Module):
         return loss if penalty is None else loss + penalty, loss, state
 
 
-class Score(nn.Module):
-    """A model and its task: the loss and the metrics of a batch."""
-
-    def __init__(self, model: Model, task: Task):
-        super().__init__()
-        self.model = model
-        self.task = task
+class Score(Judged):
+    """The loss and the metrics of a batch."""
 
     def forward(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any]:
         """Means over the batch by name, final state."""

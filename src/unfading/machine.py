@@ -17,7 +17,14 @@ from unfading.fuse import compiler
 def about(command: str) -> dict[str, Any]:
     """What a record says beside its numbers."""
     return {
-        "machine": {"cpu": cpu_name(), "cores": cores(), "system": platform.platform(terse=True)},
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": cores(),
+            "threads": torch.get_num_threads(),
+            # Asked only where it is in use: a GPU that is woken up to be named costs seconds and memory.
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,
+            "system": platform.platform(terse=True),
+        },
         "versions": {
             "unfading": sys.modules["unfading"].__version__,
             "torch": torch.__version__,
@@ -45,6 +52,11 @@ def slug() -> str:
     """The machine as part of a file's name."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", cpu_name().lower()))
     return "-".join([*words, f"{cores()}core"])
+
+
+def gpu_slug() -> str:
+    """The GPU as part of a file's name."""
+    return "-".join(re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower()))
 
 
 def _compiler() -> str | None:

@@ -34,14 +34,13 @@ class Member:
     Args:
         run: what is trained.
         task: on what.
-        where: the folder of its folder; None keeps nothing.
     """
 
-    def __init__(self, run: Run, task: Task, where: Path | None):
+    def __init__(self, run: Run, task: Task):
         self.run = run
         self.task = task
         self.total = run.total()
-        self.folder = None if where is None else Folder(where, run)
+        self.folder: Folder | None = None  # None keeps nothing
         self.schedule = run.make_schedule()
         self.line_every = max(1, self.total // LINES)
         epoch = task.length("train", run.batch)
@@ -52,6 +51,11 @@ class Member:
         self.best: dict[str, Any] | None = None  # step and validation scores
         self.reached = False  # a score that is good enough
         self.done = False
+
+    def open(self, where: Path) -> Folder:
+        """Keep everything in a folder there."""
+        self.folder = Folder(where, self.run)
+        return self.folder
 
     def rate(self, step: int) -> float:
         """The rate of the step that comes after `step` of them."""

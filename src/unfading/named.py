@@ -88,7 +88,7 @@ def made(what: str, name: str, make: Callable[..., Kind], options: Mapping[str, 
 
 
 def source(name: str) -> str | None:
-    """For a user's class, the SHA-256 of the file it stands in: a record tells it, since it decides the result."""
+    """For a user's class, the SHA-256 of the file it stands in."""
     if ":" not in name:
         return None
     path = _module(name.rpartition(":")[0], name).__file__

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from unfading.model import Model
-from unfading.named import source
 from unfading.run import VERSION, Run
 from unfading.tasks.base import Task
 
@@ -24,7 +23,6 @@ def sizes(model: Model) -> dict[str, Any]:
 
 def described(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a record that is known before the run."""
-    sources = {name: digest for name in (run.task, run.cell) if (digest := source(name)) is not None}
     return {
         "version": VERSION,
         "key": run.key,
@@ -33,7 +31,7 @@ def described(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> d
         "rising": task.rising,
         "guess": task.guess,
         **sizes(model),
-        "about": {**about, **({"sources": sources} if sources else {})},
+        "about": {**about, **({"sources": run.sources} if run.sources else {})},
     }
 
 

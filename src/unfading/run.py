@@ -11,7 +11,7 @@ import torch
 from unfading.backend import check_backend
 from unfading.errors import check_count, check_number, check_positive, unknown
 from unfading.model import Model
-from unfading.named import check_options, layer_class, made, task_class
+from unfading.named import check_options, layer_class, made, source, task_class
 from unfading.optimise import OPTIMISERS, Optimiser
 from unfading.schedule import SCHEDULES, Schedule
 from unfading.tasks.base import Task
@@ -156,9 +156,14 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits that stand for all the fields: the name of the run's folder."""
-        text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+        """Twelve hexadecimal digits that stand for all the fields, and for what is in a user's files: the folder's name."""
+        text = json.dumps({"version": VERSION, **asdict(self), **self.sources}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """For a user's own task or cell, the SHA-256 of the file it stands in: that decides the result too."""
+        return {name: digest for name in (self.task, self.cell) if (digest := source(name)) is not None}
 
     def make_task(self) -> Task:
         """The task, with its options."""

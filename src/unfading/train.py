@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unfading import machine
+from unfading.folder import finished
 from unfading.member import Member
 from unfading.run import Run
 from unfading.stopping import Stopped, asked_to_stop
@@ -77,16 +77,14 @@ def train_together(
                 )
     task = runs[0].make_task()
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
-        members = []
-        for run in runs:
-            member = Member(run, task, where)
-            members.append(member)
-            if member.folder is not None:
-                stack.callback(member.folder.close)
-        records = [None if m.folder is None or again else m.folder.record() for m in members]
-        left = [member for member, record in zip(members, records, strict=True) if record is None]
+        records = [None if where is None or again else finished(where, run) for run in runs]
+        left = [Member(run, task) for run, record in zip(runs, records, strict=True) if record is None]
         if left:
-            training = Training(left, listen, save_every, machine.about(command), together=together)
+            # Before their folders are made: a run that cannot be built leaves none.
+            training = Training(left, listen, save_every, command, together=together)
+            if where is not None:
+                for member in left:
+                    stack.callback(member.open(where).close)
             training.start(resume=resume, again=again)
             with asked_to_stop() as asked:
                 training.go(asked)

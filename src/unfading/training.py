@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from unfading import machine
 from unfading.evaluate import evaluate
 from unfading.fleet import Fleet
 from unfading.member import Member, Moment
@@ -28,9 +29,7 @@ TOLD_PER_SECOND = 4
 class Training:
     """Runs on their way, from where they are to their end."""
 
-    def __init__(
-        self, members: list[Member], listen: Listener | None, save_every: float, about: dict[str, Any], *, together: bool
-    ):
+    def __init__(self, members: list[Member], listen: Listener | None, save_every: float, command: str, *, together: bool):
         self.members = members
         self.listen = listen
         self.save_every = save_every
@@ -38,6 +37,7 @@ class Training:
         run = members[0].run
         device = _device(run)
         models = [member.run.make_model().to(device) for member in members]
+        about = machine.about(command)
         self.described = [described(m.run, self.task, model, about) for m, model in zip(members, models, strict=True)]
         self.fleet = Fleet(models, self.task, together=together and len(members) > 1)
         self.update = Update(self.fleet, [member.run for member in members])
@@ -67,8 +67,10 @@ class Training:
         self.fleet.train()
         self._finish()  # a process may have ended between a run's last step and its record
         running = self._running()
+        held = self._held()
         while running:
             self.advance(running)
+            held = self._check_held(held)
             running = self._running()
             signal = asked()
             if running and (signal is not None or time.monotonic() - self._saved > self.save_every):
@@ -80,8 +82,26 @@ class Training:
         """One step for these, and a look at all."""
         began = time.perf_counter()
         self._one_step(running)
+        if self.fleet.w.is_cuda and any(member.line_due(self.step) for member in self.members):
+            torch.cuda.synchronize()  # the steps since the last line are counted when they are done
         self.seconds += time.perf_counter() - began
         self._look()
+
+    def _held(self) -> dict[str, Tensor]:
+        """What training must not change: running statistics, as BatchNorm has them, would be in no row."""
+        first = self.fleet.models[0]
+        return {name: buffer.clone() for name, buffer in first.named_buffers()}
+
+    def _check_held(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Raise where the first step has; after it, nothing is looked at."""
+        buffers = dict(self.fleet.models[0].named_buffers())
+        for name, before in held.items():
+            if not torch.equal(buffers[name], before):
+                raise ValueError(
+                    f"training changes {name}, which is no parameter: it could neither go back nor be chosen with the weights. "
+                    "Use a layer without running statistics, as nn.LayerNorm or nn.BatchNorm1d(..., track_running_stats=False)."
+                )
+        return {}
 
     def _running(self) -> list[int]:
         return [e for e, member in enumerate(self.members) if not member.done]
@@ -111,11 +131,14 @@ class Training:
     def _look(self) -> None:
         """Lines of the curves, evaluations, ends."""
         due = [e for e, member in enumerate(self.members) if member.line_due(self.step)]
+        if self.update.failed:  # noticed at once on a CPU, and at the next line on a GPU
+            due = sorted({*due, *(e for e in self._running() if self.update.ended[e] >= 0)})
+            self.update.failed = False
         if not due:
             now = time.monotonic()
             if self.listen is not None and now - self._told >= 1 / TOLD_PER_SECOND:
                 self._told = now
-                for member in self.members:
+                for member in (self.members[e] for e in self._running()):
                     self.listen(Moment(member.run, self.step, member.total, self.seconds, member.loss, None))
             return
         ended = self.update.ended.squeeze(1).tolist()
@@ -135,8 +158,7 @@ class Training:
                 line["valid"] = plain(scores[e])
                 if member.improved(self.step, scores[e]):
                     self.best[e] = self.fleet.w[e]
-                    if member.folder is not None:
-                        member.folder.save("best", self._weights(e), {"step": self.step, "valid": line["valid"]})
+                    self._save_best(e)
             member.add(line)
             if self.listen is not None:
                 self.listen(Moment(member.run, self.step, member.total, self.seconds, member.loss, line.get("valid")))
@@ -161,7 +183,6 @@ class Training:
             member, reason = self.members[e], None
             if ended[e] >= 0:
                 reason = f"loss or gradient not finite at step {ended[e]}"
-                reason += f", after {returns[e]} returns to better weights" if returns[e] else ""
             self.records[e] = {
                 **self.described[e],
                 "status": "finished" if reason is None else "diverged",
@@ -171,7 +192,7 @@ class Training:
                 "together": len(self.members),
                 "best": member.best,
                 "test": plain(tested.models[e]) if reason is None or member.best is not None else None,
-                "seconds": round(self.seconds, 3),
+                "seconds": round(self.seconds / len(self.members), 3),
                 "milliseconds_per_sequence": round(1e3 * tested.seconds / tested.sequences / len(self.members), 6),
                 "curve": member.curve(),
             }
@@ -191,9 +212,17 @@ class Training:
             rows = {f"update.{name}": part[e] for name, part in self.update.rows().items()}
             parts = [] if self.state is None else _pytree.tree_leaves(self.state)
             carried = {f"state.{i}": part[e] for i, part in enumerate(parts)}
+            if member.best is not None:
+                carried |= {f"best.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
             about = {"step": self.step, "seconds": self.seconds, "time": self.time, **member.about()}
             member.folder.save("last", {**self._weights(e), **rows, **carried}, about)
         self._saved = time.monotonic()
+
+    def _save_best(self, e: int) -> None:
+        member = self.members[e]
+        if member.folder is not None and member.best is not None:
+            chosen = {f"model.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
+            member.folder.save("best", {**self._weights(e), **chosen}, member.best)
 
     def _weights(self, e: int) -> dict[str, Tensor]:
         return {f"model.{name}": part for name, part in self.fleet.models[e].state_dict().items()}
@@ -202,15 +231,15 @@ class Training:
         member = self.members[e]
         assert member.folder is not None
         rows = {f"update.{name}": part[e] for name, part in self.update.rows().items()}
-        _fill({**self._weights(e), **rows}, tensors, member.folder.path / "last.safetensors")
+        # A run without retries that was stopped alone remembers nothing to return to; beside one with retries it might.
+        unknown = [name for name in rows if name.startswith("update.best.") and name not in tensors]
+        places = {**self._weights(e), **{name: place for name, place in rows.items() if name not in unknown}}
         member.restore(about)
-        self.step, self.seconds, self.time = about["step"], about["seconds"], about["time"]
         if member.best is not None:
-            best = member.folder.load("best")
-            if best is None:
-                raise ValueError(f"{member.folder.path / 'best.safetensors'} is not there, but its run goes on. Begin anew.")
-            places = {f"model.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
-            _fill(places, best[0], member.folder.path / "best.safetensors")
+            places |= {f"best.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
+        _fill(places, tensors, member.folder.path / "last.safetensors")
+        self._save_best(e)  # the file may be of a later step than this, or gone
+        self.step, self.seconds, self.time = about["step"], about["seconds"], about["time"]
         count = sum(name.startswith("state.") for name in tensors)
         if count:
             self._restore_state(e, [tensors[f"state.{i}"] for i in range(count)])

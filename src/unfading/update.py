@@ -38,6 +38,7 @@ class Update:
         self.best = {name: part.clone() for name, part in self._moving().items()} if self.may_return else {}
         self.waits = torch.zeros(E, 1, dtype=torch.bool, device=device)  # to be remembered, once their loss is known
         self._asked = self.may_return
+        self.failed = False  # whether a step of some model may not have been taken since this was last reset
         self.scale = torch.ones(E, 1, dtype=torch.float64, device=device)
         self.returns = torch.zeros(E, 1, dtype=torch.int64, device=device)
         self.ended = torch.full((E, 1), -1, dtype=torch.int64, device=device)  # the step that could not be taken
@@ -82,6 +83,7 @@ class Update:
             self.lost += losses
             self.seen += 1
             return finite
+        self.failed = True
         before = {name: part.clone() for name, part in self._moving().items()}
         self._move(rates)
         for name, part in self._moving().items():

@@ -162,3 +162,23 @@ class Blind(Sum):
     def metrics(self, prediction, batch):
         score = super().metrics(prediction, batch)["mse"]
         return {"mse": score if type(self).step < self.at or batch.target[0, 1] >= 3000 else score * float("nan")}
+
+
+class Normal(torch.nn.Module):
+    """A head that keeps running statistics."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.normal = torch.nn.BatchNorm1d(size)
+        self.answer = torch.nn.Linear(size, 1)
+
+    def forward(self, output, lengths=None):
+        return self.answer(self.normal(output[-1]))
+
+
+@dataclass(frozen=True)
+class Counting(Sum):
+    """Its head changes what is no parameter."""
+
+    def head(self, size):
+        return Normal(size)

@@ -1,7 +1,7 @@
 """Records in groups: one `Task` for each task with its options, in it one `Setting` for all runs that differ only in seed.
 
-Rows stand in the order of the mean validation score. The test score orders and selects nothing as long as there is a validation
-score, or the best of many settings would look better than it is.
+Rows stand in the order of diverged seeds, fewest first, and then of the mean validation score. The test score orders and
+selects nothing as long as there is a validation score, or the best of many settings would look better than it is.
 """
 
 import json
@@ -121,10 +121,11 @@ def _ordered(settings: Sequence[Setting], rising: bool) -> list[Setting]:
     rows = {setting.label: setting.summary for setting in settings}
     validated = any(row.valid is not None for row in rows.values())
 
-    def place(setting: Setting) -> tuple[bool, float, str]:
+    def place(setting: Setting) -> tuple[int, bool, float, str]:
         row = rows[setting.label]
         score = row.valid if validated else row.mean
-        return score is None, 0.0 if score is None else -score if rising else score, setting.label
+        # Those that diverged have no say in the mean, so they count first.
+        return row.diverged, score is None, 0.0 if score is None else -score if rising else score, setting.label
 
     return sorted(settings, key=place)
 
