@@ -6,8 +6,9 @@ from torch.testing import assert_close
 
 from tests.trained import OWN, changed, fleet, small, untimed, weights
 from tests.variants import hidden_size, name
-from unfading import Run, catalogue, train
+from unfading import Run, backend, catalogue, train
 from unfading.fleet import Fleet
+from unfading.fuse.fused import fused
 from unfading.train import train_together
 
 # Twenty steps in float64: sums in another order, stretched by the dynamics.
@@ -205,3 +206,18 @@ def test_every_member_draws_noise_of_its_own(monkeypatch):
     monkeypatch.setattr(Run, "make_model", lambda run: make(changed(run, seed=0)))
     runs = [small(task=f"{OWN}:Same", task_options={}, cell_options={"zoneout": 0.5}, seed=seed, steps=2) for seed in range(3)]
     assert len({record["curve"][0]["loss"] for record in train_together(runs)}) == 3
+
+
+@pytest.mark.parametrize("cell", ["STAR", "NRU"])
+def test_a_pass_of_many_runs_compiled(cell, monkeypatch):
+    runs = [Run(task="adding", task_options={"T": 5}, cell=cell, hidden=4, batch=3, steps=2, seed=seed) for seed in (0, 1)]
+    task, taken = runs[0].make_task(), []
+    fleet = Fleet([run.make_model() for run in runs], task, together=True)
+    choose = backend.choose
+    monkeypatch.setattr(backend, "choose", lambda *given: taken.append(choose(*given)) or taken[-1])
+    batches = [task.batch(0, 3, split="train", seed=seed, device="cpu") for seed in (0, 1)]
+    fleet.train()
+    fleet.gradients(batches, None, 0, None)
+    fleet.eval()
+    fleet.scores(batches[0], None, 0)
+    assert taken == [fused, fused]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree
 
+from unfading.backend import choose
 from unfading.model import Model
 from unfading.recurrent import detach
 from unfading.tasks.base import Batch, Task
@@ -85,8 +86,18 @@ class Fleet:
                     mine.copy_(parameter.detach())
                     parameter.data = mine
                     parameter.grad = self.view(self.g[e], name)
+        if together:
+            self._plan()
         self.loss = [Loss(model, task) for model in models]
         self.score = [Score(model, task) for model in models]
+
+    def _plan(self) -> None:
+        """Compile the cells now: inside `vmap` their parameters are not themselves, and could not be planned with."""
+        rnn = self.models[0].rnn
+        for mode in (False, True):
+            self.models[0].train(mode)
+            for cell in rnn.runners:
+                choose(cell, rnn.backend)
 
     def view(self, flat: Tensor, name: str) -> Tensor:
         """A parameter in rows that are laid out as w: [N] -> its shape, [E, N] -> [E, its shape]."""
