@@ -1,5 +1,8 @@
 """Many runs: in processes, in one pass, stopped, resumed, with some that fail; and which rate is chosen."""
 
+import json
+import os
+import queue
 import signal
 import subprocess
 import sys
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unfading import Run, compare, train
+from unfading import Run, compare, train, workers
 from unfading import compare as _function
 from unfading.compare import chosen, shape
 from unfading.folder import Folder
@@ -66,6 +69,72 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     assert "Elman, seed 0: its process ended with signal 9" in str(caught.value)
     for run in (deadly[1], *good):
         assert (tmp_path / run.key / "record.json").exists()
+
+
+def test_a_worker_that_cannot_start_is_told_once_for_each_run_and_no_broken_pipe_flies(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
+    news = queue.Queue()
+    worker = workers._Worker(0, news)
+    worker.process.wait()
+    worker.send({"run": SMALL.to_json()})
+    assert news.get(timeout=10) == (0, None)
+    worker.stop()
+    runs = [replace(SMALL, cell=cell, seed=seed) for cell in ("Elman", "STAR") for seed in (0, 1, 2)]
+    with pytest.raises(ValueError, match="6 of 6 runs failed") as caught:
+        compare(runs, tmp_path, say=silent)
+    told = [f"{cell}, seeds 0, 1, 2: its process ended with code 3" for cell in ("Elman", "STAR")]
+    assert str(caught.value).endswith(f"failed: {'; '.join(told)}")
+
+
+def test_lines_that_others_write_to_a_workers_output_go_to_stderr(tmp_path, monkeypatch, capfd):
+    lines = ["hello from elsewhere", "3", '{"key": 1}', '{"done": true}']
+    program = f"import sys; sys.stdin.readline(); sys.stdout.buffer.write(bytes([255, 10])); print({chr(10).join(lines)!r})"
+    monkeypatch.setattr(workers, "START", program)
+    workers.train_apart([SMALL], tmp_path, processes=1, listen=None, options={})
+    assert capfd.readouterr().err.split("\n")[1:4] == lines[:3]
+
+
+def test_a_worker_can_import_what_its_parent_can_and_may_be_greeted_on_its_output(tmp_path, monkeypatch, capfd):
+    elsewhere, site = tmp_path / "elsewhere", tmp_path / "site"
+    elsewhere.mkdir(), site.mkdir()
+    (elsewhere / "leaky_elsewhere.py").write_text("from unfading import ElmanCell\n\n\nclass LeakyCell(ElmanCell):\n    pass\n")
+    (site / "sitecustomize.py").write_text("print('hello from sitecustomize', flush=True)\nprint('and', end='', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(elsewhere)
+    runs = [replace(SMALL, cell="leaky_elsewhere:LeakyCell", seed=seed) for seed in (0, 1)]
+    assert [record["status"] for record in compare(runs, tmp_path / "runs", say=silent)] == ["finished"] * 2
+    assert capfd.readouterr().err.count("hello from sitecustomize") == 2
+
+
+@pytest.mark.parametrize("signals", [0, 1], ids=["its parent has gone", "and it was signalled itself"])
+def test_a_worker_comes_to_its_checkpoint_when_nobody_hears_it_any_more(tmp_path, monkeypatch, signals):
+    whole = Training._one_step
+
+    def slow(self, running):
+        time.sleep(0.1)
+        whole(self, running)
+
+    def lines():
+        yield json.dumps({"run": LONG.to_json(), "where": str(tmp_path)}) + "\n"
+        waiting_for((tmp_path / LONG.key / "run.json").exists)
+        time.sleep(0.5)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.03)
+
+    monkeypatch.setattr(Training, "_one_step", slow)
+    monkeypatch.setattr(sys, "stdin", lines())
+    nobody, told = os.pipe()
+    os.close(nobody)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            workers.main(told)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        os.close(told)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert module.stopped_at(tmp_path, LONG) > 0
 
 
 LONG = replace(SMALL, steps=100_000)
