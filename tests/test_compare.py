@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_a_worker_comes_to_its_checkpoint_when_nobody_hears_it_any_more(tmp_path
     whole = Training._one_step
 
     def slow(self, running):
-        time.sleep(0.1)
+        time.sleep(0.3)
         whole(self, running)
 
     def lines():
@@ -126,11 +127,15 @@ def test_a_worker_comes_to_its_checkpoint_when_nobody_hears_it_any_more(tmp_path
     monkeypatch.setattr(sys, "stdin", lines())
     nobody, told = os.pipe()
     os.close(nobody)
-    before = signal.getsignal(signal.SIGTERM)
+    before, threads = signal.getsignal(signal.SIGTERM), set(threading.enumerate())
     try:
         with pytest.raises(SystemExit) as ended:
             workers.main(told)
     finally:
+        # Its thread may still have a signal to send.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for thread in set(threading.enumerate()) - threads:
+            thread.join()
         signal.signal(signal.SIGTERM, before)
         os.close(told)
     assert ended.value.code == 128 + signal.SIGTERM
@@ -210,13 +215,92 @@ def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train_together", scarce)
     runs, sentences = [replace(SMALL, seed=seed) for seed in range(5)], []
-    module._train_fleet(runs, tmp_path, None, sentences.append, {"resume": False, "again": True})
+    module._train_fleet(runs, tmp_path, None, sentences.append, {"resume": False})
     assert [run for part, _ in trained for run in part] == runs
     assert all(resumed for _, resumed in trained)
     assert len(sentences) == 2
     monkeypatch.setattr(module, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(ValueError, match="Elman with batch 3 does not fit the memory of the GPU"):
         module._train_fleet(runs[:1], tmp_path, None, sentences.append, {})
+
+
+def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path, monkeypatch):
+    runs = [replace(SMALL, device="cuda", seed=seed) for seed in (0, 1)]
+    for run in runs:
+        folder = Folder(tmp_path, run)
+        folder.save_record({"version": 1, "status": "old"})
+        folder.close()
+        (folder.path / "last.safetensors").write_bytes(b"damaged")
+
+    def scarce(runs, where, **options):
+        if len(runs) > 1:
+            raise torch.OutOfMemoryError
+        assert "again" not in options
+        folder = Folder(where, runs[0])
+        assert folder.record() is None
+        assert folder.load("last") is None
+        folder.save_record({"version": 1, "status": "new"})
+        folder.close()
+
+    monkeypatch.setattr(module, "train_together", scarce)
+    assert [record["status"] for record in compare(runs, tmp_path, again=True, say=silent)] == ["new", "new"]
+
+
+def test_nothing_is_cleared_that_another_process_writes(tmp_path):
+    before = train(SMALL, tmp_path)
+    folder = Folder(tmp_path, SMALL)
+    with pytest.raises(ValueError, match="is being written by another process"):
+        compare([SMALL], tmp_path, again=True, say=silent)
+    assert folder.record() == before
+    folder.close()
+
+
+def test_half_done_runs_are_refused_before_any_is_trained(tmp_path, monkeypatch):
+    folder = Folder(tmp_path, SMALL)
+    folder.save("last", {"w": torch.zeros(2)}, {"step": 7})
+    folder.close()
+    # The metadata are enough: a step is known without reading weights.
+    monkeypatch.setattr("unfading.checkpoint.load", lambda path: pytest.fail("the weights were read"))
+    assert module.stopped_at(tmp_path, SMALL) == 7
+    monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
+    with pytest.raises(ValueError, match=rf"1 of 2 runs stopped on their way, .*{SMALL.key} at step 7: resume \(--resume\)"):
+        compare([replace(SMALL, seed=1), SMALL], tmp_path, say=silent)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"cell": "STAR", "cell_options": {"max_lag": 1}}, "cell STAR: max_lag must be at least 2; got 1"),
+        ({"rates": {"W_z": 0.1}}, "rates: unknown parameter 'W_z'"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_told_before_any_is(tmp_path, monkeypatch, change, sentence):
+    before = train(SMALL, tmp_path)
+    monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
+    with pytest.raises(ValueError) as caught:
+        compare([SMALL, *(replace(SMALL, seed=seed, **change) for seed in (0, 1))], tmp_path, again=True, say=silent)
+    assert str(caught.value).startswith(sentence)
+    assert module.finished(tmp_path, SMALL) == before  # not thrown away yet
+
+
+def test_several_passes_are_told_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_train_fleet", lambda *arguments: None)
+    monkeypatch.setattr(module, "_check", lambda runs: None)
+    monkeypatch.setattr(module, "finished", lambda where, run, seen=[]: seen.append(run.key) or ({} if len(seen) > 4 else None))
+    runs = [replace(SMALL, device="cuda", seed=seed) for seed in range(3)] + [replace(SMALL, device="cuda", hidden=5)]
+    sentences = []
+    compare(runs, tmp_path, together=2, say=sentences.append)
+    assert sentences == ["4 runs of 2 shapes in 3 passes, each of one shape, from one step and with at most 2 runs: 2, 1, 1."]
+
+
+def test_a_file_system_without_locks_is_written_without_one(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(file, how):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert train(SMALL, tmp_path)["status"] == "finished"
 
 
 def made_record(rate, seed, valid, status="finished", test=0.5, *, rising=False):
