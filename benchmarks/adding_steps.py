@@ -19,6 +19,7 @@ from unfading import Run, compare, machine
 from unfading.progress import Display
 
 T, SEEDS = 200, range(5)
+RELEASED = {"heads_see_input": False, "mean_over_heads": True}
 
 
 def run(
@@ -66,6 +67,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "incremental-5-published": {"cell": "IncrementalRNN", "options": incremental(5), "rate": 1e-2, "clip": None, "steps": 2000},
     "star": {"cell": "STAR", "options": {"max_lag": T}, "rate": 3e-3, "steps": 2000},
     "nru": {"cell": "NRU", "options": {}, "rate": 1e-3, "steps": 2000},
+    "nru-released": {"cell": "NRU", "options": {"memory_size": 64, **RELEASED}, "rate": 4e-3, "steps": 2000},
     "lstm": {"cell": "LSTM", "options": {}, "rate": 3e-3, "steps": 2000},
 }
 

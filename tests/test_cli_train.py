@@ -1,6 +1,7 @@
 """`unfading train` and `unfading compare`: what they print, keep and refuse."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from unfading import cli
 from unfading.folder import read_run
+from unfading.stopping import Stopped
+from unfading.training import Training
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--hidden", "4", "--batch", "3", "--steps", "10", "--valid-batches", "1"]
@@ -40,7 +43,8 @@ def test_train_tells_what_it_did_and_runs_a_record_again(unfading, tmp_path):
     assert f"test mse: {record['test']['mse']:.5g}; a guess has 0.16667" in out
     assert record["run"]["cell_options"] == {"max_lag": 6}
     assert record["about"]["command"].startswith("unfading train --task adding,T=6")
-    code, out, _ = unfading("train", "--from", str(folder / "record.json"), "--runs", "again", "--json", "--quiet")
+    flags = ["--runs", "again", "--json", "--quiet"]
+    code, out, _ = unfading("train", "--from", str(folder / "record.json"), *flags)
     assert code == 0
     assert json.loads(out)["test"] == record["test"]
     assert read_run(tmp_path / "again" / "adding" / folder.name / "run.json").key == folder.name
@@ -128,6 +132,73 @@ def test_tensorboard_gets_the_curve(unfading, tmp_path):
     assert [event.value for event in events.Scalars("loss")] == pytest.approx([line["loss"] for line in lines])
 
 
+def test_tensorboard_holds_each_step_once_however_often_a_run_begins(unfading, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    command = ["train", "--task", "adding,T=6", "--cell", "Elman", *QUICK, "--valid-every", "2", "--tensorboard"]
+    whole = Training.advance
+
+    def stopping(self, running):
+        whole(self, running)
+        if self.step == 4:
+            self.save()
+        if self.step == 7:
+            raise Stopped(signal.SIGINT, 7)
+
+    def steps():
+        (folder,) = (tmp_path / "runs" / "adding").iterdir()
+        files = list(folder.glob("events*"))
+        events = EventAccumulator(str(folder))
+        events.Reload()
+        return len(files), [event.step for event in events.Scalars("loss")]
+
+    monkeypatch.setattr(Training, "advance", stopping)
+    assert unfading(*command)[0] == 130
+    assert steps() == (1, [1, 2, 3, 4, 5, 6, 7])
+    monkeypatch.setattr(Training, "advance", whole)
+    assert unfading(*command, "--resume")[0] == 0
+    assert steps() == (2, list(range(1, 11)))
+    assert unfading(*command)[0] == 0  # it is done
+    assert steps() == (2, list(range(1, 11)))
+    assert unfading(*command, "--again")[0] == 0
+    assert steps() == (1, list(range(1, 11)))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_stop_says_how_to_go_on(unfading, monkeypatch, again):
+    def stopped(self, asked):
+        raise Stopped(signal.SIGINT, 3)
+
+    monkeypatch.setattr(Training, "go", stopped)
+    code, _, err = unfading("train", "--task", "adding,T=6", "--cell", "Elman", *QUICK, *["--again"] * again)
+    assert code == 130
+    assert f"The same command with --resume{' in place of --again' if again else ''} goes on." in err
+
+
+@pytest.mark.parametrize("place", ["unfading.run.Run.make_task", "unfading.run.Run.make_model"])
+@pytest.mark.parametrize("verb", [["train", "--cell"], ["compare", "--seeds", "1", "--cells"]], ids=lambda verb: verb[0])
+def test_ctrl_c_before_the_first_step_is_one_sentence(unfading, monkeypatch, verb, place):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unfading.stopping._noted", False)
+    monkeypatch.setattr(place, interrupted)
+    code, _, err = unfading(*verb, "Elman", "--task", "adding,T=6", *QUICK)
+    assert (code, err) == (130, "unfading: stopped before the first step.\n")
+
+
+def test_factors_are_given_to_the_cells_that_they_fit_and_must_fit_one(unfading, tmp_path):
+    command = ["compare", "--task", "adding,T=6", "--cells", "Elman", "FastRNN", *QUICK, "--seeds", "1", "--processes", "1"]
+    code, _, err = unfading(*command, "--rates", "W_h=0.1", "nothing=2")
+    assert (code, "--rates: unknown parameter of these cells 'nothing'." in err) == (2, True)
+    assert not (tmp_path / "runs").exists()
+    code, out, _ = unfading(*command, "--rates", "W_h=0.5", "logits=0.1", "bias=2", "--json")
+    assert code == 0
+    given = {run["cell"]: run["rates"] for run in (json.loads(line)["run"] for line in out.splitlines())}
+    assert given == {"Elman": {"W_h": 0.5, "bias": 2.0}, "FastRNN": {"logits": 0.1, "bias": 2.0}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -150,7 +221,15 @@ def test_tensorboard_gets_the_curve(unfading, tmp_path):
         (["--task", "nowhere.py:Mine", "--cell", "STAR"], "names a file that is not there"),
         (["--task", "adding"], "--task and --cell say what to train"),
         (["--from", "nothing.json"], "nothing.json is not there"),
-        (["--from", "nothing.json", "--task", "adding"], "leave --task and --cell out"),
+        (
+            ["--from", "a.json", "--task", "adding"],
+            "--from a.json says what to train and how; leave the other flags out: --task.",
+        ),
+        (
+            ["--from", "a.json", "--seed=0", "--valid-every", "2", "--quiet"],
+            "leave the other flags out: --seed, --valid-every.",
+        ),
+        (["--from", "a.json", "--threads", "1", "--save-every", "9", "--name", "b", "--final"], "a.json is not there"),
         (["--task", "adding,,", "--cell", "STAR"], "expected NAME or NAME,option=value"),
         (["--task", "adding,T=3,T=4", "--cell", "STAR"], "gives T twice"),
     ],

@@ -1,11 +1,7 @@
-"""Many runs: in processes, in one pass, stopped, resumed, with some that fail; and which rate is chosen."""
+"""Many runs: in processes, in one pass, begun anew, refused; and which rate is chosen."""
 
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +12,6 @@ from unfading.compare import chosen, shape
 from unfading.folder import Folder
 from unfading.training import Training
 
-FAULTY = Path(__file__).parent / "user" / "faulty_tasks.py"
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
 assert callable(_function)
 module = sys.modules["unfading.compare"]
@@ -56,67 +51,6 @@ def test_equal_runs_are_refused(tmp_path):
         compare([SMALL, replace(SMALL)], tmp_path)
 
 
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
-    bad = replace(SMALL, task=f"{FAULTY}:Raising")
-    deadly = [replace(SMALL, task=f"{FAULTY}:Deadly", seed=seed) for seed in (0, 1)]
-    good = [replace(SMALL, seed=seed) for seed in (0, 1)]
-    with pytest.raises(ValueError, match="2 of 5 runs failed") as caught:
-        compare([bad, *deadly, *good], tmp_path, say=silent)
-    assert "Elman, seed 0: the sensor was unplugged" in str(caught.value)
-    assert "Elman, seed 0: its process ended with signal 9" in str(caught.value)
-    for run in (deadly[1], *good):
-        assert (tmp_path / run.key / "record.json").exists()
-
-
-LONG = replace(SMALL, steps=100_000)
-PROGRAM = f"""if True:
-    import dataclasses, sys
-    from unfading import compare
-    from unfading.run import Run
-    from unfading.stopping import Stopped
-    run = Run.from_json({LONG.to_json()!r})
-    try:
-        compare([run, dataclasses.replace(run, seed=1)], sys.argv[1])
-    except Stopped as stopped:
-        sys.exit(128 + stopped.signal)
-"""
-
-
-def waiting_for(condition, seconds=60):
-    """Until it holds; a process takes a while to begin or to end."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
-    ids=lambda number: number.name,
-)
-def test_workers_stop_with_their_parent_and_with_a_checkpoint(tmp_path, number):
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
-    runs = [LONG, replace(LONG, seed=1)]
-    curves = [tmp_path / run.key / "curve.jsonl" for run in runs]
-    waiting_for(lambda: all(curve.exists() and curve.stat().st_size for curve in curves))
-    process.send_signal(number)
-    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
-
-    def free(run):
-        try:
-            Folder(tmp_path, run).close()
-        except ValueError:
-            return False
-        return True
-
-    waiting_for(lambda: all(free(run) for run in runs))
-    for run in runs:
-        folder = Folder(tmp_path, run)
-        assert folder.load("last")[1]["step"] > 0
-        folder.close()
-
-
 def test_runs_of_one_shape_differ_in_what_a_row_can_hold():
     same = [{"seed": 5}, {"rate": 0.5}, {"rates": {"U": 0.1}}, {"schedule": "cosine"}, {"clip_norm": 3.0}, {"steps": 99}]
     same += [{"retries": 2}, {"stop_at": 0.1}, {"clip_norm": None, "clip_value": 1.0}]
@@ -141,13 +75,92 @@ def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train_together", scarce)
     runs, sentences = [replace(SMALL, seed=seed) for seed in range(5)], []
-    module._train_fleet(runs, tmp_path, None, sentences.append, {"resume": False, "again": True})
+    module._train_fleet(runs, tmp_path, None, sentences.append, {"resume": False})
     assert [run for part, _ in trained for run in part] == runs
     assert all(resumed for _, resumed in trained)
     assert len(sentences) == 2
     monkeypatch.setattr(module, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(ValueError, match="Elman with batch 3 does not fit the memory of the GPU"):
         module._train_fleet(runs[:1], tmp_path, None, sentences.append, {})
+
+
+def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path, monkeypatch):
+    runs = [replace(SMALL, device="cuda", seed=seed) for seed in (0, 1)]
+    for run in runs:
+        folder = Folder(tmp_path, run)
+        folder.save_record({"version": 1, "status": "old"})
+        folder.close()
+        (folder.path / "last.safetensors").write_bytes(b"damaged")
+
+    def scarce(runs, where, **options):
+        if len(runs) > 1:
+            raise torch.OutOfMemoryError
+        assert "again" not in options
+        folder = Folder(where, runs[0])
+        assert folder.record() is None
+        assert folder.load("last") is None
+        folder.save_record({"version": 1, "status": "new"})
+        folder.close()
+
+    monkeypatch.setattr(module, "train_together", scarce)
+    assert [record["status"] for record in compare(runs, tmp_path, again=True, say=silent)] == ["new", "new"]
+
+
+def test_nothing_is_cleared_that_another_process_writes(tmp_path):
+    before = train(SMALL, tmp_path)
+    folder = Folder(tmp_path, SMALL)
+    with pytest.raises(ValueError, match="is being written by another process"):
+        compare([SMALL], tmp_path, again=True, say=silent)
+    assert folder.record() == before
+    folder.close()
+
+
+def test_half_done_runs_are_refused_before_any_is_trained(tmp_path, monkeypatch):
+    folder = Folder(tmp_path, SMALL)
+    folder.save("last", {"w": torch.zeros(2)}, {"step": 7})
+    folder.close()
+    # The metadata are enough: a step is known without reading weights.
+    monkeypatch.setattr("unfading.checkpoint.load", lambda path: pytest.fail("the weights were read"))
+    assert module.stopped_at(tmp_path, SMALL) == 7
+    monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
+    with pytest.raises(ValueError, match=rf"1 of 2 runs stopped on their way, .*{SMALL.key} at step 7: resume \(--resume\)"):
+        compare([replace(SMALL, seed=1), SMALL], tmp_path, say=silent)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"cell": "STAR", "cell_options": {"max_lag": 1}}, "cell STAR: max_lag must be at least 2; got 1"),
+        ({"rates": {"W_z": 0.1}}, "rates: unknown parameter 'W_z'"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_told_before_any_is(tmp_path, monkeypatch, change, sentence):
+    before = train(SMALL, tmp_path)
+    monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
+    with pytest.raises(ValueError) as caught:
+        compare([SMALL, *(replace(SMALL, seed=seed, **change) for seed in (0, 1))], tmp_path, again=True, say=silent)
+    assert str(caught.value).startswith(sentence)
+    assert module.finished(tmp_path, SMALL) == before  # not thrown away yet
+
+
+def test_several_passes_are_told_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_train_fleet", lambda *arguments: None)
+    monkeypatch.setattr(module, "_check", lambda runs: None)
+    monkeypatch.setattr(module, "finished", lambda where, run, seen=[]: seen.append(run.key) or ({} if len(seen) > 4 else None))
+    runs = [replace(SMALL, device="cuda", seed=seed) for seed in range(3)] + [replace(SMALL, device="cuda", hidden=5)]
+    sentences = []
+    compare(runs, tmp_path, together=2, say=sentences.append)
+    assert sentences == ["4 runs of 2 shapes in 3 passes, each of one shape, from one step and with at most 2 runs: 2, 1, 1."]
+
+
+def test_a_file_system_without_locks_is_written_without_one(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(file, how):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert train(SMALL, tmp_path)["status"] == "finished"
 
 
 def made_record(rate, seed, valid, status="finished", test=0.5, *, rising=False):

@@ -36,6 +36,17 @@ def test_bars_tell_name_steps_pace_loss_score_and_time_left():
     assert screen.count("seed") == screen.count("STAR rate=0.2 seed 1")  # the others have not begun
 
 
+@pytest.mark.parametrize(
+    ("valid", "words"), [({"loss": 0.5}, "valid loss 0.5"), ({"mse": 0.25, "loss": 0.5}, "valid mse 0.25")]
+)
+def test_the_score_is_the_tasks_measure_and_the_loss_where_that_is_it(valid, words):
+    file, console = drawn(terminal=False)
+    with Display(RUNS, console) as display:
+        display.listen(Moment(RUNS[4], 10, 50, 2.0, 0.5, valid))
+        display.listen(Moment(RUNS[4], 50, 50, 2.0, 0.5, None, "finished"))
+    assert file.getvalue() == f"LSTM seed 0: finished after 50 steps {words}\n"
+
+
 def test_the_screen_is_drawn_at_most_four_times_a_second():
     file, console = drawn(terminal=True)
     with Display(RUNS, console) as display:

@@ -5,8 +5,8 @@ A checkpoint is ONE safetensors file: tensors by name, and JSON in its metadata.
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,34 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) ->
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a checkpoint, on the CPU, and what is said about them."""
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+        return tensors, _said(path, file)
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What is said about the tensors of a checkpoint; they are not read."""
+    with _opened(path) as file:
+        return _said(path, file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            told = (file.metadata() or {}).get(ABOUT)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+            yield file
     except FileNotFoundError:
         raise ValueError(f"{path} is not there.") from None
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or no checkpoint: {error}. Remove it, or begin anew.") from None
+
+
+def _said(path: Path, file: Any) -> dict[str, Any]:
+    told = (file.metadata() or {}).get(ABOUT)
     if told is None:
         raise ValueError(f"{path} is a safetensors file of something else: its metadata has no {ABOUT!r}.")
     try:
-        return tensors, json.loads(told)
+        said: dict[str, Any] = json.loads(told)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: no JSON in its metadata ({error}). Remove it, or begin anew.") from None
+    return said

@@ -212,6 +212,9 @@ def main() -> None:
     except BrokenPipeError:
         # The reader has gone (`unfading cells | head`); nothing is left to say, not even at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("unfading: stopped.", file=sys.stderr)
+        sys.exit(130)
     except (ValueError, TypeError, OSError) as error:
         print(f"unfading: {error}", file=sys.stderr)
         sys.exit(2)

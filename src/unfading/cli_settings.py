@@ -3,10 +3,12 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from unfading.errors import unknown
 from unfading.named import parse
 from unfading.run import Run
 
@@ -97,6 +99,13 @@ class Settings:
             return replace(made, steps=None, epochs=EPOCHS)
         return made
 
+    def runs(self, task: str, cells: Sequence[str], *, rates: Sequence[float], seeds: int) -> list[Run]:
+        """The runs that the flags describe: every cell with every rate and seed, and with the factors that fit it."""
+        first = {cell: self.run(task, cell, rate=rates[0], seed=0) for cell in dict.fromkeys(cells)}
+        if self.rates:
+            first = dict(zip(first, _fitting(list(first.values())), strict=True))
+        return [replace(run, rate=r, seed=s) for run in first.values() for r in dict.fromkeys(rates) for s in range(seeds)]
+
 
 @dataclass(frozen=True)
 class Keeping:
@@ -133,6 +142,32 @@ class Keeping:
         """What the training functions take."""
         typed = shlex.join(["unfading", *sys.argv[1:]])
         return {"resume": self.resume, "again": self.again, "save_every": self.save_every, "command": typed}
+
+
+def check_alone(record: Path) -> None:
+    """Raise where flags were typed beside --from that say what the record says."""
+    typed = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")]
+    said = {"task", "cell", "rate", "seed", *(each.name for each in fields(Settings))}
+    wrong = [flag for flag in typed if flag[2:].replace("-", "_") in said]
+    if wrong:
+        raise ValueError(
+            f"--from {record} says what to train and how; leave the other flags out: {', '.join(dict.fromkeys(wrong))}."
+        )
+
+
+def _fitting(runs: Sequence[Run]) -> list[Run]:
+    """Each with those of its factors that fit a parameter of its model; one that fits none of them is told."""
+    names = [[name for name, part in run.make_model().named_parameters() if part.requires_grad] for run in runs]
+    fit: list[dict[str, float]] = [{} for _ in runs]
+    for pattern, factor in runs[0].rates.items():
+        for run, known, found in zip(runs, names, fit, strict=True):
+            with suppress(ValueError):
+                replace(run, rates={pattern: factor}).factors(known)
+                found[pattern] = factor
+        if not any(pattern in found for found in fit):
+            known = sorted({name.rpartition(".")[2] for each in names for name in each})
+            raise ValueError(f"--rates: {unknown('parameter of these cells', pattern, known)}")
+    return [replace(run, rates=found) for run, found in zip(runs, fit, strict=True)]
 
 
 def _factors(pairs: Sequence[str]) -> dict[str, float]:

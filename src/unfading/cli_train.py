@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
@@ -12,15 +12,15 @@ import torch
 from rich.console import Console
 from tyro.conf import arg
 
-from unfading.cli_settings import Keeping, Settings
+from unfading.cli_settings import Keeping, Settings, check_alone
 from unfading.compare import chosen
 from unfading.compare import compare as compare_runs
 from unfading.errors import check_count
-from unfading.folder import read_run
+from unfading.folder import read_run, stopped_at
 from unfading.progress import Display
 from unfading.report import page, records, tables
 from unfading.run import Run
-from unfading.stopping import Stopped
+from unfading.stopping import Stopped, noted
 from unfading.tensorboard import also_written
 from unfading.train import train as train_run
 from unfading.training import Listener
@@ -53,22 +53,24 @@ def train(
     check_count("--threads", threads)
     torch.set_num_threads(threads)
     if record is not None:
-        if task or cell:
-            raise ValueError(f"--from {record} says what to train; leave --task and --cell out.")
+        check_alone(record)
         run = read_run(record)
     elif not task or not cell:
         raise ValueError("--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --from a record.")
     else:
-        run = settings.run(task, cell, rate=rate, seed=seed)
+        with _interruptible():
+            run = settings.run(task, cell, rate=rate, seed=seed)
     runs = [run, replace(run, split="full", valid_every=None, stop_at=None)] if final else [run]
     where = keeping.where(run)
     console = Console(stderr=True)
-    with Display(runs, console) as display, _stops_tell(where):
+    with Display(runs, console) as display, _stops_tell(where, keeping):
         for each in runs:
             listen: Listener | None = None if keeping.quiet else display.listen
-            if tensorboard:
-                listen = also_written(where / each.key, listen)
-            result = train_run(each, where, listen=listen, **keeping.options())
+            with ExitStack() as stack:
+                if tensorboard:
+                    begun = 0 if keeping.again else stopped_at(where, each)
+                    listen = stack.enter_context(also_written(where / each.key, listen, begun))
+                result = train_run(each, where, listen=listen, **keeping.options())
     if keeping.json:
         print(dumps(result))
     else:
@@ -103,9 +105,8 @@ def compare(
     if not cells or not rate:
         raise ValueError("--cells takes at least one cell, and --rate at least one rate, e.g. --cells STAR LSTM --rate 0.001.")
     torch.set_num_threads(1)
-    runs = [
-        settings.run(task, c, rate=r, seed=s) for c in dict.fromkeys(cells) for r in dict.fromkeys(rate) for s in range(seeds)
-    ]
+    with _interruptible():
+        runs = settings.runs(task, cells, rates=rate, seeds=seeds)
     where = keeping.where(runs[0])
     best = chosen(_compared(runs, where, keeping, processes, together))
     if final:
@@ -124,20 +125,33 @@ def compare(
 
 def _compared(runs: Sequence[Run], where: Path, keeping: Keeping, processes: int, together: int) -> list[dict[str, Any]]:
     console = Console(stderr=True)
-    with Display(runs, console) as display, _stops_tell(where):
+    with Display(runs, console) as display, _stops_tell(where, keeping):
         listen = None if keeping.quiet else display.listen
         say = (lambda sentence: None) if keeping.quiet else display.say
         return compare_runs(runs, where, processes=processes, together=together, listen=listen, say=say, **keeping.options())
 
 
 @contextmanager
-def _stops_tell(where: Path) -> Iterator[None]:
+def _stops_tell(where: Path, keeping: Keeping) -> Iterator[None]:
     """A run that was asked to stop says where it can go on, and the exit code says which signal it was."""
     try:
-        yield
+        with _interruptible():
+            yield
     except Stopped as stopped:
-        print(f"unfading: {stopped}; all is in {where}. The same command with --resume goes on.", file=sys.stderr)
+        how = "--resume in place of --again" if keeping.again else "--resume"
+        print(f"unfading: {stopped}; all is in {where}. The same command with {how} goes on.", file=sys.stderr)
         sys.exit(128 + stopped.signal)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C where no step waits for it: while data are read or a model is built; or the second one, which acts at once."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        told = "at once; what came after the last checkpoint is lost" if noted() else "before the first step"
+        print(f"unfading: stopped {told}.", file=sys.stderr)
+        sys.exit(130)
 
 
 def _tell(record: dict[str, Any], where: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unfading.folder import finished, stopped_at
+from unfading.folder import clear, finished, stopped_at
 from unfading.run import Run
 from unfading.train import alike, train, train_together
 from unfading.training import Listener
@@ -56,8 +56,15 @@ def compare(
     if records:
         say(f"{len(records)} of {len(runs)} runs are done already.")
     left = [run for run in runs if run.key not in records]
+    _check(left)
+    if again:
+        for run in left:
+            clear(where, run)
+    elif not resume:
+        _refuse_half_done(left, where)
     on_cpu = [run for run in left if run.device == "cpu"]
-    options: dict[str, Any] = {"resume": resume, "again": again, "save_every": save_every, "command": command}
+    # Not again: what was there has gone, and what is there now belongs to this comparison.
+    options: dict[str, Any] = {"resume": resume, "save_every": save_every, "command": command}
     if len(on_cpu) > 1 and processes > 1:
         train_apart(on_cpu, where, processes=processes, listen=listen, options=options)
     else:
@@ -65,7 +72,7 @@ def compare(
             train(run, where, listen=listen, **options)
     fleets = _fleets([run for run in left if run.device == "cuda"], where, together)
     if len(fleets) > 1:
-        say(f"{sum(map(len, fleets))} runs in {len(fleets)} passes: {', '.join(str(len(fleet)) for fleet in fleets)}.")
+        say(_why(fleets, together))
     for fleet in fleets:
         _train_fleet(fleet, where, listen, say, options)
     for run in left:
@@ -73,6 +80,31 @@ def compare(
         assert record is not None
         records[run.key] = record
     return [records[key] for key in keys]
+
+
+def _check(runs: Sequence[Run]) -> None:
+    """Raise for settings that cannot be trained; of runs that differ in numbers alone, one is looked at."""
+    for run in {(shape(run), *run.rates): run for run in runs}.values():
+        run.factors([name for name, parameter in run.make_model().named_parameters() if parameter.requires_grad])
+
+
+def _refuse_half_done(runs: Sequence[Run], where: Path) -> None:
+    """Raise where runs stopped on their way, and nobody said what is to become of them."""
+    steps = {run.key: step for run in runs if (step := stopped_at(where, run))}
+    if steps:
+        key = next(iter(steps))
+        raise ValueError(
+            f"{len(steps)} of {len(runs)} runs stopped on their way, {where / key} at step {steps[key]}: resume (--resume) "
+            "goes on with them, again (--again) begins all anew."
+        )
+
+
+def _why(fleets: Sequence[Sequence[Run]], together: int) -> str:
+    shapes, count = len({shape(fleet[0]) for fleet in fleets}), sum(map(len, fleets))
+    return (
+        f"{count} runs of {shapes} {'shape' if shapes == 1 else 'shapes'} in {len(fleets)} passes, each of one shape, from one "
+        f"step and with at most {together} runs: {', '.join(str(len(fleet)) for fleet in fleets)}."
+    )
 
 
 def shape(run: Run) -> str:
@@ -105,7 +137,7 @@ def _train_fleet(
     half = len(runs) // 2
     say(f"{len(runs)} runs do not fit the memory of the GPU together; going on with {half} and {len(runs) - half}.")
     for part in (runs[:half], runs[half:]):
-        _train_fleet(part, where, listen, say, {**options, "resume": True, "again": False})
+        _train_fleet(part, where, listen, say, {**options, "resume": True})
 
 
 def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -131,7 +131,21 @@ def finished(where: Path, run: Run) -> dict[str, Any] | None:
 def stopped_at(where: Path, run: Run) -> int:
     """The step of its last checkpoint, 0 where there is none; without holding its folder."""
     path = where / run.key / "last.safetensors"
-    return int(checkpoint.load(path)[1]["step"]) if path.exists() else 0
+    if not path.exists():
+        return 0
+    about = checkpoint.about(path)
+    _check_version(path, about)
+    return int(about["step"])
+
+
+def clear(where: Path, run: Run) -> None:
+    """Throw away what is there of a run, unless another process is at it."""
+    if (where / run.key).exists():
+        folder = Folder(where, run)
+        try:
+            folder.clear()
+        finally:
+            folder.close()
 
 
 def read_run(path: Path) -> Run:
@@ -171,7 +185,7 @@ def _check_version(path: Path, told: Any) -> None:
 
 
 def _locked(path: Path) -> IO[str] | None:
-    """A lock on the folder that goes with the process that holds it, however that ends."""
+    """A lock on the folder that goes with the process that holds it, however that ends; None where there are no locks."""
     try:
         import fcntl
     except ImportError:  # Windows has none
@@ -179,7 +193,10 @@ def _locked(path: Path) -> IO[str] | None:
     file = open(path / ".lock", "w", encoding="utf-8")  # noqa: SIM115, held until close
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         raise ValueError(f"{path} is being written by another process. Wait for it, or name another folder.") from None
+    except OSError:  # a file system without locks
+        file.close()
+        return None
     return file

@@ -64,7 +64,8 @@ class Display:
             "loss": "" if moment.loss is None else f"{moment.loss:.4g}",
         }
         if moment.valid is not None:
-            name, score = list(moment.valid.items())[1]
+            name = next((name for name in moment.valid if name != "loss"), "loss")
+            score = moment.valid[name]
             told["score"] = f"valid {name} {'not finite' if score is None else f'{score:.4g}'}"
             self.scores[key] = told["score"]
         self.progress.update(self.bars[key], completed=moment.step, **told)

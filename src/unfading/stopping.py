@@ -16,17 +16,29 @@ class Stopped(Exception):
         self.step = step
 
 
+_noted = False
+
+
+def noted() -> bool:
+    """Whether the training of this moment, or else the last one, was asked to stop."""
+    return _noted
+
+
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], int | None]]:
     """Inside the block the first SIGINT or SIGTERM is noted, for the function that this gives; a second one acts at once."""
+    global _noted
     asked: int | None = None
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
+    _noted = False
 
     def note(number: int, frame: Any) -> None:
+        global _noted
         nonlocal asked
         asked = number
+        _noted = True
         restore()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -18,8 +18,21 @@ from typing import Any
 
 from unfading.member import Moment
 from unfading.run import Run
-from unfading.stopping import Stopped, asked_to_stop
+from unfading.stopping import Stopped, asked_to_stop, noted
 from unfading.training import Listener
+
+# The standard output is for the parent: before anything large is imported it gets another number, and what others print goes
+# to stderr. What the parent can import, the worker can.
+START = """import os, sys
+told = os.dup(1)
+os.dup2(2, 1)
+os.write(told, b"\\n")  # ends a line that somebody else began
+sys.path[:] = sys.argv[1:]
+from unfading.workers import main
+main(told)
+"""
+# What a worker tells: how a run goes, and how it ended.
+TOLD = {"moment", "done", "error"}
 
 
 def train_apart(runs: Sequence[Run], where: Path, *, processes: int, listen: Listener | None, options: dict[str, Any]) -> None:
@@ -29,10 +42,9 @@ def train_apart(runs: Sequence[Run], where: Path, *, processes: int, listen: Lis
     with a checkpoint.
     """
     waiting = list(reversed(runs))
-    by_key = {run.key: run for run in runs}
     news: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     workers = [_Worker(i, news) for i in range(min(processes, len(runs)))]
-    failures: list[str] = []
+    failures: list[tuple[Run, str]] = []
     busy: dict[int, Run] = {}
 
     def next_run(worker: _Worker) -> None:
@@ -53,15 +65,15 @@ def train_apart(runs: Sequence[Run], where: Path, *, processes: int, listen: Lis
                     continue
                 if told is not None and "moment" in told:
                     if listen is not None:
-                        listen(Moment(by_key[told["key"]], *told["moment"]))
+                        listen(Moment(busy[index], *told["moment"]))
                     continue
                 if index not in busy:  # an idle one has gone, as it should
                     continue
                 run = busy.pop(index)
                 if told is None:
-                    failures.append(f"{run.cell}, seed {run.seed}: its process ended with {workers[index].code()}")
+                    failures.append((run, f"its process ended with {workers[index].code()}"))
                 elif "error" in told:
-                    failures.append(f"{run.cell}, seed {run.seed}: {told['error']}")
+                    failures.append((run, told["error"]))
                 if told is None and waiting:
                     workers[index].stop()
                     workers[index] = _Worker(index, news)
@@ -69,12 +81,26 @@ def train_apart(runs: Sequence[Run], where: Path, *, processes: int, listen: Lis
                     next_run(workers[index])
             number = asked()
     finally:
+        # All are asked before the first is waited for.
+        for worker in workers:
+            worker.close()
         for worker in workers:
             worker.stop()
     if number is not None:
         raise Stopped(number, None)
     if failures:
-        raise ValueError(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(failures)}")
+        raise ValueError(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(_sentences(failures))}")
+
+
+def _sentences(failures: list[tuple[Run, str]]) -> list[str]:
+    """What went wrong; what several seeds of a cell have in common is said once."""
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for run, sentence in failures:
+        seeds.setdefault((run.cell, sentence), []).append(run.seed)
+    return [
+        f"{cell}, {'seed' if len(set(found)) == 1 else 'seeds'} {', '.join(map(str, sorted(set(found))))}: {sentence}"
+        for (cell, sentence), found in seeds.items()
+    ]
 
 
 class _Worker:
@@ -84,10 +110,11 @@ class _Worker:
         self.index = index
         # A session of its own: Ctrl-C reaches the parent alone, which then asks its workers to stop.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from unfading.workers import main; main()"],
+            [sys.executable, "-c", START, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             start_new_session=True,
         )
         self.thread = threading.Thread(target=self._read, args=(news,), daemon=True)
@@ -96,14 +123,20 @@ class _Worker:
     def _read(self, news: "queue.Queue[tuple[int, dict[str, Any] | None]]") -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            news.put((self.index, json.loads(line)))
+            told = _told(line)
+            if told is not None:
+                news.put((self.index, told))
+            elif line.strip():
+                sys.stderr.write(line)
         self.process.wait()
         news.put((self.index, None))
 
     def send(self, job: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
+        # One that has ended already cannot read it; the thread tells that it has.
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
 
     def close(self) -> None:
         """No more runs: the process ends, with a checkpoint of what it is at."""
@@ -124,38 +157,57 @@ class _Worker:
         self.process.stdout.close()
 
 
-def main() -> None:
-    """Train what comes on the standard input."""
+def _told(line: str) -> dict[str, Any] | None:
+    """What a line of a worker's standard output tells; None for one that somebody else wrote there."""
+    try:
+        told = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return told if isinstance(told, dict) and told.keys() & TOLD else None
+
+
+def main(told: int) -> None:
+    """Train what comes on the standard input, and tell of it on the file of that number."""
     import torch
 
     from unfading.train import train
 
     torch.set_num_threads(1)
-    # What user code prints goes to stderr; the standard output is for the parent.
-    told = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+
+    def tell(what: dict[str, Any]) -> None:
+        # A parent that has gone hears nothing more, and the run must still come to its checkpoint. Opened for each line: what
+        # could not be written is not tried again with the next.
+        with suppress(BrokenPipeError), open(told, "w", encoding="utf-8", closefd=False) as parent:
+            parent.write(json.dumps(what) + "\n")
+
+    def listen(moment: Moment) -> None:
+        tell({"moment": moment[1:]})
+
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
     training, closed = threading.Event(), threading.Event()
     threading.Thread(target=_receive, args=(jobs, training, closed), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
     while (job := jobs.get()) is not None:
-        run = Run.from_json(job.pop("run"))
-        key = run.key
-
-        def listen(moment: Moment, key: str = key) -> None:
-            print(json.dumps({"key": key, "moment": moment[1:]}), file=told)
-
         training.set()
         if closed.is_set():
             break
         try:
-            train(run, job.pop("where"), listen=listen, **job)
-            print(json.dumps({"key": key, "done": True}), file=told)
+            train(Run.from_json(job.pop("run")), job.pop("where"), listen=listen, **job)
+            tell({"done": True})
         except Stopped as stopped:
             sys.exit(128 + stopped.signal)
         except (ValueError, TypeError, OSError, RuntimeError) as error:
-            print(json.dumps({"key": key, "error": str(error)}), file=told)
+            tell({"error": str(error)})
         training.clear()
+
+
+def _end(number: int, frame: Any) -> None:
+    """Between runs a signal ends the process; one more, after the run was asked to stop, lets it come to its checkpoint.
+
+    Whoever ends a whole group of processes signals the worker, and so does its parent, in either order.
+    """
+    if not noted():
+        sys.exit(128 + number)
 
 
 def _receive(jobs: "queue.Queue[dict[str, Any] | None]", training: threading.Event, closed: threading.Event) -> None:

@@ -1,0 +1,175 @@
+"""Processes that train: some fail, some are signalled, some lose their parent; no run is lost for it."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unfading import Run, compare, workers
+from unfading.folder import Folder, stopped_at
+from unfading.training import Training
+
+FAULTY = Path(__file__).parent / "user" / "faulty_tasks.py"
+SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
+
+
+def silent(sentence):
+    """Nobody listens."""
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
+    bad = replace(SMALL, task=f"{FAULTY}:Raising")
+    deadly = [replace(SMALL, task=f"{FAULTY}:Deadly", seed=seed) for seed in (0, 1)]
+    good = [replace(SMALL, seed=seed) for seed in (0, 1)]
+    with pytest.raises(ValueError, match="2 of 5 runs failed") as caught:
+        compare([bad, *deadly, *good], tmp_path, say=silent)
+    assert "Elman, seed 0: the sensor was unplugged" in str(caught.value)
+    assert "Elman, seed 0: its process ended with signal 9" in str(caught.value)
+    for run in (deadly[1], *good):
+        assert (tmp_path / run.key / "record.json").exists()
+
+
+def test_a_worker_that_cannot_start_is_told_once_for_each_run_and_no_broken_pipe_flies(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
+    news = queue.Queue()
+    worker = workers._Worker(0, news)
+    worker.process.wait()
+    worker.send({"run": SMALL.to_json()})
+    assert news.get(timeout=10) == (0, None)
+    worker.stop()
+    runs = [replace(SMALL, cell=cell, seed=seed) for cell in ("Elman", "STAR") for seed in (0, 1, 2)]
+    with pytest.raises(ValueError, match="6 of 6 runs failed") as caught:
+        compare(runs, tmp_path, say=silent)
+    told = [f"{cell}, seeds 0, 1, 2: its process ended with code 3" for cell in ("Elman", "STAR")]
+    assert str(caught.value).endswith(f"failed: {'; '.join(told)}")
+
+
+def test_lines_that_others_write_to_a_workers_output_go_to_stderr(tmp_path, monkeypatch, capfd):
+    lines = ["hello from elsewhere", "3", '{"key": 1}', '{"done": true}']
+    program = f"import sys; sys.stdin.readline(); sys.stdout.buffer.write(bytes([255, 10])); print({chr(10).join(lines)!r})"
+    monkeypatch.setattr(workers, "START", program)
+    workers.train_apart([SMALL], tmp_path, processes=1, listen=None, options={})
+    assert capfd.readouterr().err.split("\n")[1:4] == lines[:3]
+
+
+def test_a_worker_can_import_what_its_parent_can_and_may_be_greeted_on_its_output(tmp_path, monkeypatch, capfd):
+    elsewhere, site = tmp_path / "elsewhere", tmp_path / "site"
+    elsewhere.mkdir(), site.mkdir()
+    (elsewhere / "leaky_elsewhere.py").write_text("from unfading import ElmanCell\n\n\nclass LeakyCell(ElmanCell):\n    pass\n")
+    (site / "sitecustomize.py").write_text("print('hello from sitecustomize', flush=True)\nprint('and', end='', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(elsewhere)
+    runs = [replace(SMALL, cell="leaky_elsewhere:LeakyCell", seed=seed) for seed in (0, 1)]
+    assert [record["status"] for record in compare(runs, tmp_path / "runs", say=silent)] == ["finished"] * 2
+    assert capfd.readouterr().err.count("hello from sitecustomize") == 2
+
+
+def worked(lines, told, monkeypatch):
+    """A worker in this process: what it reads, and where it tells."""
+    monkeypatch.setattr(sys, "stdin", lines)
+    before, threads = signal.getsignal(signal.SIGTERM), set(threading.enumerate())
+    try:
+        workers.main(told)
+    finally:
+        # Its thread may still have a signal to send.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for thread in set(threading.enumerate()) - threads:
+            thread.join()
+        signal.signal(signal.SIGTERM, before)
+        os.close(told)
+
+
+def test_a_run_that_a_worker_cannot_make_is_told_with_its_reason(tmp_path, monkeypatch):
+    heard, told = os.pipe()
+    answers = []
+
+    def lines():
+        yield json.dumps({"run": {**SMALL.to_json(), "cell": "nowhere:Cell"}, "where": str(tmp_path)}) + "\n"
+        answers.append(json.loads(os.read(heard, 10_000)))
+        time.sleep(0.1)  # until it waits for the next
+
+    worked(lines(), told, monkeypatch)
+    os.close(heard)
+    assert answers[0]["error"].startswith("'nowhere:Cell' names a module that cannot be imported")
+
+
+@pytest.mark.parametrize("signals", [0, 1], ids=["its parent has gone", "and it was signalled itself"])
+def test_a_worker_comes_to_its_checkpoint_when_nobody_hears_it_any_more(tmp_path, monkeypatch, signals):
+    whole = Training._one_step
+
+    def slow(self, running):
+        time.sleep(0.3)
+        whole(self, running)
+
+    def lines():
+        yield json.dumps({"run": LONG.to_json(), "where": str(tmp_path)}) + "\n"
+        waiting_for((tmp_path / LONG.key / "run.json").exists)
+        time.sleep(0.5)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.03)
+
+    monkeypatch.setattr(Training, "_one_step", slow)
+    nobody, told = os.pipe()
+    os.close(nobody)
+    with pytest.raises(SystemExit) as ended:
+        worked(lines(), told, monkeypatch)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert stopped_at(tmp_path, LONG) > 0
+
+
+LONG = replace(SMALL, steps=100_000)
+PROGRAM = f"""if True:
+    import dataclasses, sys
+    from unfading import compare
+    from unfading.run import Run
+    from unfading.stopping import Stopped
+    run = Run.from_json({LONG.to_json()!r})
+    try:
+        compare([run, dataclasses.replace(run, seed=1)], sys.argv[1])
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signal)
+"""
+
+
+def waiting_for(condition, seconds=60):
+    """Until it holds; a process takes a while to begin or to end."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+    ids=lambda number: number.name,
+)
+def test_workers_stop_with_their_parent_and_with_a_checkpoint(tmp_path, number):
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
+    runs = [LONG, replace(LONG, seed=1)]
+    curves = [tmp_path / run.key / "curve.jsonl" for run in runs]
+    waiting_for(lambda: all(curve.exists() and curve.stat().st_size for curve in curves))
+    process.send_signal(number)
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+
+    def free(run):
+        try:
+            Folder(tmp_path, run).close()
+        except ValueError:
+            return False
+        return True
+
+    waiting_for(lambda: all(free(run) for run in runs))
+    for run in runs:
+        folder = Folder(tmp_path, run)
+        assert folder.load("last")[1]["step"] > 0
+        folder.close()
