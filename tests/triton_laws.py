@@ -76,6 +76,18 @@ def test_without_lengths_in_both_directions(cell, device):
     agree(everything(layer, x, None, "fused"), everything(exact, x, None, "reference"))
 
 
+@pytest.mark.parametrize("cell", [*SOME[:3], unfading.GRUCell, unfading.NRUCell], ids=name)
+def test_an_input_of_one_feature_is_projected_in_the_kernel(cell, device):
+    layer = unfading.Recurrent(lambda size: cell(size, hidden_size(cell)), 1, bidirectional=True).to(device)
+    exact = copy.deepcopy(layer).double().cpu()
+    x = torch.randn(3, 5, 1)
+    for lengths in (None, torch.tensor([2, 3, 1, 3, 1])):
+        agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
+    found = plan(layer.runners[0])
+    assert found.with_project
+    assert "input 0 is x" in triton_kernel(found.key).source
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 17, 33), (3, 5, 16), (2, 3, 65)], ids=str)
 @pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell], ids=name)
 def test_sizes_that_divide_nothing(cell, sizes, device):

@@ -130,12 +130,17 @@ def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
         "    length = T",
         "    steps = T",
     ]
-    arguments = ", ".join([*taken, *(f"{name}: tl.constexpr" for name in known)])
+    # What does not start each row at a multiple of 16 bytes is the same kernel wherever it begins.
+    widths = frame.program.widths
+    narrow = [f"{kind}{i}" for kind, i in pointers if widths.get((kind, i), widths.get(("next", i), 0)) % 4]
+    typed = [f"{name}: tl.{'int64' if name.endswith('_model') else 'int32'}" if name in varying else name for name in taken]
+    arguments = ", ".join([*typed, *(f"{name}: tl.constexpr" for name in known)])
     body = [*frame.before, *frame.tiles.before, *frame.resident_loads(), *lines]
     columns = [f"{name} = tl.arange(0, {name[3:]})[None, :]" for name in sorted(set(COLUMNS.findall("\n".join(body))))]
     text = "\n".join(indented([*head, *columns, *body]))
     legend = "".join(f"#   {line}\n" for line in frame.legend())
-    made = f"\n\n# {name}: {says}.\n{legend}@triton.jit(do_not_specialize={varying!r})\ndef {name}({arguments}):\n{text}\n"
+    fixed = f"do_not_specialize={varying!r}, do_not_specialize_on_alignment={narrow!r}"
+    made = f"\n\n# {name}: {says}.\n{legend}@triton.jit({fixed})\ndef {name}({arguments}):\n{text}\n"
     sizes = tuple(4 * wide(block.length) * wide(block.width) for block in frame.blocks)
     return Function(name, made, pointers, matrices, sizes)
 

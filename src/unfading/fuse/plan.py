@@ -37,6 +37,9 @@ class Plan(NamedTuple):
     place: str  # c or triton
 
 
+# Features of x up to which a GPU projects it inside the loop; else all of it at once, by the library's own product.
+INSIDE = 1
+
 # Every program traced in this process, by the hash of its text: what the operators are told by name.
 PROGRAMS: dict[str, Program] = {}
 NAMES: dict[str, Names] = {}  # what the first cell with a program calls the tensors in it
@@ -160,14 +163,15 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     step.__wrapped__ = cell.step  # type: ignore[attr-defined]
     parameters: tuple[str, ...] = ()
     try:
-        if place == "triton":  # where all of x is projected at once, by the library's own product
+        if place == "triton" and cell.input_size > INSIDE:
             raise NotFusable("the projection stays outside")
         program, wide, parameters = _with_project(cell, step, signature)
     except NotFusable:
         program, wide = trace(step, signature), signature
     key = sha256(f"{program}\n{sorted(program.widths.items())}\n{program.kinds}".encode()).hexdigest()[:16]
     PROGRAMS.setdefault(key, program)
-    NAMES.setdefault(key, Names(names, list(type(state)._fields), weight_names(weights)))
+    read = names if wide is signature else ("x", *(name for name in names if name in cell.shared))
+    NAMES.setdefault(key, Names(read, list(type(state)._fields), [*weight_names(weights), *parameters]))
     return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, place)
 
 
