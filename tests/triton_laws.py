@@ -209,13 +209,17 @@ def test_repeated_runs_give_the_same_bits(device):
             assert torch.equal(value, two[what]), what
 
 
-def test_other_sequences_take_the_same_kernel(device):
-    layer = built(unfading.STARCell, 5, torch.float32).to(device)
-    for T, B in ((1, 1), (16, 16), (3, 17)):
-        layer(torch.randn(T, B, 3, device=device))[0].sum().backward()
+@pytest.mark.parametrize("features", [1, 3])
+def test_other_sequences_take_the_same_kernel(features, device):
+    layer = unfading.STAR(features, 7).to(device)  # a size that no other test has
+    for T, B in ((1, 1), (16, 16), (3, 17), (1, 2), (2, 1)):
+        layer(torch.randn(T, B, features, device=device))[0].sum().backward()
     kernel = triton_kernel(plan(layer.runners[0]).key)
-    compiled = getattr(kernel.module.train, "device_caches", None)  # none where it is interpreted
-    assert compiled is None or all(len(cache[0]) <= 2 for cache in compiled.values())
+    forms = [form[0] for form in kernel.launcher.compiled]
+    for loop in ("train", "back"):
+        assert 1 <= forms.count(loop) <= 2, forms  # one of them where the kernel was tried out
+        caches = getattr(getattr(kernel.module, loop), "device_caches", {})  # none where it is interpreted
+        assert all(len(cache[0]) <= 2 for cache in caches.values())
 
 
 def test_torch_compile_takes_it_into_one_graph(device):

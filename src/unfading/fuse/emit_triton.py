@@ -1,8 +1,9 @@
 """From programs to Triton: the whole loop over time, forward and backward, each as one kernel.
 
 One program of the grid takes a block of ROWS rows of the batch, of one model, through all of its time. Matrices are loaded
-once where they fit (RESIDENT), the state stays in registers, and what the next step reads is on its way while a step
-computes. T and B are ordinary arguments, and so are the strides of the model axis, which are 0 where models share a tensor.
+once as long as they fit (the first RESIDENT of them), the state stays in registers, and what the next step reads is on its
+way while a step computes. T and B are ordinary arguments, and so are the strides of the model axis, which are 0 where models
+share a tensor.
 `frame.py` writes loads and stores, `tiles.py` the step itself.
 """
 
@@ -15,6 +16,7 @@ from unfading.fuse.frame import Frame, Names, Piece, indented
 from unfading.fuse.program import Program
 from unfading.fuse.tile_language import PRELUDE
 from unfading.fuse.tile_shapes import wide
+from unfading.fuse.tiles import is_vector
 
 PLACE = """
 
@@ -141,7 +143,7 @@ def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
     legend = "".join(f"#   {line}\n" for line in frame.legend())
     fixed = f"do_not_specialize={varying!r}, do_not_specialize_on_alignment={narrow!r}"
     made = f"\n\n# {name}: {says}.\n{legend}@triton.jit({fixed})\ndef {name}({arguments}):\n{text}\n"
-    sizes = tuple(4 * wide(block.length) * wide(block.width) for block in frame.blocks)
+    sizes = tuple(4 * wide(block.length) * wide(block.width) for block in frame.blocks if not is_vector(block))
     return Function(name, made, pointers, matrices, sizes)
 
 

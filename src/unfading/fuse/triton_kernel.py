@@ -39,7 +39,7 @@ class TritonKernel:
     """The three loops of one program: to run, to run keeping what the gradient needs, and back."""
 
     def __init__(self, program: Program, names: Names):
-        made = differentiate(program)
+        made = differentiate(program, save_light=False)
         self.program, self.reverse_program = program, made.reverse
         self.outer, self.totals = made.outer, made.totals
         self.infer = emit_forward("infer", program, names)
@@ -142,7 +142,8 @@ class TritonKernel:
         fast = torch.backends.cuda.matmul.fp32_precision == "tf32" and device.type == "cuda"
         # A dot right to float32 is three in tf32, on the upper and the lower halves of both factors.
         precision, copies = ("tf32", 1) if fast else ("tf32x3", 2)
-        known = Known(ROWS, way.reverse, copies * sum(function.sizes) <= RESIDENT, precision, fast)
+        resident = resident_blocks([copies * size for size in function.sizes], RESIDENT)
+        known = Known(ROWS, way.reverse, resident, precision, fast)
         self.launcher.launch(function, taken, extent, known, self.warps)
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
@@ -173,6 +174,16 @@ class TritonKernel:
             if weight is not None:
                 sums.add_total(total, weight)
         return found
+
+
+def resident_blocks(sizes: Sequence[int], room: int) -> int:
+    """How many matrices stay on chip: all, or as many as leave room there for the largest of the others on its way."""
+    if sum(sizes) <= room:
+        return len(sizes)
+    for count in range(len(sizes), 0, -1):
+        if sum(sizes[:count]) + max(sizes[count:], default=0) <= room:
+            return count
+    return 0
 
 
 def _blank(like: Tensor, shape: tuple[int, ...], way: Way) -> Tensor:

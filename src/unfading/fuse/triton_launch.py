@@ -19,7 +19,7 @@ class Known(NamedTuple):
 
     rows: int  # of a block
     reverse: bool
-    resident: bool
+    resident: int  # how many matrices stay on chip
     precision: str
     fast: bool
 
@@ -29,7 +29,7 @@ class Launcher:
 
     def __init__(self, module: Any):
         self.module = module
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self.compiled: dict[tuple[Any, ...], Any] = {}
 
     def launch(
         self, function: Function, tensors: Sequence[Tensor | None], sizes: tuple[int, int, int], known: Known, warps: int
@@ -40,7 +40,7 @@ class Launcher:
         taken: list[Any] = []  # tensors, each with the lines from one model to the next
         places: list[Any] = []  # the same, tensors as their addresses
         apart: list[int] = []
-        form: list[int | None] = []
+        form: list[bool | None] = []
         last = len(tensors) - 1
         for k, tensor in enumerate(tensors):
             if tensor is None:
@@ -59,18 +59,18 @@ class Launcher:
             taken += (tensor, between)
             places += (address, between)
             apart.append(row)
-            form.append(address % 16)
+            form.append(address % 16 == 0)
         apart.pop()
         device = next(tensor.device for tensor in tensors if tensor is not None)
         key = (function.name, device.index, known, warps, *apart, *form)
         grid = (-(-B // known.rows), E, 1)
-        compiled = self._compiled.get(key)
+        compiled = self.compiled.get(key)
         with _on(device):
             if compiled is not None:
                 compiled[grid](*places, T, B, *apart, *known)
             else:
                 kernel = getattr(self.module, function.name)[grid]
-                self._compiled[key] = kernel(*taken, T, B, *apart, *known, num_warps=warps, num_stages=1)
+                self.compiled[key] = kernel(*taken, T, B, *apart, *known, num_warps=warps, num_stages=1)
 
 
 def lines(tensor: Tensor) -> tuple[Tensor, int, int]:

@@ -60,19 +60,22 @@ class Sums:
 
     def _column(self, dy: Source, width: int, of: int | None) -> Tensor:
         """The sum over steps and rows of dy times an input of one feature, or of dy alone, [models, width]."""
-        whole, starts = self.stored
-        assert whole is not None
-        columns = sorted(i for (kind, i), x in self.tensors.items() if kind == "input" and x is not None and x.shape[-1] == 1)
-        columns = [i for i in columns if self._of("input", i).shape[1:3] == whole.shape[1:3]]
         if not self._columns:
-            ones = whole.new_zeros((*whole.shape[:-1], max(LEAST, len(columns) + 1)))
-            for k, i in enumerate(columns):
-                ones[..., k : k + 1] = self._of("input", i)
-            ones[..., len(columns)] = 1.0
-            made = torch.bmm(ones.flatten(1, 2).mT, whole.flatten(1, 2))
-            self._columns = {i: made[:, k] for k, i in enumerate([*columns, None])}
-        start = starts[dy.index] + dy.start
+            self._columns = self._all_columns()
+        start = self.stored[1][dy.index] + dy.start
         return self._columns[of][:, start : start + width]
+
+    def _all_columns(self) -> dict[int | None, Tensor]:
+        whole = self.stored[0]
+        assert whole is not None
+        inputs = {i: x for (kind, i), x in self.tensors.items() if kind == "input" and x is not None and x.shape[-1] == 1}
+        inputs = {i: x for i, x in inputs.items() if x.shape[:3] == whole.shape[:3]}
+        table = whole.new_zeros((*whole.shape[:3], max(LEAST, len(inputs) + 1)))
+        for k, x in enumerate(inputs.values()):
+            table[..., k] = x[..., 0]
+        table[..., len(inputs)] = 1.0
+        made = torch.bmm(table.flatten(1, 2).mT, whole.flatten(1, 2))
+        return dict(zip([*inputs, None], made.unbind(1), strict=False))
 
     def _factor(self, source: Source, width: int) -> Tensor:
         """A factor of a product [models, T, B, width]; zeros, or something finite, past a row's end."""
