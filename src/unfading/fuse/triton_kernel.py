@@ -59,6 +59,7 @@ class TritonKernel:
         widths = made.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
+        self.room = RESIDENT  # less where a GPU has less
         self.warps = 8 if max(self.states) > 64 else 4
 
     def forward(
@@ -142,7 +143,7 @@ class TritonKernel:
         fast = torch.backends.cuda.matmul.fp32_precision == "tf32" and device.type == "cuda"
         # A dot right to float32 is three in tf32, on the upper and the lower halves of both factors.
         precision, copies = ("tf32", 1) if fast else ("tf32x3", 2)
-        resident = resident_blocks([copies * size for size in function.sizes], RESIDENT)
+        resident = resident_blocks([copies * size for size in function.sizes], min(self.room, RESIDENT))
         known = Known(ROWS, way.reverse, resident, precision, fast)
         self.launcher.launch(function, taken, extent, known, self.warps)
 

@@ -31,14 +31,18 @@ def _tried(kernel: TritonKernel, found: Plan, device: torch.device) -> str | Non
     name = torch.cuda.get_device_name(device)
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"{name} is older than what the kernels are written for, compute capability 8.0"
-    try:
-        with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
-            _run(kernel, found, device)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as error:  # Triton and the driver have many
-        return f"the kernel does not run on {name}: {type(error).__name__}: {first_line(error)}"
-    return None
+    reason = None
+    for room in (kernel.room, 0):  # what else needs memory on chip may have it if no matrix stays there
+        kernel.room = room
+        try:
+            with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
+                _run(kernel, found, device)
+            return None
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # Triton and the driver have many
+            reason = f"the kernel does not run on {name}: {type(error).__name__}: {first_line(error)}"
+    return reason
 
 
 def _run(kernel: TritonKernel, found: Plan, device: torch.device) -> None:
