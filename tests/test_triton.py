@@ -1,13 +1,17 @@
 """The Triton kernels under Triton's interpreter: what a GPU would compute, on the CPU."""
 
+import inspect
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
+import unfading
 from tests.triton_laws import *  # noqa: F403
 from unfading.fuse.place import interpreted
+from unfading.fuse.plan import plan, triton_kernel
 from unfading.fuse.triton_source import triton_missing
 
 pytestmark = [
@@ -41,3 +45,39 @@ def test_without_triton_auto_takes_the_reference(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert "torch.Size([4, 1, 3])" in done.stdout
     assert "STARCell cannot run fused: Triton does not load: made to fail" in done.stdout
+
+
+class Recorded:
+    """In the place of a kernel, and of its compiled form: notes what it is called with."""
+
+    def __init__(self, calls, compiled=None):
+        self.calls, self.compiled = calls, compiled
+
+    def __getitem__(self, grid):
+        def call(*arguments, **options):
+            self.calls.append((grid, arguments))
+            return self.compiled
+
+        return call
+
+
+def test_a_compiled_form_takes_what_the_kernel_took_with_tensors_as_addresses(device, monkeypatch):
+    layer, x = unfading.STAR(1, 6), torch.randn(3, 20, 1)
+    with torch.no_grad():
+        layer(x)
+        kernel = triton_kernel(plan(layer.runners[0]).key)
+        parameters = len(inspect.signature(kernel.module.infer.fn).parameters)
+        first, later = [], []
+        monkeypatch.setattr(kernel.launcher, "compiled", {})
+        monkeypatch.setattr(kernel.module, "infer", Recorded(first, Recorded(later)))
+        for T in (3, 2, 3):
+            layer(x[:T])
+    assert [len(first), len(later)] == [1, 2]
+    for grid, arguments in (*first, *later):
+        assert grid == (2, 1, 1)
+        assert len(arguments) == parameters
+    for one, again in zip(first[0][1], later[1][1], strict=True):
+        if isinstance(one, torch.Tensor):
+            assert isinstance(again, int)
+        else:
+            assert one == again

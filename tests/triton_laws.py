@@ -76,6 +76,18 @@ def test_without_lengths_in_both_directions(cell, device):
     agree(everything(layer, x, None, "fused"), everything(exact, x, None, "reference"))
 
 
+@pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell, unfading.GRUCell, unfading.NRUCell], ids=name)
+def test_an_input_of_one_feature_is_projected_in_the_kernel(cell, device):
+    layer = unfading.Recurrent(lambda size: cell(size, hidden_size(cell)), 1, bidirectional=True).to(device)
+    exact = copy.deepcopy(layer).double().cpu()
+    x = torch.randn(3, 5, 1)
+    for lengths in (None, torch.tensor([2, 3, 1, 3, 1])):
+        agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
+    found = plan(layer.runners[0])
+    assert found.with_project
+    assert "input 0 is x" in triton_kernel(found.key).source
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 17, 33), (3, 5, 16), (2, 3, 65)], ids=str)
 @pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell], ids=name)
 def test_sizes_that_divide_nothing(cell, sizes, device):
@@ -197,13 +209,17 @@ def test_repeated_runs_give_the_same_bits(device):
             assert torch.equal(value, two[what]), what
 
 
-def test_other_sequences_take_the_same_kernel(device):
-    layer = built(unfading.STARCell, 5, torch.float32).to(device)
-    for T, B in ((1, 1), (16, 16), (3, 17)):
-        layer(torch.randn(T, B, 3, device=device))[0].sum().backward()
+@pytest.mark.parametrize("features", [1, 3])
+def test_other_sequences_take_the_same_kernel(features, device):
+    layer = unfading.STAR(features, 7).to(device)  # a size that no other test has
+    for T, B in ((1, 1), (16, 16), (3, 17), (1, 2), (2, 1)):
+        layer(torch.randn(T, B, features, device=device))[0].sum().backward()
     kernel = triton_kernel(plan(layer.runners[0]).key)
-    compiled = getattr(kernel.module.train, "device_caches", None)  # none where it is interpreted
-    assert compiled is None or all(len(cache[0]) <= 2 for cache in compiled.values())
+    forms = [form[0] for form in kernel.launcher.compiled]
+    for loop in ("train", "back"):
+        assert 1 <= forms.count(loop) <= 2, forms  # one of them where the kernel was tried out
+        caches = getattr(getattr(kernel.module, loop), "device_caches", {})  # none where it is interpreted
+        assert all(len(cache[0]) <= 2 for cache in caches.values())
 
 
 def test_torch_compile_takes_it_into_one_graph(device):

@@ -72,8 +72,11 @@ class How(NamedTuple):
 
 def run(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Any, Any]:
     """Project x [T, B, I] and run the cell over it: the states after every step, and the final state, as `scan`."""
-    lengths, reverse, start, backend, every = how
-    implementation = choose(cell, backend)
+    return _run(choose(cell, how.backend), cell, x, state, how)
+
+
+def _run(implementation: Callable[..., tuple[Any, Any]], cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Any, Any]:
+    lengths, reverse, start, _, every = how
     weights = _weights(cell, x)
     if every is None:
         return implementation(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start)
@@ -82,11 +85,12 @@ def run(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Any, Any]:
 
 def outputs(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Tensor, Any]:
     """As `run`, but of the states only `cell.output`; where no gradient is wanted, the states are not even kept."""
-    if not torch.is_grad_enabled() and not traced() and choose(cell, how.backend) is fused:
+    implementation = choose(cell, how.backend)
+    if not torch.is_grad_enabled() and not traced() and implementation is fused:
         made = fused_outputs(cell, x, state, cell.weights(), lengths=how.lengths, reverse=how.reverse, start=how.start)
         if made is not None:
             return made
-    trajectory, final = run(cell, x, state, how)
+    trajectory, final = _run(implementation, cell, x, state, how)
     return output_of(cell, trajectory, how.lengths), final
 
 

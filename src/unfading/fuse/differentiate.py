@@ -50,10 +50,14 @@ class Reversed(NamedTuple):
     totals: tuple[Total, ...]
 
 
-def differentiate(program: Program) -> Reversed:
-    """The forward program with what it must save, its reverse, and the matrix products left for after the loop."""
+def differentiate(program: Program, *, save_light: bool = True) -> Reversed:
+    """The forward program with what it must save, its reverse, and the matrix products left for after the loop.
+
+    Args:
+        save_light: save also what is made of a few inputs and weights alone; a GPU has it sooner again than from memory.
+    """
     b = Builder()
-    forward = _Forward(b, program)
+    forward = _Forward(b, program, save_light)
     gradients: dict[int, list[Value]] = {}
     own_dots: set[int] = set()  # gradients that are products of one reader each, and may be joined with others
     for store in program.stores:
@@ -93,14 +97,17 @@ def differentiate(program: Program) -> Reversed:
 class _Forward:
     """The values of the forward program, as the reverse gets at them."""
 
-    def __init__(self, b: Builder, program: Program):
+    def __init__(self, b: Builder, program: Program, save_light: bool):
         self.b = b
         self.program = program
         self.saved: list[Value] = []
         self.values: dict[int, Value] = {}
         stored = {store.value.id: store for store in program.stores}
         there: set[int] = set()  # values the reverse has without reading anything that was saved for it, or an input
+        light: set[int] = set()  # made of a few inputs and weights alone
         for value in program.values():
+            if all(arg.id in light for arg in value.args) and (value.op != "leaf" or _is_light(value)):
+                light.add(value.id)
             at_once = bool(value.args) and all(arg.id in there for arg in value.args)
             if value.op == "leaf":
                 self.values[value.id] = b.leaf(*value.attr)
@@ -112,7 +119,9 @@ class _Forward:
             elif (store := stored.get(value.id)) is not None and store.value.shape == (value.size,):
                 self.values[value.id] = b.leaf("next", store.index, store.start, store.start + value.size)
                 there.add(value.id)
-            elif (value.op == "dot" and not _is_short(value)) or (value.op in COSTLY and not at_once):
+            elif (value.op == "dot" and not _is_short(value)) or (
+                value.op in COSTLY and not at_once and (save_light or value.id not in light)
+            ):
                 leaf = b.leaf("saved", len(self.saved), 0, value.size)
                 self.saved.append(value)
                 self.values[value.id] = b.reshape(leaf, value.shape)
@@ -147,6 +156,10 @@ class _Forward:
 def _is_short(dot: Value) -> bool:
     """A dot of a few inputs is made again for less than it costs to keep."""
     return all(arg.op == "leaf" and arg.attr.kind == "input" and arg.size <= 16 for arg in dot.args)
+
+
+def _is_light(leaf: Value) -> bool:
+    return bool(leaf.attr.kind == "weight" or (leaf.attr.kind == "input" and leaf.size == 1))
 
 
 def _apart(b: Builder, program: Program, stores: list[Store]) -> list[Store]:

@@ -1,8 +1,9 @@
 """From programs to Triton: the whole loop over time, forward and backward, each as one kernel.
 
 One program of the grid takes a block of ROWS rows of the batch, of one model, through all of its time. Matrices are loaded
-once where they fit (RESIDENT), the state stays in registers, and what the next step reads is on its way while a step
-computes. T and B are ordinary arguments, and so are the strides of the model axis, which are 0 where models share a tensor.
+once as long as they fit (the first RESIDENT of them), the state stays in registers, and what the next step reads is on its
+way while a step computes. T and B are ordinary arguments, and so are the strides of the model axis, which are 0 where models
+share a tensor.
 `frame.py` writes loads and stores, `tiles.py` the step itself.
 """
 
@@ -15,6 +16,7 @@ from unfading.fuse.frame import Frame, Names, Piece, indented
 from unfading.fuse.program import Program
 from unfading.fuse.tile_language import PRELUDE
 from unfading.fuse.tile_shapes import wide
+from unfading.fuse.tiles import is_vector
 
 PLACE = """
 
@@ -130,13 +132,18 @@ def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
         "    length = T",
         "    steps = T",
     ]
-    arguments = ", ".join([*taken, *(f"{name}: tl.constexpr" for name in known)])
+    # What does not start each row at a multiple of 16 bytes is the same kernel wherever it begins.
+    widths = frame.program.widths
+    narrow = [f"{kind}{i}" for kind, i in pointers if widths.get((kind, i), widths.get(("next", i), 0)) % 4]
+    typed = [f"{name}: tl.{'int64' if name.endswith('_model') else 'int32'}" if name in varying else name for name in taken]
+    arguments = ", ".join([*typed, *(f"{name}: tl.constexpr" for name in known)])
     body = [*frame.before, *frame.tiles.before, *frame.resident_loads(), *lines]
     columns = [f"{name} = tl.arange(0, {name[3:]})[None, :]" for name in sorted(set(COLUMNS.findall("\n".join(body))))]
     text = "\n".join(indented([*head, *columns, *body]))
     legend = "".join(f"#   {line}\n" for line in frame.legend())
-    made = f"\n\n# {name}: {says}.\n{legend}@triton.jit(do_not_specialize={varying!r})\ndef {name}({arguments}):\n{text}\n"
-    sizes = tuple(4 * wide(block.length) * wide(block.width) for block in frame.blocks)
+    fixed = f"do_not_specialize={varying!r}, do_not_specialize_on_alignment={narrow!r}"
+    made = f"\n\n# {name}: {says}.\n{legend}@triton.jit({fixed})\ndef {name}({arguments}):\n{text}\n"
+    sizes = tuple(4 * wide(block.length) * wide(block.width) for block in frame.blocks if not is_vector(block))
     return Function(name, made, pointers, matrices, sizes)
 
 

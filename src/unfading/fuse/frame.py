@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from unfading.fuse.program import Block, Leaf, Program, Store, Value
 from unfading.fuse.tile_shapes import Tile, columns, wide
-from unfading.fuse.tiles import Tiles, load_of
+from unfading.fuse.tiles import Tiles, is_vector, load_of
 
 # Names that a kernel has for itself.
 OWN = re.compile(
     r"([vi]|W|col|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
-    r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|tanh|sigmoid|expm1|log1p|larger|smaller|T|B"
+    r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square|T|B"
     r"|ROWS|REVERSE|RESIDENT|PRECISION|FAST|range|float"
 )
 
@@ -225,9 +225,9 @@ class Frame:
         return made + moved
 
     def resident_loads(self) -> list[str]:
-        """All matrices, where they stay on chip; else a dot loads its own at every step."""
-        loads = [f"    {name} = {load_of(block)}" for block, name in self.blocks.items()]
-        return ["if RESIDENT:", *loads] if loads else []
+        """The matrices that stay on chip; of the others a dot loads its own at every step."""
+        loads = {block: f"{name} = {load_of(block)}" for block, name in self.blocks.items()}
+        return [load if is_vector(block) else f"if {self.tiles.stays[block]}:\n    {load}" for block, load in loads.items()]
 
     def _of_block(self, block: Block) -> str:
         self.matrices[block.weight, not block.transposed] = None

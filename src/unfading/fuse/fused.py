@@ -14,7 +14,7 @@ from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.inference import Inference
 from unfading.fuse.operator import Loop
-from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise, triton_kernel
+from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise
 from unfading.fuse.program import NotFusable
 from unfading.fuse.triton_probe import triton_trouble
 from unfading.fuse.triton_source import NoTriton
@@ -89,7 +89,7 @@ def _no_kernel(cell: Cell) -> str | None:
         return found
     try:
         if found.place == "triton":
-            return triton_trouble(triton_kernel(found.key), found.signature, cell.initial_state(1)[0].device)
+            return triton_trouble(found, cell)
         kernel(found.key, found.signature.dtype)
     except (NoCompiler, NoTriton, NotFusable, RecursionError) as error:
         return str(error)

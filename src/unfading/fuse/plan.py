@@ -17,6 +17,7 @@ from unfading.fuse.lines import defined, first_line
 from unfading.fuse.place import place_of
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.structure import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
+from unfading.fuse.tiles import is_vector
 from unfading.fuse.trace import Signature, trace, trace_with_project
 from unfading.fuse.triton_kernel import LARGEST, TritonKernel
 from unfading.scan import check_inputs, leaf_names
@@ -36,6 +37,9 @@ class Plan(NamedTuple):
     with_project: bool
     place: str  # c or triton
 
+
+# Features of x up to which a GPU projects it inside the loop; else all of it at once, by the library's own product.
+INSIDE = 1
 
 # Every program traced in this process, by the hash of its text: what the operators are told by name.
 PROGRAMS: dict[str, Program] = {}
@@ -160,15 +164,22 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     step.__wrapped__ = cell.step  # type: ignore[attr-defined]
     parameters: tuple[str, ...] = ()
     try:
-        if place == "triton":  # where all of x is projected at once, by the library's own product
+        if place == "triton" and cell.input_size > INSIDE:
             raise NotFusable("the projection stays outside")
         program, wide, parameters = _with_project(cell, step, signature)
+        if place == "triton" and _matrices(program) > _matrices(trace(step, signature)):
+            raise NotFusable("the projection has dots of its own, and stays outside")
     except NotFusable:
-        program, wide = trace(step, signature), signature
+        program, wide, parameters = trace(step, signature), signature, ()
     key = sha256(f"{program}\n{sorted(program.widths.items())}\n{program.kinds}".encode()).hexdigest()[:16]
     PROGRAMS.setdefault(key, program)
-    NAMES.setdefault(key, Names(names, list(type(state)._fields), weight_names(weights)))
+    read = names if wide is signature else ("x", *(name for name in names if name in cell.shared))
+    NAMES.setdefault(key, Names(read, list(type(state)._fields), [*weight_names(weights), *parameters]))
     return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, place)
+
+
+def _matrices(program: Program) -> int:
+    return sum(not is_vector(block) for block in program.blocks())
 
 
 def _is_better_dense(matrix: LowRank, place: str) -> bool:

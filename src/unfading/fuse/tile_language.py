@@ -34,6 +34,26 @@ def sigmoid(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def rest(d, y, FAST: tl.constexpr):
+    # d * (1 - y), with y where d is: a tile that was loaded lies otherwise among the threads than what a dot makes.
+    if FAST:
+        z = d - d * y
+    else:
+        z = d * (1.0 - y)
+    return z
+
+
+@triton.jit
+def one_less_square(d, y, FAST: tl.constexpr):
+    # d * (1 - y * y), likewise.
+    if FAST:
+        z = d - (d * y) * y
+    else:
+        z = d * (1.0 - y * y)
+    return z
+
+
+@triton.jit
 def expm1(x):
     y = tl.exp(x)
     near = tl.where(y == 1.0, x, (y - 1.0) * x / tl.log(y))
@@ -88,6 +108,11 @@ EXPRESSIONS = {
     "eq": "({0} == {1}).to(tl.float32)",
     "ne": "({0} != {1}).to(tl.float32)",
     "where": "tl.where({0} != 0.0, {1}, {2})",
+}
+SLOPES = {  # d times what is made of a y that was loaded
+    "1 - y": "rest({0}, {1}, FAST)",
+    "y (1 - y)": "rest({0} * {1}, {1}, FAST)",
+    "1 - y y": "one_less_square({0}, {1}, FAST)",
 }
 
 

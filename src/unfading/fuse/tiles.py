@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unfading.fuse.program import ELEMENTWISE, VIEWS, Block, Program, Shape, Store, Value, pieces_of
-from unfading.fuse.tile_language import EXPRESSIONS, number, power
+from unfading.fuse.tile_language import EXPRESSIONS, SLOPES, number, power
 from unfading.fuse.tile_shapes import Tile, along, columns, dims, indices, inner_index, padded, reshaped, wide
 
 
@@ -20,6 +20,8 @@ class Tiles:
 
     def __init__(self, program: Program, blocks: dict[Block, str]):
         self.program, self.blocks = program, blocks
+        matrices = [block for block in blocks if not is_vector(block)]
+        self.stays = {block: f"RESIDENT > {k}" for k, block in enumerate(matrices)}  # which of them stay on chip
         self.before: list[str] = []  # what does not change from step to step
         self.lines: list[str] = []
         self.found: dict[int, Tile] = {}  # the frame puts the leaves here
@@ -60,6 +62,10 @@ class Tiles:
         return Tile(f"v{value.id}", rows)
 
     def _elementwise(self, value: Value) -> Tile:
+        slope = _slope(value)
+        if slope is not None:
+            name, d, y = slope
+            return self._named(value, SLOPES[name].format(self.tile(d).text, self.tile(y).text), True)
         args = [self.tile(arg) for arg in value.args]
         texts = [tile.text for tile in args]
         if all(tile.is_number for tile in args):  # functions take tiles
@@ -72,7 +78,8 @@ class Tiles:
         total = ""
         for v, block in zip(value.args, value.attr, strict=True):
             matrix = self.blocks[block]
-            self.lines += ["if not RESIDENT:", f"    {matrix} = {load_of(block)}"]
+            if not is_vector(block):
+                self.lines += [f"if not {self.stays[block]}:", f"    {matrix} = {load_of(block)}"]
             x = self._masked(self.full(v), (v.size,), "0.0")
             if v.size == 1:
                 total = f"{x} * {matrix}" + (f" + {total}" if total else "")
@@ -178,6 +185,34 @@ class Tiles:
         return f"tl.full({shape}, {tile.text}, tl.float32)" if tile.is_number else f"tl.broadcast_to({tile.text}, {shape})"
 
 
+def _slope(value: Value) -> tuple[str, Value, Value] | None:
+    """The name of y's function f, d and y, where a value is d f(y), y was loaded and d was made."""
+    if value.op != "mul":
+        return None
+    for d, f in (value.args, value.args[::-1]):
+        if _loaded(d):
+            continue
+        y = _one_less(f)
+        if y is not None and _loaded(y):
+            return "1 - y", d, y
+        if y is not None and y.op == "mul" and y.args[0] is y.args[1] and _loaded(y.args[0]):
+            return "1 - y y", d, y.args[0]
+        if f.op == "mul":
+            for y, other in (f.args, f.args[::-1]):
+                if _loaded(y) and _one_less(other) is y:
+                    return "y (1 - y)", d, y
+    return None
+
+
+def _loaded(value: Value) -> bool:
+    return value.op == "leaf" and value.attr.kind != "carry"
+
+
+def _one_less(value: Value) -> Value | None:
+    """y, where a value is 1 - y."""
+    return value.args[1] if value.op == "sub" and value.args[0].constant == 1.0 else None
+
+
 class Late(NamedTuple):
     """A sum over features whose only reader is the gradient of a parameter: the summand is added up, and summed at the end."""
 
@@ -202,6 +237,11 @@ def _late_sums(program: Program) -> dict[Store, Late]:
         if once and len(value.args[0].shape) == 1:
             found[store] = Late(value.args[0], tuple(between))
     return found
+
+
+def is_vector(block: Block) -> bool:
+    """A block of one row or one column, which is no matter of room."""
+    return block.length == 1 or block.width == 1
 
 
 def load_of(block: Block) -> str:

@@ -7,17 +7,19 @@ are products after the loop; all sums have a fixed order, so that a repeated run
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from unfading.fuse.differentiate import Outer, Source, differentiate
+from unfading.fuse.differentiate import differentiate
 from unfading.fuse.emit_triton import Function, emit_backward, emit_forward, source
 from unfading.fuse.frame import Names
 from unfading.fuse.program import NotFusable, Program
+from unfading.fuse.triton_launch import Known, Launcher, packed
 from unfading.fuse.triton_source import module
+from unfading.fuse.triton_weights import Sums
 
 ROWS = 16  # of a block: the least that a dot takes
 RESIDENT = 192 * 1024  # bytes of matrices that stay on chip beside everything else
@@ -37,7 +39,7 @@ class TritonKernel:
     """The three loops of one program: to run, to run keeping what the gradient needs, and back."""
 
     def __init__(self, program: Program, names: Names):
-        made = differentiate(program)
+        made = differentiate(program, save_light=False)
         self.program, self.reverse_program = program, made.reverse
         self.outer, self.totals = made.outer, made.totals
         self.infer = emit_forward("infer", program, names)
@@ -51,9 +53,13 @@ class TritonKernel:
             )
         self.source = source([self.infer, self.train, self.back])
         self.module = module(self.source)
+        self.launcher = Launcher(self.module)
+        sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
+        self.read = {source.index for source in sources if source.kind == "dinput"}  # after the loop, wanted or not
         widths = made.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
+        self.room = RESIDENT  # less where a GPU has less
         self.warps = 8 if max(self.states) > 64 else 4
 
     def forward(
@@ -86,24 +92,26 @@ class TritonKernel:
         (inputs, states, weights), (trajectory, saved) = given, kept
         E, T, B = extent = self.extent(inputs, states)
         blocks, widths, like = -(-B // ROWS), self.reverse_program.widths, states[0]
-        read = {source.index for source in self._sources() if source.kind == "dinput"}
         shapes = {"sequence": (E, T, B), "shared": (E, T, blocks), "constant": (E, 1, B)}
         d_inputs = [
             _blank(like, (*shapes[kind], widths["dinput", i]), way)
-            if ("dinput", i) in widths and (wanted[i] or i in read)
+            if ("dinput", i) in widths and (wanted[i] or i in self.read)
             else None
             for i, kind in enumerate(self.program.kinds)
         ]
         d_states = [like.new_empty((E, B, n)) for n in self.states]
         d_entries = {i: like.new_empty((E, blocks, n)) for (kind, i), n in widths.items() if kind == "dweight"}
-        sequences = [_blank(like, (E, T, B, n), way) for (kind, _), n in sorted(widths.items()) if kind == "sequence"]
+        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == "sequence"]
+        starts = [0, *accumulate(sizes)]
+        stored = _blank(like, (E, T, B, starts[-1]), way) if sizes else None
+        sequences = [] if stored is None else [stored[..., a:b] for a, b in pairwise(starts)]
         tensors = self._named(
             input=inputs, initial=states, next=trajectory, saved=[saved], dnext=gradients[0], dfinal=gradients[1],
             dinput=d_inputs, dinitial=d_states, sequence=sequences,
         )  # fmt: skip
         tensors |= {("dweight", i): entries for i, entries in d_entries.items()}
         self._launch(self.back, tensors, weights, way, extent)
-        d_weights = self._weights(weights, wanted[len(inputs) + len(states) :], tensors, way)
+        d_weights = self._weights(weights, wanted[len(inputs) + len(states) :], tensors, (stored, starts), way)
         found: list[Tensor | None] = []
         for x, d, kind, want in zip(inputs, d_inputs, self.program.kinds, wanted, strict=False):
             if not want:
@@ -127,111 +135,58 @@ class TritonKernel:
     def _launch(
         self, function: Function, tensors: Tensors, weights: Sequence[Tensor], way: Way, extent: tuple[int, int, int]
     ) -> None:
-        E, T, B = extent
-        device = next(tensor.device for tensor in tensors.values() if tensor is not None)
-        taken: list[Any] = []
-        rows: list[int] = []
-        for kind, i in function.pointers:
-            tensor = weights[i].reshape(E, 1, -1) if kind == "weight" else tensors[kind, i]
-            if tensor is None:
-                taken += (None, 0)
-                rows.append(1)
-            else:
-                lines, between, row = _lines(tensor)
-                taken += (lines, between)
-                rows.append(row)
-        for i, turned in function.matrices:
-            matrix = weights[i].mT if turned else weights[i]
-            matrix = matrix if matrix.stride(-1) == 1 and matrix.stride(-2) >= matrix.shape[-1] else _packed(matrix)
-            taken += (matrix, matrix.stride(0))
-            rows.append(matrix.stride(-2))
-        lengths = way.lengths
-        taken += (None, 0) if lengths is None else (lengths, lengths.stride(0))
+        E = extent[0]
+        taken = [weights[i].reshape(E, 1, -1) if kind == "weight" else tensors[kind, i] for kind, i in function.pointers]
+        taken += [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
+        taken.append(way.lengths)
+        device = next(tensor.device for tensor in taken if tensor is not None)
         fast = torch.backends.cuda.matmul.fp32_precision == "tf32" and device.type == "cuda"
         # A dot right to float32 is three in tf32, on the upper and the lower halves of both factors.
         precision, copies = ("tf32", 1) if fast else ("tf32x3", 2)
-        resident = copies * sum(function.sizes) <= RESIDENT
-        kernel = getattr(self.module, function.name)[-(-B // ROWS), E]
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            kernel(*taken, T, B, *rows, ROWS, way.reverse, resident, precision, fast, num_warps=self.warps, num_stages=1)
+        resident = resident_blocks([copies * size for size in function.sizes], min(self.room, RESIDENT))
+        known = Known(ROWS, way.reverse, resident, precision, fast)
+        self.launcher.launch(function, taken, extent, known, self.warps)
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
 
-    def _sources(self) -> list[Source]:
-        return [source for product in self.outer for source in (product.dy, product.v)] + [total.dy for total in self.totals]
-
-    def _weights(self, weights: Sequence[Tensor], wanted: Sequence[bool], tensors: Tensors, way: Way) -> list[Tensor | None]:
+    def _weights(
+        self,
+        weights: Sequence[Tensor],
+        wanted: Sequence[bool],
+        tensors: Tensors,
+        stored: tuple[Tensor | None, Sequence[int]],
+        way: Way,
+    ) -> list[Tensor | None]:
         found = [
             torch.zeros_like(weight, memory_format=torch.contiguous_format) if want else None
             for weight, want in zip(weights, wanted, strict=True)
         ]
-        before: dict[int, Tensor] = {}
         for i, weight in enumerate(found):
             entries = tensors.get(("dweight", i))
             if weight is not None and entries is not None:
                 weight += entries.sum(1).reshape(weight.shape)
+        sums = Sums(tensors, stored, reverse=way.reverse, lengths=way.lengths)
         for product in self.outer:
             weight = found[product.block.weight]
             if weight is not None:
-                self._add_product(product, weight, tensors, way, before)
+                sums.add_product(product, weight)
         for total in self.totals:
             weight = found[total.weight]
             if weight is not None:
-                dy = self._factor(total.dy, total.width, tensors, way, before)
-                weight.flatten(1)[:, total.start : total.start + total.width] += dy.sum(1)
+                sums.add_total(total, weight)
         return found
 
-    def _add_product(self, product: Outer, weight: Tensor, tensors: Tensors, way: Way, before: dict[int, Tensor]) -> None:
-        block = product.block
-        dy = self._factor(product.dy, block.width, tensors, way, before)
-        v = self._factor(product.v, block.length, tensors, way, before)
-        made = torch.bmm(v.mT, dy) if block.transposed else torch.bmm(dy.mT, v)
-        weight[:, block.r0 : block.r1, block.c0 : block.c1].add_(made, alpha=product.scale)
 
-    def _factor(self, source: Source, width: int, tensors: Tensors, way: Way, before: dict[int, Tensor]) -> Tensor:
-        """A factor of a product after the loop, as [models, T B, width]; zeros, or something finite, past a row's end."""
-        kind, i, start = source
-        if kind == "state":
-            if i not in before:
-                before[i] = _before(tensors["next", i], tensors["initial", i], way)
-            whole: Tensor | None = before[i]
-        else:
-            whole = tensors[kind, i]
-        assert whole is not None
-        return whole.flatten(1, 2)[..., start : start + width]
-
-
-def _before(trajectory: Any, initial: Any, way: Way) -> Tensor:
-    """The states before every step."""
-    first = initial.unsqueeze(1)
-    if not way.reverse:
-        return torch.cat([first, trajectory[:, :-1]], dim=1)
-    moved = torch.cat([trajectory[:, 1:], first], dim=1)
-    if way.lengths is None:
-        return moved
-    last = torch.arange(trajectory.shape[1], device=initial.device)[:, None] == way.lengths.unsqueeze(1) - 1
-    return torch.where(last.unsqueeze(-1), first, moved)
+def resident_blocks(sizes: Sequence[int], room: int) -> int:
+    """How many matrices stay on chip: all, or as many as leave room there for the largest of the others on its way."""
+    if sum(sizes) <= room:
+        return len(sizes)
+    for count in range(len(sizes), 0, -1):
+        if sum(sizes[:count]) + max(sizes[count:], default=0) <= room:
+            return count
+    return 0
 
 
 def _blank(like: Tensor, shape: tuple[int, ...], way: Way) -> Tensor:
     """Memory for a sequence; with lengths it begins as zeros, for what lies past a row's end is not written."""
     return like.new_empty(shape) if way.lengths is None else like.new_zeros(shape)
-
-
-def _lines(tensor: Tensor) -> tuple[Tensor, int, int]:
-    """A tensor [models, ..., n] as a table of lines: itself or a copy, lines from one model to the next, entries of a line."""
-    E, n = tensor.shape[0], tensor.shape[-1]
-    table = tensor.reshape(E, -1, n)
-    between, row = table.stride(0), table.stride(1) if table.shape[1] > 1 else n
-    sound = (n == 1 or table.stride(2) == 1) and row >= n and (E == 1 or between % row == 0)
-    if not sound:
-        table = table.contiguous()
-        between, row = table.stride(0), n
-    return table, 0 if E == 1 else between // row, row
-
-
-def _packed(matrix: Tensor) -> Tensor:
-    """With one row after the other; models that share a matrix still do."""
-    if matrix.shape[0] > 1 and matrix.stride(0) == 0:
-        return matrix[:1].contiguous().expand_as(matrix)
-    return matrix.contiguous()
