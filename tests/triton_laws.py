@@ -23,6 +23,13 @@ from unfading.fuse.plan import plan, triton_kernel
 TOLERANCE = 2e-4
 CELLS = [*catalogue.cells(), QuietCell]
 SOME = [unfading.STARCell, unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell]
+# Kinds of programs: one matrix and several, reset before the product, inner steps, outer products and norms, a layer in a step.
+SAMPLE = [*SOME, unfading.GRUCell, unfading.RecurrentHighwayCell, unfading.UnitaryRNNCell, unfading.StatisticalRNNCell]
+
+
+def sampled(cells):
+    """All of them; those outside the sample with the long tests."""
+    return [cell if cell in SAMPLE else pytest.param(cell, marks=pytest.mark.long) for cell in cells]
 
 
 def everything(layer, x, lengths, backend):
@@ -60,7 +67,7 @@ def agrees_with_float64(cell, T, B, H, device, tolerance=TOLERANCE, **keywords):
         agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"), tolerance)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=name)
+@pytest.mark.parametrize("cell", sampled(CELLS), ids=name)
 def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
     layer = built(cell, hidden_size(cell), torch.float32, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
@@ -76,7 +83,7 @@ def test_without_lengths_in_both_directions(cell, device):
     agree(everything(layer, x, None, "fused"), everything(exact, x, None, "reference"))
 
 
-@pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell, unfading.GRUCell, unfading.NRUCell], ids=name)
+@pytest.mark.parametrize("cell", sampled([unfading.STARCell, unfading.LSTMCell, unfading.GRUCell, unfading.NRUCell]), ids=name)
 def test_an_input_of_one_feature_is_projected_in_the_kernel(cell, device):
     layer = unfading.Recurrent(lambda size: cell(size, hidden_size(cell)), 1, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
