@@ -70,7 +70,8 @@ class Training:
         held = self._held()
         while running:
             self.advance(running)
-            held = self._check_held(held)
+            if held:  # after the first step alone
+                held = self._check_held(held)
             running = self._running()
             signal = asked()
             if running and (signal is not None or time.monotonic() - self._saved > self.save_every):
@@ -93,7 +94,7 @@ class Training:
         return {name: buffer.clone() for name, buffer in first.named_buffers()}
 
     def _check_held(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Raise where the first step has; after it, nothing is looked at."""
+        """Raise where a step has; nothing is left to look at then."""
         buffers = dict(self.fleet.models[0].named_buffers())
         for name, before in held.items():
             if not torch.equal(buffers[name], before):
