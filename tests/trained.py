@@ -4,6 +4,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import torch
@@ -82,6 +83,8 @@ _processes.set_forkserver_preload(["tests.trained"])
 def _train_there(fields, where, keywords, tell):
     torch.set_num_threads(1)
     os.chdir(where)
+    # A shell's background jobs ignore SIGINT, and hand that down.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tell.send("going")
     try:
         train(Run(**fields), where, resume=True, **keywords)
