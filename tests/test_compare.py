@@ -9,7 +9,7 @@ import torch
 from unfading import Run, compare, train
 from unfading import compare as _function
 from unfading.compare import chosen, shape
-from unfading.folder import Folder
+from unfading.folder import Folder, finished
 from unfading.training import Training
 
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
@@ -97,7 +97,7 @@ def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path,
             raise torch.OutOfMemoryError
         assert "again" not in options
         folder = Folder(where, runs[0])
-        assert folder.record() is None
+        assert finished(where, runs[0]) is None
         assert folder.load("last") is None
         folder.save_record({"version": 1, "status": "new"})
         folder.close()
@@ -111,7 +111,7 @@ def test_nothing_is_cleared_that_another_process_writes(tmp_path):
     folder = Folder(tmp_path, SMALL)
     with pytest.raises(ValueError, match="is being written by another process"):
         compare([SMALL], tmp_path, again=True, say=silent)
-    assert folder.record() == before
+    assert finished(tmp_path, SMALL) == before
     folder.close()
 
 

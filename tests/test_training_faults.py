@@ -17,6 +17,7 @@ from tests.trained import OWN, Process, changed, files, left_by, outcome, small,
 from unfading import checkpoint, train
 from unfading.folder import read_curve, read_record, read_run
 from unfading.run import VERSION
+from unfading.train import train_together
 
 
 def breaking(at=7, times=1000, how="loss", **fields):
@@ -226,6 +227,24 @@ def test_the_best_weights_are_in_the_last_checkpoint_too(damage, tmp_path, monke
     damage(folder / "best.safetensors")
     train(run, tmp_path, resume=True)
     assert outcome(folder) == want
+
+
+def test_runs_that_stopped_apart_go_on_together_whatever_their_retries(tmp_path, monkeypatch):
+    runs = [small(valid_every=4, seed=0), small(valid_every=4, seed=1, retries=2)]
+    want = [left_by(run, tmp_path / "whole") for run in runs]
+    for run in runs:
+        stopped_after(5, monkeypatch, lambda run=run: train(run, tmp_path))
+    records = train_together(runs, tmp_path, resume=True, together=False)
+    assert [record["test"] for record in records] == [each["test"] for each in want]
+
+
+def test_what_a_run_with_retries_returns_to_must_be_in_its_checkpoint(tmp_path, monkeypatch):
+    run, folder = stopped(tmp_path, monkeypatch, retries=2)
+    parts, told = checkpoint.load(folder / "last.safetensors")
+    parts.pop("update.best.w")
+    checkpoint.save(folder / "last.safetensors", parts, told)
+    with pytest.raises(ValueError, match=r"lacks update\.best\.w as this run has it"):
+        train(run, tmp_path, resume=True)
 
 
 def test_a_mistake_leaves_no_folder(tmp_path):

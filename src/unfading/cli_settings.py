@@ -157,7 +157,7 @@ def check_alone(record: Path) -> None:
 
 def _fitting(runs: Sequence[Run]) -> list[Run]:
     """Each with those of its factors that fit a parameter of its model; one that fits none of them is told."""
-    names = [[name for name, part in run.make_model().named_parameters() if part.requires_grad] for run in runs]
+    names = [run.make_model().trainable for run in runs]
     fit: list[dict[str, float]] = [{} for _ in runs]
     for pattern, factor in runs[0].rates.items():
         for run, known, found in zip(runs, names, fit, strict=True):

@@ -85,7 +85,7 @@ def compare(
 def _check(runs: Sequence[Run]) -> None:
     """Raise for settings that cannot be trained; of runs that differ in numbers alone, one is looked at."""
     for run in {(shape(run), *run.rates): run for run in runs}.values():
-        run.factors([name for name, parameter in run.make_model().named_parameters() if parameter.requires_grad])
+        run.factors(run.make_model().trainable)
 
 
 def _refuse_half_done(runs: Sequence[Run], where: Path) -> None:

@@ -8,6 +8,7 @@ a CPU, and needed where batches differ in shape.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class Fleet:
         self.models = list(models)
         self.task = task
         self.together = together
-        self.names = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
+        self.names = models[0].trainable
         shapes = [dict(model.named_parameters())[name].shape for model in models for name in self.names]
         if shapes != shapes[: len(self.names)] * len(models):
             raise ValueError("the models of a fleet must have parameters of equal shapes; train these apart.")
@@ -142,7 +143,7 @@ class Fleet:
 
         dims = (0, 0, Batch(*(None if part is None else 0 for part in batch)), None if state is None else 0)  # type: ignore[arg-type]
         mapped = vmap(grad(objective, has_aux=True), in_dims=dims, randomness="different")
-        found, (losses, finals) = mapped(self._stacked_parameters(), self._stacked_buffers(), batch, state)
+        found, (losses, finals) = mapped(self._stacked_parameters, self._stacked_buffers, batch, state)
         torch._foreach_copy_([self.view(self.g, name) for name in self.names], [found[f"model.{name}"] for name in self.names])
         return losses, finals
 
@@ -156,13 +157,16 @@ class Fleet:
                     return functional_call(self.score[0], (w, buffers), (batch, state, start))
 
                 dims = (0, 0, None if state is None else 0)
-                return vmap(one, in_dims=dims)(self._stacked_parameters(), self._stacked_buffers(), state)
+                return vmap(one, in_dims=dims)(self._stacked_parameters, self._stacked_buffers, state)
             made = [score(batch, _member(state, e), start) for e, score in enumerate(self.score)]
         return {name: torch.stack([values[name] for values, _ in made]) for name in made[0][0]}, _stacked([s for _, s in made])
 
+    # Made once: the former are views of w, and the latter stay as they are.
+    @cached_property
     def _stacked_parameters(self) -> dict[str, Tensor]:
         return {f"model.{name}": self.view(self.w, name) for name in self.names}
 
+    @cached_property
     def _stacked_buffers(self) -> dict[str, Tensor]:
         """What is not trained: buffers, and parameters that are held; of models that differ, as in their permutations."""
         held = [{**dict(m.named_buffers()), **dict(m.named_parameters())} for m in self.models]

@@ -64,11 +64,6 @@ class Folder:
         if self._lock is not None:
             self._lock.close()
 
-    def record(self) -> dict[str, Any] | None:
-        """How the run ended, where it has."""
-        path = self.path / "record.json"
-        return read_record(path) if path.exists() else None
-
     def save_record(self, record: dict[str, Any]) -> None:
         """The run is done."""
         checkpoint.write_json(self.path / "record.json", record)

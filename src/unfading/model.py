@@ -28,6 +28,11 @@ class Model(nn.Module):
         self.rnn = rnn
         self.head = head
 
+    @property
+    def trainable(self) -> list[str]:
+        """Names of the parameters that training moves."""
+        return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+
     def forward(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, start: int = 0, truncate: int | None = None
     ) -> tuple[Tensor, Any]:

@@ -210,35 +210,36 @@ class Training:
             member = self.members[e]
             if member.folder is None:
                 continue
-            rows = {f"update.{name}": part[e] for name, part in self.update.rows().items()}
             parts = [] if self.state is None else _pytree.tree_leaves(self.state)
             carried = {f"state.{i}": part[e] for i, part in enumerate(parts)}
-            if member.best is not None:
-                carried |= {f"best.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
             about = {"step": self.step, "seconds": self.seconds, "time": self.time, **member.about()}
-            member.folder.save("last", {**self._weights(e), **rows, **carried}, about)
+            member.folder.save("last", {**self._places(e), **carried}, about)
         self._saved = time.monotonic()
 
     def _save_best(self, e: int) -> None:
         member = self.members[e]
         if member.folder is not None and member.best is not None:
-            chosen = {f"model.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
-            member.folder.save("best", {**self._weights(e), **chosen}, member.best)
+            member.folder.save("best", {**self._weights(e), **self._best(e, "model")}, member.best)
 
     def _weights(self, e: int) -> dict[str, Tensor]:
         return {f"model.{name}": part for name, part in self.fleet.models[e].state_dict().items()}
 
+    def _best(self, e: int, prefix: str) -> dict[str, Tensor]:
+        return {f"{prefix}.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
+
+    def _places(self, e: int) -> dict[str, Tensor]:
+        """All of a model that a checkpoint holds, where it lies, but for a state that is carried."""
+        rows = {f"update.{name}": part[e] for name, part in self.update.rows().items()}
+        if not self.members[e].run.retries:
+            # It returns to nothing; what stands there is for another of its pass.
+            rows = {name: part for name, part in rows.items() if not name.startswith("update.best.")}
+        return {**self._weights(e), **rows, **({} if self.members[e].best is None else self._best(e, "best"))}
+
     def _restore(self, e: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         member = self.members[e]
         assert member.folder is not None
-        rows = {f"update.{name}": part[e] for name, part in self.update.rows().items()}
-        # A run without retries that was stopped alone remembers nothing to return to; beside one with retries it might.
-        unknown = [name for name in rows if name.startswith("update.best.") and name not in tensors]
-        places = {**self._weights(e), **{name: place for name, place in rows.items() if name not in unknown}}
         member.restore(about)
-        if member.best is not None:
-            places |= {f"best.{name}": self.fleet.view(self.best[e], name) for name in self.fleet.names}
-        _fill(places, tensors, member.folder.path / "last.safetensors")
+        _fill(self._places(e), tensors, member.folder.path / "last.safetensors")
         self._save_best(e)  # the file may be of a later step than this, or gone
         self.step, self.seconds, self.time = about["step"], about["seconds"], about["time"]
         count = sum(name.startswith("state.") for name in tensors)
