@@ -15,7 +15,9 @@ from tests.test_fused import AppliedCell, built
 from tests.user.quiet import QuietCell
 from tests.variants import hidden_size, name
 from unfading import catalogue
+from unfading.fuse import plan as plans
 from unfading.fuse import triton_kernel as module
+from unfading.fuse import triton_settings as settings
 from unfading.fuse.fused import refusal
 from unfading.fuse.plan import plan, triton_kernel
 
@@ -92,7 +94,7 @@ def test_an_input_of_one_feature_is_projected_in_the_kernel(cell, device):
         agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
     found = plan(layer.runners[0])
     assert found.with_project
-    assert "input 0 is x" in triton_kernel(found.key).source
+    assert "input 0 is x" in triton_kernel(found.key).at(None).source
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 17, 33), (3, 5, 16), (2, 3, 65)], ids=str)
@@ -112,8 +114,51 @@ def test_memory_that_was_not_written_is_not_read(device):
         torch.use_deterministic_algorithms(False)
 
 
-def test_matrices_that_do_not_stay_on_chip(device, monkeypatch):
-    monkeypatch.setattr(module, "RESIDENT", 0)
+@pytest.fixture
+def cut(monkeypatch):
+    """Kernels that are cut in another way than is usual."""
+
+    def change(**changes):
+        monkeypatch.setattr(module, "usual", lambda *about: settings.usual(*about)._replace(**changes))
+        monkeypatch.setattr(plans, "_triton_kernels", {})
+
+    return change
+
+
+@pytest.mark.parametrize("cell", sampled(CELLS), ids=name)
+def test_narrow_tiles(cell, cut, device):
+    """Vectors in pieces, the last of them short; a few blocks of matrices stay on chip, and the others do not."""
+    cut(width=16, room=3 * 16 * 16 * 8)
+    agrees_with_float64(cell, 2, 17, 20, device)
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_more_rows_in_a_block(rows, cut, device):
+    cut(rows=rows)
+    agrees_with_float64(unfading.IncrementalRNNCell, 3, 37, 5, device)
+
+
+@pytest.mark.parametrize("short, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
+@pytest.mark.parametrize("cell", SOME, ids=name)
+def test_short_numbers_under_autocast(cell, short, tolerance, device):
+    """Dots of short numbers, summed in float32; states, gradients and all else in float32."""
+    if device == "cpu" and short is torch.bfloat16:
+        pytest.skip("Triton's interpreter takes the bits of bfloat16 for whole numbers")
+    layer = built(cell, 12, torch.float32).to(device)
+    x = torch.randn(5, 17, 3)
+    exact = everything(copy.deepcopy(layer).double().cpu(), x, None, "reference")
+    with torch.autocast(device, short):
+        assert refusal(layer.runners[0]) is None
+        output, state = layer(x.float().to(device))
+        rounded = everything(layer, x, None, "fused")
+    assert {output.dtype, *(part.dtype for part in state)} == {torch.float32}
+    agree(rounded, exact, tolerance)
+    plain = everything(layer, x, None, "fused")
+    assert not torch.equal(plain["output 0"], rounded["output 0"])
+
+
+def test_matrices_that_do_not_stay_on_chip(device, cut):
+    cut(room=0)
     agrees_with_float64(unfading.LSTMCell, 2, 17, 5, device)
 
 
@@ -126,9 +171,9 @@ def launches(monkeypatch):
     seen = []
     launch = module.TritonKernel._launch
 
-    def counted(self, function, tensors, weights, way, extent):
-        seen.append((function.name, extent[0]))
-        return launch(self, function, tensors, weights, way, extent)
+    def counted(self, name, tensors, weights, way, extent):
+        seen.append((name, extent[0]))
+        return launch(self, name, tensors, weights, way, extent)
 
     monkeypatch.setattr(module.TritonKernel, "_launch", counted)
     return seen

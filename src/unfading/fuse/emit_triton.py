@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unfading.fuse.differentiate import Reversed
 from unfading.fuse.frame import Frame, Names, Piece, indented
 from unfading.fuse.program import Program
 from unfading.fuse.tile_language import PRELUDE
@@ -39,7 +38,7 @@ class Function(NamedTuple):
     source: str
     pointers: tuple[tuple[str, int], ...]  # tensors of lines; vectors of weights among them
     matrices: tuple[tuple[int, bool], ...]  # weights, as they are or transposed
-    sizes: tuple[int, ...]  # bytes of each block of them, padded
+    sizes: tuple[int, ...]  # entries of each block of them, padded
 
 
 def source(functions: Sequence[Function]) -> str:
@@ -70,9 +69,8 @@ def emit_forward(name: str, program: Program, names: Names) -> Function:
     return _function(name, says, frame, [*initial, *first, *loop, *final])
 
 
-def emit_backward(name: str, made: Reversed, names: Names) -> Function:
+def emit_backward(name: str, program: Program, names: Names) -> Function:
     """The loop of a reverse program, from each row's last step to its first."""
-    program = made.reverse
     frame = Frame(program, names, backward=True)
     carried = frame.carry("dstate", [f"d_{name}" for name in names.states])
     join: list[str] = []
@@ -143,7 +141,7 @@ def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
     legend = "".join(f"#   {line}\n" for line in frame.legend())
     fixed = f"do_not_specialize={varying!r}, do_not_specialize_on_alignment={narrow!r}"
     made = f"\n\n# {name}: {says}.\n{legend}@triton.jit({fixed})\ndef {name}({arguments}):\n{text}\n"
-    sizes = tuple(4 * wide(block.length) * wide(block.width) for block in frame.blocks if not is_vector(block))
+    sizes = tuple(wide(block.length) * wide(block.width) for block in frame.blocks if not is_vector(block))
     return Function(name, made, pointers, matrices, sizes)
 
 

@@ -17,8 +17,8 @@ from unfading.fuse.tiles import Tiles, is_vector, load_of
 # Names that a kernel has for itself.
 OWN = re.compile(
     r"([vi]|W|col|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
-    r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square|T|B"
-    r"|ROWS|REVERSE|RESIDENT|PRECISION|FAST|range|float"
+    r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square"
+    r"|factor|product|T|B|ROWS|REVERSE|RESIDENT|PRECISION|FAST|range|float"
 )
 
 
@@ -230,8 +230,8 @@ class Frame:
         return [load if is_vector(block) else f"if {self.tiles.stays[block]}:\n    {load}" for block, load in loads.items()]
 
     def _of_block(self, block: Block) -> str:
-        self.matrices[block.weight, not block.transposed] = None
-        return f"W{block.weight}" if block.transposed else f"W{block.weight}_t"
+        self.matrices[block.weight, block.transposed] = None
+        return f"W{block.weight}_t" if block.transposed else f"W{block.weight}"
 
     def _width(self, kind: str, index: int) -> int:
         return self.program.widths[kind, index]

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.gather import check, gather_inputs, gather_weights
 from unfading.fuse.inference import Inference
 from unfading.fuse.operator import Loop
+from unfading.fuse.place import halves, place_of
 from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise
 from unfading.fuse.program import NotFusable
 from unfading.fuse.triton_probe import triton_trouble
@@ -35,8 +37,11 @@ def fused(
 ) -> tuple[Any, Any]:
     """As `scan.reference`, with the same arguments and results, for a cell that `refusal` lets pass."""
     found = _constant_plan(id(cell), _training(cell)) if torch.compiler.is_compiling() else plan_or_raise(cell)
+    dots = halves(x.device.type)
     inputs = gather_inputs(found, cell, x, start, constants)
-    tensors = [*inputs, *state, *gather_weights(found, cell, weights)]
+    with torch.autocast(x.device.type, enabled=False) if dots else nullcontext():
+        inputs = [leaf.to(found.signature.dtype) for leaf in inputs] if dots else inputs
+        tensors = [*inputs, *state, *gather_weights(found, cell, weights)]
     if not torch.compiler.is_compiling() and any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
         # Such a tensor has no memory of its own that a kernel could read.
         return reference(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start, constants=constants)
@@ -45,7 +50,7 @@ def fused(
     else:
         check(found, cell, tensors)
     keep = torch.is_grad_enabled() and (traced() or any(tensor.requires_grad for tensor in tensors))
-    sizes = (len(inputs), len(state), len(tensors) - len(inputs) - len(state), 0)
+    sizes = (len(inputs), len(state), len(tensors) - len(inputs) - len(state), 0, dots)
     if keep or traced():
         made = Loop.apply(found.key, sizes, lengths, reverse, keep, *tensors)
     else:
@@ -72,8 +77,9 @@ def fused_outputs(
 
 def refusal(cell: Cell) -> str | None:
     """In words why a cell does not run fused at this moment; None where it does."""
-    if torch.is_autocast_enabled(_device_type(cell)):
-        return "autocast is on, and a kernel computes in one precision"
+    device = _device(cell)
+    if torch.is_autocast_enabled(device.type) and place_of(device) != "triton":
+        return "autocast is on, and a kernel for the CPU computes in one precision"
     if not torch.compiler.is_compiling() and _forward_mode():
         return "a forward-mode derivative is being taken, which only the reference loop has"
     if torch.compiler.is_compiling():
@@ -96,9 +102,9 @@ def _no_kernel(cell: Cell) -> str | None:
     return None
 
 
-def _device_type(cell: Cell) -> str:
+def _device(cell: Cell) -> torch.device:
     parameter = next(cell.parameters(), None)
-    return "cpu" if parameter is None else parameter.device.type
+    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def _training(cell: Cell) -> tuple[bool, ...]:

@@ -1,7 +1,7 @@
 """The loops as bare operators, without a gradient of their own: what stands for them in compiled and exported graphs.
 
 `models` is 0, or the size of a first axis that every tensor has then: many models in one launch on a GPU. Where models share
-a tensor, that axis has stride 0.
+a tensor, that axis has stride 0. `dots` names the short numbers that autocast wants multiplied, and is empty without it.
 """
 
 import torch
@@ -23,11 +23,12 @@ def forward(
     reverse: bool,
     keep: bool,
     models: int,
+    dots: str,
 ) -> list[Tensor]:
     """The trajectory, the final states, and what the gradient needs."""
     if place_of(states[0].device) == "triton":
         given = (_with_models(inputs, models), _with_models(states, models), _with_models(weights, models))
-        trajectory, final, saved = triton_kernel(key).forward(*given, _way(lengths, reverse, states, models), keep=keep)
+        trajectory, final, saved = triton_kernel(key).forward(*given, _way(lengths, reverse, states, models, dots), keep=keep)
         made = [*trajectory, *final, *([] if saved is None else [saved])]
         return made if models else [tensor.squeeze(0) for tensor in made]
     compiled = kernel(key, states[0].dtype)
@@ -46,6 +47,7 @@ def backward(
     reverse: bool,
     wanted: list[bool],
     models: int,
+    dots: str,
 ) -> list[Tensor]:
     """Gradients of inputs, states and weights; empty where one is not wanted."""
     n = len(states)
@@ -53,7 +55,7 @@ def backward(
         given = (_with_models(inputs, models), _with_models(states, models), _with_models(weights, models))
         arriving = [None if d is None else d if models else d.unsqueeze(0) for d in gradients]
         had = _with_models(kept, models)
-        way = _way(lengths, reverse, states, models)
+        way = _way(lengths, reverse, states, models, dots)
         back = triton_kernel(key).backward(
             (arriving[:n], arriving[n:]), given, (had[:n], had[n] if len(had) > n else None), way, wanted
         )
@@ -70,11 +72,11 @@ def _with_models(tensors: list[Tensor], models: int) -> list[Tensor]:
     return tensors if models else [tensor.unsqueeze(0) for tensor in tensors]
 
 
-def _way(lengths: Tensor | None, reverse: bool, states: list[Tensor], models: int) -> Way:
+def _way(lengths: Tensor | None, reverse: bool, states: list[Tensor], models: int, dots: str) -> Way:
     if lengths is None:
-        return Way(reverse, None)
+        return Way(reverse, None, dots)
     lengths = lengths.to(states[0].device, torch.int64)
-    return Way(reverse, lengths if models else lengths.unsqueeze(0))
+    return Way(reverse, lengths if models else lengths.unsqueeze(0), dots)
 
 
 forward_op = torch.library.custom_op(
@@ -82,14 +84,14 @@ forward_op = torch.library.custom_op(
     forward,
     mutates_args=(),
     schema="(str key, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep, "
-    "int models) -> Tensor[]",
+    "int models, str dots) -> Tensor[]",
 )
 backward_op = torch.library.custom_op(
     "unfading::fused_backward",
     backward,
     mutates_args=(),
     schema="(str key, Tensor?[] gradients, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor[] kept, "
-    "Tensor? lengths, bool reverse, bool[] wanted, int models) -> Tensor[]",
+    "Tensor? lengths, bool reverse, bool[] wanted, int models, str dots) -> Tensor[]",
 )
 
 
@@ -103,6 +105,7 @@ def _(
     reverse: bool,
     keep: bool,
     models: int,
+    dots: str,
 ) -> list[Tensor]:
     lead = states[0].shape[:1] if models else ()
     if place_of(states[0].device) == "triton":
@@ -128,6 +131,7 @@ def _(
     reverse: bool,
     wanted: list[bool],
     models: int,
+    dots: str,
 ) -> list[Tensor]:
     always = range(len(inputs), len(inputs) + len(states))
     return [x.new_empty(x.shape if wanted[i] or i in always else 0) for i, x in enumerate((*inputs, *states, *weights))]

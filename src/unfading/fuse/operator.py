@@ -23,7 +23,8 @@ from unfading.fuse.program import Program
 from unfading.scan import scan
 from unfading.traced import traced
 
-Sizes = tuple[int, int, int, int]  # how many inputs, states and weights there are; and models, 0 without an axis of them
+# How many inputs, states and weights there are; models, 0 without an axis of them; what autocast wants multiplied.
+Sizes = tuple[int, int, int, int, str]
 
 
 class Loop(torch.autograd.Function):
@@ -34,7 +35,7 @@ class Loop(torch.autograd.Function):
         key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         operator = loops.forward_op if torch.compiler.is_compiling() else loops.forward
-        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep, sizes[3]))
+        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep, *sizes[3:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -63,7 +64,7 @@ class Loop(torch.autograd.Function):
     def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, keep: bool, *tensors: Tensor) -> Any:
         if _in_one_launch(sizes, tensors):
             lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
-            together = Loop.apply(key, (*sizes[:3], info.batch_size), lengths, reverse, keep, *stacked)
+            together = Loop.apply(key, (*sizes[:3], info.batch_size, sizes[4]), lengths, reverse, keep, *stacked)
             return together, (0,) * len(together)
         made = [
             Loop.apply(key, sizes, _member(lengths, dims[2], i), reverse, keep, *_members(tensors, dims[5:], i))
@@ -81,7 +82,7 @@ class BackLoop(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         gradients, inputs, states, weights, kept = _all_parts(sizes, tensors)
         operator = loops.backward_op if torch.compiler.is_compiling() else loops.backward
-        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse, list(wanted), sizes[3]))
+        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse, list(wanted), *sizes[3:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -122,7 +123,7 @@ class BackLoop(torch.autograd.Function):
     ) -> Any:
         if _in_one_launch(sizes, tensors):
             lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
-            together = BackLoop.apply(key, (*sizes[:3], info.batch_size), lengths, reverse, wanted, *stacked)
+            together = BackLoop.apply(key, (*sizes[:3], info.batch_size, sizes[4]), lengths, reverse, wanted, *stacked)
             return together, (0,) * len(together)
         made = [
             BackLoop.apply(key, sizes, _member(lengths, dims[2], i), reverse, wanted, *_members(tensors, dims[5:], i))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 _interpreted = False
+_HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @contextmanager
@@ -27,3 +28,8 @@ def place_of(device: torch.device) -> str | None:
     if device.type == "cpu":
         return "triton" if _interpreted else "c"
     return "triton" if device.type == "cuda" else None
+
+
+def halves(device: str) -> str:
+    """The short numbers that autocast wants multiplied on a kind of device; empty where it is off."""
+    return _HALVES.get(torch.get_autocast_dtype(device), "") if torch.is_autocast_enabled(device) else ""

@@ -19,7 +19,8 @@ from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.structure import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
 from unfading.fuse.tiles import is_vector
 from unfading.fuse.trace import Signature, trace, trace_with_project
-from unfading.fuse.triton_kernel import LARGEST, TritonKernel
+from unfading.fuse.triton_kernel import TritonKernel
+from unfading.fuse.triton_settings import DENSE
 from unfading.scan import check_inputs, leaf_names
 from unfading.traced import traced
 
@@ -104,7 +105,8 @@ def _program(key: str) -> Program:
 
 def _made(cell: Cell) -> Plan | str:
     """Made on the side: no mode that is recording the caller sees it, and random numbers are left as they were."""
-    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
+    aside = (_disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False))
+    with aside[0], aside[1], aside[2], torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         return _planned(cell)
 
 
@@ -186,7 +188,7 @@ def _is_better_dense(matrix: LowRank, place: str) -> bool:
     """Whether one product costs less than two: on a GPU, where a second one costs its latency, as long as it fits on chip."""
     whole = matrix.left.shape[0] * matrix.right.shape[1]
     if place == "triton":
-        return 4 * whole <= LARGEST
+        return 4 * whole <= DENSE
     return matrix.left.numel() + matrix.right.numel() >= whole
 
 

@@ -1,13 +1,36 @@
 """The words of a program in Triton: each elementwise operation as an expression, and the functions these call.
 
-`FAST` is set where dots run in tf32: tanh and sigmoid are then the processor's own, right to about 2^-11, which is what such
-a dot leaves. Elsewhere they are right to rounding, as in C. An operation means the same for NaN and infinity as in torch.
+`FAST` is set where dots run in tf32 or shorter: tanh and sigmoid are then the processor's own, right to about 2^-11, which is
+what such a dot leaves. Elsewhere they are right to rounding, as in C. An operation means the same for NaN and infinity as in
+torch.
 """
 
 import math
 
 PRELUDE = """import triton
 import triton.language as tl
+
+
+@triton.jit
+def factor(W, PRECISION: tl.constexpr):
+    # A matrix as a dot takes it.
+    if PRECISION == "bf16":
+        V = W.to(tl.bfloat16)
+    elif PRECISION == "fp16":
+        V = W.to(tl.float16)
+    else:
+        V = W
+    return V
+
+
+@triton.jit
+def product(x, W, total, PRECISION: tl.constexpr):
+    # total + x W, summed in float32.
+    if PRECISION == "bf16" or PRECISION == "fp16":
+        y = tl.dot(factor(x, PRECISION), W, total)
+    else:
+        y = tl.dot(x, W, total, input_precision=PRECISION)
+    return y
 
 
 @triton.jit

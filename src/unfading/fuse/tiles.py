@@ -86,7 +86,7 @@ class Tiles:
             elif value.size == 1:
                 total = f"tl.sum({x} * {matrix}, axis=1, keep_dims=True)" + (f" + {total}" if total else "")
             else:
-                total = f"tl.dot({x}, {matrix}, {total or 'None'}, input_precision=PRECISION)"
+                total = f"product({x}, {matrix}, {total or 'None'}, PRECISION)"
             self.lines.append(f"v{value.id} = {total}")
             total = f"v{value.id}"
         return Tile(total, True)
@@ -245,13 +245,15 @@ def is_vector(block: Block) -> bool:
 
 
 def load_of(block: Block) -> str:
-    """A block of a matrix as [length, width], from memory in which its rows lie one after the other."""
-    name, r0, c0 = (f"W{block.weight}", block.r0, block.c0) if block.transposed else (f"W{block.weight}_t", block.c0, block.r0)
+    """A block of a matrix as [length, width], from memory in which its columns lie one after the other: what a dot sums over is
+    next to each other then, and comes on chip and from there in whole vectors."""
+    name, r0, c0 = (f"W{block.weight}_t", block.c0, block.r0) if block.transposed else (f"W{block.weight}", block.r0, block.c0)
     K, N = wide(block.length), wide(block.width)
     if block.width == 1 and block.length > 1:  # a row, to be multiplied entry by entry
-        down, right = "0", f"{columns(K)} * {name}_ROW"
+        down, right = "0", columns(K)
         mask = f"{columns(K)} < {block.length}"
     else:
-        down, right = f"tl.arange(0, {K})[:, None] * {name}_ROW", columns(N)
+        down, right = f"tl.arange(0, {K})[:, None]", f"{columns(N)} * {name}_ROW"
         mask = f"(tl.arange(0, {K})[:, None] < {block.length}) & ({columns(N)} < {block.width})"
-    return f"tl.load({name} + model * {name}_model + {r0} * {name}_ROW + {c0} + {down} + {right}, mask={mask}, other=0.0)"
+    load = f"tl.load({name} + model * {name}_model + {r0} * {name}_ROW + {c0} + {down} + {right}, mask={mask}, other=0.0)"
+    return load if is_vector(block) else f"factor({load}, PRECISION)"

@@ -16,51 +16,71 @@ from torch import Tensor
 from unfading.fuse.differentiate import differentiate
 from unfading.fuse.emit_triton import Function, emit_backward, emit_forward, source
 from unfading.fuse.frame import Names
+from unfading.fuse.narrow import narrow
 from unfading.fuse.program import NotFusable, Program
 from unfading.fuse.triton_launch import Known, Launcher, packed
+from unfading.fuse.triton_settings import BYTES, LARGEST, Setting, resident_blocks, usual
 from unfading.fuse.triton_source import module
 from unfading.fuse.triton_weights import Sums
-
-ROWS = 16  # of a block: the least that a dot takes
-RESIDENT = 192 * 1024  # bytes of matrices that stay on chip beside everything else
-LARGEST = 128 * 1024  # bytes of one matrix, which a dot takes whole
 
 Tensors = dict[tuple[str, int], Tensor | None]
 
 
 class Way(NamedTuple):
-    """How time is gone through: the direction, and each row's length, int64 [models, B]."""
+    """How time is gone through: the direction, each row's length, int64 [models, B], and the numbers that dots multiply."""
 
     reverse: bool
     lengths: Tensor | None
+    dots: str  # bf16 or fp16, as autocast has it; empty for those of float32
+
+
+class Loops:
+    """The three loops of a program, with tiles of one width: to run, to run keeping what the gradient needs, and back."""
+
+    def __init__(self, programs: Sequence[Program], names: Names, width: int | None):
+        infer, train, back = programs if width is None else (narrow(program, width) for program in programs)
+        functions = [emit_forward("infer", infer, names), emit_forward("train", train, names), emit_backward("back", back, names)]
+        self.functions = {function.name: function for function in functions}
+        self.source = source(functions)
+        self.launcher = Launcher(module(self.source))
 
 
 class TritonKernel:
-    """The three loops of one program: to run, to run keeping what the gradient needs, and back."""
+    """The loops of one program on a GPU."""
 
     def __init__(self, program: Program, names: Names):
         made = differentiate(program, save_light=False)
-        self.program, self.reverse_program = program, made.reverse
+        self.program, self.reverse_program, self.names = program, made.reverse, names
         self.outer, self.totals = made.outer, made.totals
-        self.infer = emit_forward("infer", program, names)
-        self.train = emit_forward("train", made.forward, names)
-        self.back = emit_backward("back", made, names)
-        largest = max((*self.infer.sizes, *self.back.sizes), default=0)
+        self.programs = (program, made.forward, made.reverse)
+        self.loops: dict[int | None, Loops] = {}  # by the width of their tiles
+        self.settings: dict[tuple[str, str], Setting] = {}  # by function and precision
+        self.entries = {name: sum(function.sizes) for name, function in self.at(None).functions.items()}
+        largest = 4 * max(self.entries.values())
         if largest > LARGEST:
             raise NotFusable(
-                f"a recurrent matrix takes {largest // 1024} KB on chip, padded to powers of two, and a dot has room for "
-                f"{LARGEST // 1024} KB"
+                f"the recurrent matrices take {largest // 1024} KB, padded to powers of two, and a loop that loads more than "
+                f"{LARGEST // 1024} KB at every step gains nothing"
             )
-        self.source = source([self.infer, self.train, self.back])
-        self.module = module(self.source)
-        self.launcher = Launcher(self.module)
         sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
         self.read = {source.index for source in sources if source.kind == "dinput"}  # after the loop, wanted or not
         widths = made.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
-        self.room = RESIDENT  # less where a GPU has less
-        self.warps = 8 if max(self.states) > 64 else 4
+        self.widest = max(self.states)
+
+    def at(self, width: int | None) -> Loops:
+        """The loops with tiles of so many entries."""
+        if width not in self.loops:
+            self.loops[width] = Loops(self.programs, self.names, width)
+        return self.loops[width]
+
+    def setting(self, name: str, precision: str) -> Setting:
+        """How a loop is cut: as it was tuned, or as is usual."""
+        found = self.settings.get((name, precision))
+        if found is None:
+            found = self.settings[name, precision] = usual(self.widest, self.entries[name], precision)
+        return found
 
     def forward(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], way: Way, *, keep: bool
@@ -71,7 +91,7 @@ class TritonKernel:
         final = [states[0].new_empty((E, B, n)) for n in self.states]
         saved = _blank(states[0], (E, T, B, self.saved), way) if keep and self.saved else None
         tensors = self._named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
-        self._launch(self.train if keep else self.infer, tensors, weights, way, (E, T, B))
+        self._launch("train" if keep else "infer", tensors, weights, way, (E, T, B))
         return trajectory, final, saved
 
     def backward(
@@ -91,7 +111,8 @@ class TritonKernel:
         """
         (inputs, states, weights), (trajectory, saved) = given, kept
         E, T, B = extent = self.extent(inputs, states)
-        blocks, widths, like = -(-B // ROWS), self.reverse_program.widths, states[0]
+        widths, like = self.reverse_program.widths, states[0]
+        blocks = -(-B // self.setting("back", precision(way, like.device)).rows)
         shapes = {"sequence": (E, T, B), "shared": (E, T, blocks), "constant": (E, 1, B)}
         d_inputs = [
             _blank(like, (*shapes[kind], widths["dinput", i]), way)
@@ -110,7 +131,7 @@ class TritonKernel:
             dinput=d_inputs, dinitial=d_states, sequence=sequences,
         )  # fmt: skip
         tensors |= {("dweight", i): entries for i, entries in d_entries.items()}
-        self._launch(self.back, tensors, weights, way, extent)
+        self._launch("back", tensors, weights, way, extent)
         d_weights = self._weights(weights, wanted[len(inputs) + len(states) :], tensors, (stored, starts), way)
         found: list[Tensor | None] = []
         for x, d, kind, want in zip(inputs, d_inputs, self.program.kinds, wanted, strict=False):
@@ -133,19 +154,19 @@ class TritonKernel:
         return {(kind, i): tensor for kind, group in groups.items() for i, tensor in enumerate(group)}
 
     def _launch(
-        self, function: Function, tensors: Tensors, weights: Sequence[Tensor], way: Way, extent: tuple[int, int, int]
+        self, name: str, tensors: Tensors, weights: Sequence[Tensor], way: Way, extent: tuple[int, int, int]
     ) -> None:
-        E = extent[0]
+        E, device = extent[0], next(tensor.device for tensor in tensors.values() if tensor is not None)
+        dots = precision(way, device)
+        rows, warps, width, room = self.setting(name, dots)
+        loops = self.at(width)
+        function = loops.functions[name]
         taken = [weights[i].reshape(E, 1, -1) if kind == "weight" else tensors[kind, i] for kind, i in function.pointers]
         taken += [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
         taken.append(way.lengths)
-        device = next(tensor.device for tensor in taken if tensor is not None)
-        fast = torch.backends.cuda.matmul.fp32_precision == "tf32" and device.type == "cuda"
-        # A dot right to float32 is three in tf32, on the upper and the lower halves of both factors.
-        precision, copies = ("tf32", 1) if fast else ("tf32x3", 2)
-        resident = resident_blocks([copies * size for size in function.sizes], min(self.room, RESIDENT))
-        known = Known(ROWS, way.reverse, resident, precision, fast)
-        self.launcher.launch(function, taken, extent, known, self.warps)
+        resident = resident_blocks([BYTES[dots] * size for size in function.sizes], room)
+        known = Known(rows, way.reverse, resident, dots, dots != "tf32x3" and device.type == "cuda")
+        loops.launcher.launch(function, taken, extent, known, warps)
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
 
@@ -177,14 +198,11 @@ class TritonKernel:
         return found
 
 
-def resident_blocks(sizes: Sequence[int], room: int) -> int:
-    """How many matrices stay on chip: all, or as many as leave room there for the largest of the others on its way."""
-    if sum(sizes) <= room:
-        return len(sizes)
-    for count in range(len(sizes), 0, -1):
-        if sum(sizes[:count]) + max(sizes[count:], default=0) <= room:
-            return count
-    return 0
+def precision(way: Way, device: torch.device) -> str:
+    """Of a dot: as autocast has it, else tf32 where torch lets products of float32 be made in it."""
+    if way.dots:
+        return way.dots
+    return "tf32" if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def _blank(like: Tensor, shape: tuple[int, ...], way: Way) -> Tensor:

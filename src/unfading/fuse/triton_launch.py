@@ -20,8 +20,8 @@ class Known(NamedTuple):
     rows: int  # of a block
     reverse: bool
     resident: int  # how many matrices stay on chip
-    precision: str
-    fast: bool
+    precision: str  # of a dot: tf32, tf32x3, bf16 or fp16
+    fast: bool  # tanh and sigmoid by the processor's own
 
 
 class Launcher:
