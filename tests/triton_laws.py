@@ -138,7 +138,7 @@ def test_more_rows_in_a_block(rows, cut, device):
     agrees_with_float64(unfading.IncrementalRNNCell, 3, 37, 5, device)
 
 
-@pytest.mark.parametrize("short, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
+@pytest.mark.parametrize(("short", "tolerance"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
 @pytest.mark.parametrize("cell", SOME, ids=name)
 def test_short_numbers_under_autocast(cell, short, tolerance, device):
     """Dots of short numbers, summed in float32; states, gradients and all else in float32."""

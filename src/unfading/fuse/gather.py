@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
+from unfading.fuse.affine import ends, slopes
 from unfading.fuse.place import place_of
 from unfading.fuse.plan import Plan
 from unfading.fuse.structure import flatten, with_dense
@@ -32,6 +33,10 @@ def gather_inputs(found: Plan, cell: Cell, x: Tensor, start: int, constants: Map
 def gather_weights(found: Plan, cell: Cell, weights: Any) -> list[Tensor]:
     """The weights of the step, and the parameters that `project` reads where it is compiled with it."""
     leaves = _leaves(with_dense(weights, found.dense), found.weights, cell)
+    if found.affine:
+        like = leaves[0]
+        fields = _leaves(cell.project(ends(like.device, like.dtype)), found.inputs, cell)
+        leaves += slopes([field for name, field in zip(found.names, fields, strict=True) if name not in cell.shared])
     for name in found.parameters:
         tensor: Any = cell
         for part in name.split("."):

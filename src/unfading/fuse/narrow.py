@@ -15,9 +15,8 @@ def narrow(program: Program, width: int) -> Program:
     new: dict[int, Value] = {}
     for value in program.values():
         if value.op == "leaf":
-            kind, index, start, stop = value.attr
-            edges = _edges(value.size, width)
-            pieces = [b.leaf(kind, index, start + first, start + last) for first, last in edges]
+            kind, index, start, _ = value.attr
+            pieces = [b.leaf(kind, index, start + first, start + last) for first, last in _edges(value.size, width)]
             new[value.id] = b.cat(pieces, 0)
         elif value.op in ("const", "zero"):
             new[value.id] = b.const(value.attr) if value.op == "const" else b.zero(())

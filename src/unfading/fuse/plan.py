@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -14,11 +14,13 @@ from unfading.cells.base import Cell, LowRank
 from unfading.fuse.frame import Names
 from unfading.fuse.kernel import REAL, Kernel, compiled
 from unfading.fuse.lines import defined, first_line
+from unfading.fuse.options import Options
 from unfading.fuse.place import place_of
 from unfading.fuse.program import NotFusable, Program
+from unfading.fuse.projection import affine_project, with_project
 from unfading.fuse.structure import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
 from unfading.fuse.tiles import is_vector
-from unfading.fuse.trace import Signature, trace, trace_with_project
+from unfading.fuse.trace import Signature, trace
 from unfading.fuse.triton_kernel import TritonKernel
 from unfading.fuse.triton_settings import DENSE
 from unfading.scan import check_inputs, leaf_names
@@ -36,6 +38,7 @@ class Plan(NamedTuple):
     dense: tuple[bool, ...]  # of each LowRank among the weights: whether one product is cheaper than two
     parameters: tuple[str, ...]  # that project reads, where it is compiled with the step
     with_project: bool
+    affine: bool  # and is x A + c of a single feature, whatever its parameters
     place: str  # c or triton
 
 
@@ -165,19 +168,22 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
 
     step.__wrapped__ = cell.step  # type: ignore[attr-defined]
     parameters: tuple[str, ...] = ()
+    affine = False
     try:
         if place == "triton" and cell.input_size > INSIDE:
             raise NotFusable("the projection stays outside")
-        program, wide, parameters = _with_project(cell, step, signature)
+        program, wide, parameters = with_project(cell, step, signature)
         if place == "triton" and _matrices(program) > _matrices(trace(step, signature)):
-            raise NotFusable("the projection has dots of its own, and stays outside")
+            program, wide, parameters = affine_project(cell, step, signature)
+            affine = True
     except NotFusable:
         program, wide, parameters = trace(step, signature), signature, ()
     key = sha256(f"{program}\n{sorted(program.widths.items())}\n{program.kinds}".encode()).hexdigest()[:16]
     PROGRAMS.setdefault(key, program)
     read = names if wide is signature else ("x", *(name for name in names if name in cell.shared))
     NAMES.setdefault(key, Names(read, list(type(state)._fields), [*weight_names(weights), *parameters]))
-    return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, place)
+    parameters = () if affine else parameters
+    return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, affine, place)
 
 
 def _matrices(program: Program) -> int:
@@ -190,107 +196,3 @@ def _is_better_dense(matrix: LowRank, place: str) -> bool:
     if place == "triton":
         return 4 * whole <= DENSE
     return matrix.left.numel() + matrix.right.numel() >= whole
-
-
-def _with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:
-    """The program of project and step together, what it is handed, and which parameters project reads."""
-    if "constant" in signature.kinds:
-        raise NotFusable("what holds for all time may be made of all of x, or drawn at random")
-    kept = [i for i, kind in enumerate(signature.kinds) if kind != "sequence"]
-    fields = [kept.index(i) + 1 if i in kept else None for i in range(len(signature.kinds))]
-    tensors = {
-        name: tensor for name, tensor in (*cell.named_parameters(), *cell.named_buffers()) if tensor.dtype == signature.dtype
-    }
-
-    def traced(names: Sequence[str]) -> tuple[Program, Signature]:
-        wide = signature._replace(
-            inputs=(cell.input_size, *(signature.inputs[i] for i in kept)),
-            kinds=("sequence", *(signature.kinds[i] for i in kept)),
-            weights=(*signature.weights, *(tuple(tensors[name].shape) for name in names)),
-        )
-
-        def project(x: Tensor, start: int, parameters: Sequence[Tensor]) -> list[Tensor]:
-            given = {f"cell.{name}": tensor for name, tensor in zip(names, parameters, strict=True)}
-            leaves: list[Tensor] = []
-            flatten(torch.func.functional_call(_Project(cell), given, (x, start)), leaves)
-            return leaves
-
-        return trace_with_project(project, step, wide, fields, len(signature.weights)), wide
-
-    program, _ = traced(list(tensors))
-    own = len(signature.weights)
-    read = program.reads("weight") | {block.weight for block in program.blocks()}
-    names = [name for i, name in enumerate(tensors, start=own) if i in read]
-    return *traced(names), tuple(names)
-
-
-class _Project(nn.Module):
-    """A cell's `project` as a module's forward, so that its parameters can be handed in."""
-
-    def __init__(self, cell: Cell):
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x: Tensor, start: int) -> Any:
-        return self.cell.project(x, start)
-
-
-class Options:
-    """All that a step may read beside its arguments: the attributes of a cell and of the modules in it.
-
-    Plain ones are compared by value, and so are lists, sets and dictionaries, entry by entry; others, as functions, are
-    compared by identity.
-    """
-
-    PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
-    TORCHS = frozenset(nn.Module().__dict__) - {"training"}
-
-    def __init__(self, cell: Cell):
-        self.seen = []
-        for module in cell.modules():
-            own = [(name, value) for name, value in module.__dict__.items() if name not in self.TORCHS]
-            plain = [(name, value) for name, value in own if isinstance(value, self.PLAIN)]
-            others = [(name, value, _entries(value)) for name, value in own if not isinstance(value, self.PLAIN)]
-            # The dictionary itself, so that a look takes microseconds; a module does not change its own.
-            self.seen.append((module.__dict__, len(module.__dict__), plain, others))
-        self.absent = [(m._parameters, _absent(m._parameters)) for m in cell.modules() if m._parameters]
-        self.parts = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
-        self.parameter = next(
-            ((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None
-        )
-        self.kind = self._kind()
-
-    def _kind(self) -> Any:
-        if self.parameter is None:
-            return None
-        parameter = self.parameter[0].get(self.parameter[1])
-        return None if parameter is None else (parameter.dtype, parameter.device.type, place_of(parameter.device))
-
-    def still_holds(self) -> bool:
-        for now, size, plain, others in self.seen:
-            if len(now) != size:
-                return False
-            for name, value in plain:
-                if now.get(name) != value:
-                    return False
-            for name, value, entries in others:
-                if now.get(name) is not value or not self._same(_entries(value), entries):
-                    return False
-        same_parts = all(tuple(now.values()) == then for now, then in self.parts)
-        same_parameters = all(_absent(now) == then for now, then in self.absent)
-        return same_parts and same_parameters and self._kind() == self.kind
-
-    def _same(self, now: list[Any], then: list[Any]) -> bool:
-        pairs = zip(now, then, strict=False)
-        return len(now) == len(then) and all(a is b or (isinstance(b, self.PLAIN) and a == b) for a, b in pairs)
-
-
-def _absent(parameters: dict[str, Any]) -> list[str]:
-    return [name for name, parameter in parameters.items() if parameter is None]
-
-
-def _entries(value: Any) -> list[Any]:
-    """What is in a container; nothing for all else."""
-    if isinstance(value, dict):
-        return [part for pair in value.items() for part in pair]
-    return list(value) if isinstance(value, list | set) else []

@@ -165,12 +165,11 @@ def trace(step: Callable[[Tensors, Tensors, Tensors], Any], signature: Signature
     """The program of `step(inputs, states, weights) -> new states`, each a flat sequence of tensors."""
     programs = []
     for _ in range(2):
-        builder = Builder()
-        recorder = Recorder(builder, signature.dtype)
+        recorder = Recorder(builder := Builder(), signature.dtype)
         leaves = [builder.leaf("input", i, 0, n) for i, n in enumerate(signature.inputs)]
         weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
         programs.append(_step_program(recorder, step, leaves, weights, signature))
-    if str(programs[0]) != str(programs[1]):
+    if len(set(map(str, programs))) > 1:
         raise NotFusable("the step is another function at every call; a step is pure")
     return programs[0]
 
@@ -192,28 +191,39 @@ def trace_with_project(
     """
     programs = []
     for start in (0, 104_729):  # what depends on the number of the step is no function of x, and cannot be compiled
-        builder = Builder()
-        recorder = Recorder(builder, signature.dtype, lenient=True)
-        weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
-        x = recorder.rows(builder.leaf("input", 0, 0, signature.inputs[0]), TIME, BATCH)
-        made = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
-        refuse_own_gradients(made)
-        leaves = []
-        for tensor, taken in zip(made, fields, strict=True):
-            row = recorder.value(tensor)
-            if taken is not None and made_from(tensor, x):
-                raise NotFusable("a field that all rows share is made from x, hence from one row or from all of them")
-            if taken is not None:
-                leaves.append(builder.leaf("input", taken, 0, signature.inputs[taken]))
-            elif isinstance(row, Row) and tensor.shape[:2] == (TIME, BATCH) and tensor.dim() == 3:
-                leaves.append(row.value)
-            else:
-                raise NotFusable("project makes something of x that is not in the language of fused steps")
-        recorder.lenient = False
+        recorder, weights, leaves = projected_values(project, signature, fields, step_weights, start)
         programs.append(_step_program(recorder, step, leaves, weights[:step_weights], signature))
-    if str(programs[0]) != str(programs[1]):
+    if len(set(map(str, programs))) > 1:
         raise NotFusable("project makes the same of x at one step and something else at another")
     return programs[0]
+
+
+def projected_values(
+    project: Callable[[Tensor, int, Tensors], Tensors],
+    signature: Signature,
+    fields: Sequence[int | None],
+    step_weights: int,
+    start: int,
+) -> tuple[Recorder, list[Tensor], list[Value]]:
+    """What `project` makes of one row of x, field by field, with the recorder and all weights; as `trace_with_project`."""
+    recorder = Recorder(builder := Builder(), signature.dtype, lenient=True)
+    weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
+    x = recorder.rows(builder.leaf("input", 0, 0, signature.inputs[0]), TIME, BATCH)
+    made = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
+    refuse_own_gradients(made)
+    leaves = []
+    for tensor, taken in zip(made, fields, strict=True):
+        row = recorder.value(tensor)
+        if taken is not None and made_from(tensor, x):
+            raise NotFusable("a field that all rows share is made from x, hence from one row or from all of them")
+        if taken is not None:
+            leaves.append(builder.leaf("input", taken, 0, signature.inputs[taken]))
+        elif isinstance(row, Row) and tensor.shape[:2] == (TIME, BATCH) and tensor.dim() == 3:
+            leaves.append(row.value)
+        else:
+            raise NotFusable("project makes something of x that is not in the language of fused steps")
+    recorder.lenient = False
+    return recorder, weights, leaves
 
 
 def _step_program(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.differentiate import differentiate
-from unfading.fuse.emit_triton import Function, emit_backward, emit_forward, source
+from unfading.fuse.emit_triton import emit_backward, emit_forward, source
 from unfading.fuse.frame import Names
 from unfading.fuse.narrow import narrow
 from unfading.fuse.program import NotFusable, Program
@@ -39,7 +39,11 @@ class Loops:
 
     def __init__(self, programs: Sequence[Program], names: Names, width: int | None):
         infer, train, back = programs if width is None else (narrow(program, width) for program in programs)
-        functions = [emit_forward("infer", infer, names), emit_forward("train", train, names), emit_backward("back", back, names)]
+        functions = [
+            emit_forward("infer", infer, names),
+            emit_forward("train", train, names),
+            emit_backward("back", back, names),
+        ]
         self.functions = {function.name: function for function in functions}
         self.source = source(functions)
         self.launcher = Launcher(module(self.source))
@@ -153,9 +157,7 @@ class TritonKernel:
     def _named(self, **groups: Sequence[Tensor | None]) -> Tensors:
         return {(kind, i): tensor for kind, group in groups.items() for i, tensor in enumerate(group)}
 
-    def _launch(
-        self, name: str, tensors: Tensors, weights: Sequence[Tensor], way: Way, extent: tuple[int, int, int]
-    ) -> None:
+    def _launch(self, name: str, tensors: Tensors, weights: Sequence[Tensor], way: Way, extent: tuple[int, int, int]) -> None:
         E, device = extent[0], next(tensor.device for tensor in tensors.values() if tensor is not None)
         dots = precision(way, device)
         rows, warps, width, room = self.setting(name, dots)
