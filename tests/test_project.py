@@ -37,6 +37,7 @@ LAYERS = [
     ["run"],
     ["update", "evaluate", "folder", "record"],
     ["member"],
+    ["captured"],
     ["training"],
     ["train", "progress", "tensorboard"],
     ["workers"],

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading import machine
+from unfading.captured import Captured, Clock
 from unfading.evaluate import evaluate
 from unfading.fleet import Fleet
 from unfading.member import Member, Moment
@@ -48,6 +49,10 @@ class Training:
         self.time = 0  # steps of time since the state began
         self.records: list[dict[str, Any]] = [{} for _ in members]
         self._sent: dict[str, tuple[list[Any], Tensor]] = {}
+        self.captured: Captured | None = None
+        if device.type == "cuda":
+            clock = Clock(members, device)
+            self.captured = Captured(self.fleet, self.update, clock, run.truncate)
         self._told = self._saved = time.monotonic()
 
     def start(self, *, resume: bool, again: bool) -> None:
@@ -114,12 +119,19 @@ class Training:
             self.state, self.time = None, 0
         # Noise is as pure in seed and step as the data are.
         _seed_noise(stream(run.seed, run.split, step, "cpu", purpose="noise").initial_seed(), device)
+        carried = self.task.carried(step + 1, run.batch, split=run.split)
+        if self.captured is not None:
+            self.captured.clock.set(step, running)
+            if self.state is None and not carried:
+                self.captured.step(batches)
+                self.step += 1
+                return
         losses, state = self.fleet.gradients(batches, self.state, self.time, run.truncate)
         rates = self._tensor("rates", [[member.rate(step)] for member in self.members], torch.float64)
         moving = self._tensor("moving", [[e in running] for e in range(len(self.members))], torch.bool)
         finite = self.update.apply(losses, rates, step, moving)
         self.step += 1
-        if self.task.carried(self.step, run.batch, split=run.split):
+        if carried:
             self.state = _pytree.tree_map_only(Tensor, lambda part: _where_rows(finite, part), state)
             self.time += batches[0].x.shape[0]
 
@@ -132,7 +144,8 @@ class Training:
     def _look(self) -> None:
         """Lines of the curves, evaluations, ends."""
         due = [e for e, member in enumerate(self.members) if member.line_due(self.step)]
-        if self.update.failed:  # noticed at once on a CPU, and at the next line on a GPU
+        on_cpu = self.captured is None
+        if self.update.failed and (on_cpu or due):  # noticed at once on a CPU, and at the next line on a GPU
             due = sorted({*due, *(e for e in self._running() if self.update.ended[e] >= 0)})
             self.update.failed = False
         if not due:

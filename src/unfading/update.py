@@ -56,13 +56,13 @@ class Update:
         best = {f"best.{name}": part for name, part in self.best.items()}
         return {**{f"kept.{name}": part for name, part in self.kept.items()}, **alone, **stretch, **best}
 
-    def apply(self, losses: Tensor, rates: Tensor, step: int, running: Tensor) -> Tensor:
+    def apply(self, losses: Tensor, rates: Tensor, step: int | Tensor, running: Tensor) -> Tensor:
         """Take the step of index `step` with the gradients that the fleet holds; say which were finite, [E, 1].
 
         Args:
             losses: [E] of this step.
             rates: [E, 1] float64 before `scale`.
-            step: how many came before it.
+            step: how many came before it; beside the models, where the host is not to wait for them.
             running: [E, 1] bool; models that have more steps to take.
         """
         g = self.fleet.g
@@ -71,7 +71,7 @@ class Update:
         finite = torch.isfinite(norm) & torch.isfinite(losses)
         running = running & (self.ended < 0)
         moves = running & finite
-        if self._asked:
+        if self._asked or (self.may_return and g.is_cuda):  # what is captured cannot ask
             self._remember(moves)
         if self.clip_norm is not None:
             clip_norms(g, norm, self.clip_norm)
@@ -99,7 +99,7 @@ class Update:
         rate = rate if self.factors is None else rate.to(self.factors.dtype) * self.factors
         self.rule.update(self.fleet.w, self.fleet.g, self.kept, rate, self.taken)
 
-    def _settle(self, failed: Tensor, step: int) -> None:
+    def _settle(self, failed: Tensor, step: int | Tensor) -> None:
         back = failed & (self.returns < self.retries)
         if self.may_return:
             for name, part in self._moving().items():

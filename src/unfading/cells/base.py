@@ -59,11 +59,10 @@ class LowRank:
 
     def dense(self) -> Tensor:
         """The matrix written out, [n, m]."""
-        product = self.left @ self.right
         if self.identity == 0.0:
-            return product
-        eye = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
-        return self.identity * eye + product
+            return self.left @ self.right
+        eye = torch.eye(self.right.shape[-1], dtype=self.right.dtype, device=self.right.device)
+        return torch.addmm(eye, self.left, self.right, beta=self.identity)
 
 
 # A tree node whose leaves are the two factors, so that torch.func, compile and export see tensors and no float.

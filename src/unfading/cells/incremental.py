@@ -255,7 +255,7 @@ def _square(U: Tensor | LowRank) -> Tensor | LowRank:
     """U U; of I + V H it is I + V (2 I + H V) H, of the same rank."""
     if isinstance(U, Tensor):
         return U @ U
-    return LowRank(2 * U.left + U.left @ (U.right @ U.left), U.right)
+    return LowRank(torch.addmm(U.left, U.left, U.right @ U.left, beta=2), U.right)
 
 
 def _product(P: Tensor | LowRank, U: Tensor | LowRank) -> Tensor | LowRank:

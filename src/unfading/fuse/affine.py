@@ -37,14 +37,22 @@ def is_affine(values: Sequence[Value]) -> bool:
 
 def slopes(fields: Sequence[Tensor]) -> list[Tensor]:
     """A and c of each field, from what `project` makes of `ends`."""
-    return [part for field in fields for part in (field[1, 0] - field[0, 0], field[0, 0])]
+    return [part for field in fields for part in (_both(field.device, field.dtype) @ field.squeeze(1)).unbind()]
+
+
+# Both are kept: making them would make the host wait for a GPU.
+@lru_cache(maxsize=8)
+def ends(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """x = 0 and x = 1, [2, 1, 1]."""
+    with torch.inference_mode(False):
+        return torch.tensor([0.0, 1.0], device=device, dtype=dtype).reshape(2, 1, 1)
 
 
 @lru_cache(maxsize=8)
-def ends(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """x = 0 and x = 1, [2, 1, 1]; kept, for making it would make the host wait for a GPU."""
+def _both(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What makes A and c of the values at both ends."""
     with torch.inference_mode(False):
-        return torch.tensor([0.0, 1.0], device=device, dtype=dtype).reshape(2, 1, 1)
+        return torch.tensor([[-1.0, 1.0], [1.0, 0.0]], device=device, dtype=dtype)
 
 
 def along(x: Tensor, vectors: Sequence[Tensor]) -> list[Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from unfading.fuse.differentiate import Outer, Source, Total
 
@@ -70,10 +71,9 @@ class Sums:
         assert whole is not None
         inputs = {i: x for (kind, i), x in self.tensors.items() if kind == "input" and x is not None and x.shape[-1] == 1}
         inputs = {i: x for i, x in inputs.items() if x.shape[:3] == whole.shape[:3]}
-        table = whole.new_zeros((*whole.shape[:3], max(LEAST, len(inputs) + 1)))
-        for k, x in enumerate(inputs.values()):
-            table[..., k] = x[..., 0]
-        table[..., len(inputs)] = 1.0
+        features = list(inputs.values())
+        table = features[0] if len(features) == 1 else torch.cat(features, -1) if features else whole[..., :0]
+        table = functional.pad(table, (0, max(LEAST - len(features), 1)), value=1.0)
         made = torch.bmm(table.flatten(1, 2).mT, whole.flatten(1, 2))
         return dict(zip([*inputs, None], made.unbind(1), strict=False))
 

@@ -1,0 +1,71 @@
+"""Training on a GPU: steps that are replayed from a graph are the steps that would have run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import unfading
+from unfading import captured
+from unfading.train import train_together
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+
+RUN = unfading.Run(
+    task="adding",
+    task_options={"T": 20},
+    cell="STAR",
+    hidden=16,
+    batch=8,
+    steps=14,
+    rate=1e-2,
+    schedule="cosine",
+    valid_every=7,
+    device="cuda",
+)
+
+
+def curves(records):
+    return [[(line["step"], line["loss"], line.get("valid")) for line in record["curve"]] for record in records]
+
+
+def runs(**changes):
+    return [replace(RUN, seed=seed, rate=rate, **changes) for seed, rate in ((0, 1e-2), (1, 3e-3), (2, 1e-3))]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"cell": "IncrementalRNN"}, {"cell_options": {"zoneout": 0.2}}, {"retries": 1}], ids=str
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_captured_steps_are_the_steps_that_would_have_run(options, together, monkeypatch):
+    found = curves(train_together(runs(**options), together=together))
+    assert len({str(curve) for curve in found}) == 3
+    monkeypatch.setattr(captured, "FIRST", 10**9)
+    assert curves(train_together(runs(**options), together=together)) == found
+
+
+def test_every_step_after_the_first_is_captured(monkeypatch):
+    made = []
+    capture = captured.Captured._capture
+
+    def noted(self):
+        capture(self)
+        made.append(self.trouble)
+
+    monkeypatch.setattr(captured.Captured, "_capture", noted)
+    train_together(runs())
+    assert made == [None]
+
+
+def test_a_model_that_diverges_stands_still_and_the_others_go_on():
+    wild, tame, _ = runs(cell="Elman", optimiser="sgd")
+    records = train_together([replace(wild, rate=1e30), tame])
+    assert [record["status"] for record in records] == ["diverged", "finished"]
+    assert all(torch.isfinite(torch.tensor([line["loss"] for line in records[1]["curve"]])))
+
+
+def test_a_task_that_carries_its_state(monkeypatch):
+    run = replace(RUN, task="copying", task_options={"T": 10}, steps=8)
+    found = curves([unfading.train(run)])
+    monkeypatch.setattr(captured, "FIRST", 10**9)
+    assert curves([unfading.train(run)]) == found
