@@ -29,10 +29,8 @@ from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
 from unfading.fuse.rows import BATCH, TIME, Call, Matrix, Opaque, Row
 
 Tensors = Sequence[Tensor]
-UNKNOWN = {
-    torch.ops.aten._local_scalar_dense: "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled "
-    "step has no values at hand",
-}
+READ_OUT = "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled step has no values at hand"
+UNKNOWN = {torch.ops.aten._local_scalar_dense: READ_OUT}
 ROWS = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # what may stand in front of the features
 
 
@@ -222,7 +220,7 @@ def projected_values(
             leaves.append(row.value)
         else:
             raise NotFusable("project makes something of x that is not in the language of fused steps")
-    recorder.lenient = False
+    recorder.lenient = False  # for the step
     return recorder, weights, leaves
 
 

@@ -17,11 +17,13 @@ from unfading.fuse.differentiate import differentiate
 from unfading.fuse.emit_triton import emit_backward, emit_forward, source
 from unfading.fuse.frame import Names
 from unfading.fuse.narrow import narrow
-from unfading.fuse.program import NotFusable, Program
+from unfading.fuse.program import ELEMENTWISE, NotFusable, Program
 from unfading.fuse.triton_launch import Known, Launcher, packed
-from unfading.fuse.triton_settings import BYTES, LARGEST, Setting, resident_blocks, usual
+from unfading.fuse.triton_settings import BYTES, Loop, Setting, refused, resident_blocks, usual
 from unfading.fuse.triton_source import module
 from unfading.fuse.triton_weights import Sums
+
+FLAT = ELEMENTWISE | {"const", "zero", "leaf", "expand", "cat", "dot"}  # on vectors that may be cut into pieces
 
 Tensors = dict[tuple[str, int], Tensor | None]
 
@@ -59,19 +61,19 @@ class TritonKernel:
         self.programs = (program, made.forward, made.reverse)
         self.loops: dict[int | None, Loops] = {}  # by the width of their tiles
         self.settings: dict[tuple[str, str], Setting] = {}  # by function and precision
-        self.entries = {name: sum(function.sizes) for name, function in self.at(None).functions.items()}
-        largest = 4 * max(self.entries.values())
-        if largest > LARGEST:
-            raise NotFusable(
-                f"the recurrent matrices take {largest // 1024} KB, padded to powers of two, and a loop that loads more than "
-                f"{LARGEST // 1024} KB at every step gains nothing"
-            )
+        values = [value for program in self.programs for value in program.values()]
+        flat = all(value.op in FLAT or (value.op in ("sum", "reshape") and value.size == 1) for value in values)
+        functions = self.at(None).functions.values()
+        widest = max(n for (kind, _), n in made.forward.widths.items() if kind == "next")
+        self.about = {f.name: Loop(f.name, widest, sum(f.sizes), flat) for f in functions}
+        reason = refused(list(self.about.values()), max((size for f in functions for size in f.sizes), default=0))
+        if reason:
+            raise NotFusable(reason)
         sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
         self.read = {source.index for source in sources if source.kind == "dinput"}  # after the loop, wanted or not
         widths = made.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
         self.saved = widths.get(("saved", 0), 0)
-        self.widest = max(self.states)
 
     def at(self, width: int | None) -> Loops:
         """The loops with tiles of so many entries."""
@@ -83,7 +85,7 @@ class TritonKernel:
         """How a loop is cut: as it was tuned, or as is usual."""
         found = self.settings.get((name, precision))
         if found is None:
-            found = self.settings[name, precision] = usual(self.widest, self.entries[name], precision)
+            found = self.settings[name, precision] = usual(self.about[name], precision)
         return found
 
     def forward(

@@ -36,7 +36,7 @@ def _tried(kernel: TritonKernel, found: Plan, device: torch.device, way: Way) ->
     reason = None
     for again in (False, True):
         if again:  # what else needs memory on chip may have it if no matrix stays there
-            for name in kernel.entries:
+            for name in kernel.about:
                 cut = kernel.setting(name, precision(way, device))
                 kernel.settings[name, precision(way, device)] = cut._replace(room=0)
         try:
