@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,10 +64,10 @@ def gpu_slug() -> str:
 
 def _of_gpu() -> dict[str, Any]:
     """The versions of what runs there."""
-    try:
-        triton: str | None = version("triton")
-    except PackageNotFoundError:
-        triton = None
+    triton = None
+    for name in ("triton", "pytorch-triton"):
+        with suppress(PackageNotFoundError):
+            triton = triton or version(name)
     return {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "triton": triton}
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from unfading.bench.cases import Case, Dtype, Variant, chosen, variants
 
-LONG, SMALL = (784, 128, 128), (1000, 128, 64)  # T, B, H
+# T, B, H
+LONG, SMALL, LARGE, WIDE = (784, 128, 128), (1000, 128, 64), (1000, 128, 256), (784, 1024, 128)
 CELLS = ("STAR", "IncrementalRNN K=1", "GRU reset after", "LSTM")
 ONE_MATRIX = ("STAR", "IncrementalRNN K=1")
 FLEETS = (8, 16)
@@ -29,8 +30,8 @@ def headline(cells: Iterable[str] = ()) -> list[Case]:
 
     found = [*lines(CELLS, LONG, "tf32"), *lines(CELLS, SMALL, "tf32")]
     found += [Case("fleet", known["STAR"], *LONG, dtype="tf32", models=models, input_size=1) for models in FLEETS]
-    found += [*lines(ONE_MATRIX, LONG, "bf16"), *lines(ONE_MATRIX, (1000, 128, 256), "bf16")]
-    found += lines(("STAR", "LSTM"), (784, 1024, 128), "tf32")
+    found += [*lines(ONE_MATRIX, LONG, "bf16"), *lines(ONE_MATRIX, LARGE, "bf16")]
+    found += lines(("STAR", "LSTM"), WIDE, "tf32")
     found += [_last(NRU, (785, 100, 212), "tf32")]
     found += lines(("STAR", "LSTM"), LONG, "float32")
     found += lines(("STAR", "LSTM"), LONG, "fp16")

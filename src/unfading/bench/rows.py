@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from unfading.bench.cases import Case, Kind
+from unfading.bench.cases import Case, Kind, title
 
 # "refused": the cell does not run fused. "wrong": it does, and computes something else. "unsteady": the control says that
 # times on several threads mean nothing here. "failed": something raised.
@@ -76,9 +76,13 @@ class Row:
     peers: tuple[Peer, ...] = ()
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells a row from another: the `key` of its case, and the threads."""
-        return self.kind, self.name, self.T, self.B, self.H, self.dtype, self.models, self.threads
+    def case(self) -> tuple[Any, ...]:
+        """The `key` of its case."""
+        return self.kind, self.name, self.T, self.B, self.H, self.dtype, self.models
+
+    @property
+    def title(self) -> str:
+        return title(*self.case)
 
     def peer(self, name: str) -> Peer | None:
         return next((peer for peer in self.peers if peer.name == name), None)
@@ -127,6 +131,7 @@ def read(path: Path) -> tuple[list[Row], list[dict[str, Any]]]:
             row = from_record(record)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}, line {number}, is no line that `unfading bench --json` writes: {error!r}.") from None
-        found.pop(row.key, None)
-        found[row.key] = row, record
+        key = (*row.case, row.threads)
+        found.pop(key, None)
+        found[key] = row, record
     return [row for row, _ in found.values()], [record for _, record in found.values()]
