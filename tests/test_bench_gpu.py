@@ -155,6 +155,13 @@ def test_a_row_has_our_time_and_error_and_those_of_the_peers(measured, monkeypat
     assert reasons == {"graphed loop": "this version has no backend 'graph'", "TorchRL": "not installed"}
 
 
+def test_a_peers_ratio_is_our_time_over_its():
+    found = timing.Race({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
+    assert gpu._beside(found, "other") == Beside(ms=3800.0, rounds=2, of=0.25)
+    assert gpu._pass(found) == Pass(ms=1000.0, rounds=3, control=1.0)
+    assert gpu._beside(timing.Race({"other": [4.0]}), "other").of is None
+
+
 def test_a_fleet_is_checked_and_timed_beside_its_members(measured):
     row = measured(case("STAR", "fleet", "float32", models=2))
     assert row.status == "measured"
@@ -190,6 +197,16 @@ def test_a_wrong_result_is_refused_and_nothing_timed(measured, monkeypatch, kind
     assert word in row.reason
     assert row.error_contractive > TOLERANCES["tf32"]
     assert row.both is None
+
+
+def test_a_cell_of_which_the_precision_tells_nothing_is_checked_in_float32(measured, monkeypatch):
+    monkeypatch.setattr(gpu, "YARDSTICK", 0.0)
+    seen = []
+    plant(monkeypatch, (gpu, "_forms"), lambda made: seen.append(torch.backends.cuda.matmul.fp32_precision) or made)
+    assert measured(case("STAR")).status == "measured"
+    assert seen == ["tf32", "tf32", "ieee"]
+    plant(monkeypatch, (TritonKernel, "forward"), half_trajectory)
+    assert measured(case("STAR")).status == "wrong"
 
 
 def test_where_we_are_refused_the_peers_are_timed_all_the_same(measured, monkeypatch):

@@ -21,6 +21,7 @@ from unfading.bench.agreement import everything, furthest, random_like
 from unfading.bench.cases import Case, Dtype, cell_classes
 from unfading.bench.precision import casting
 from unfading.convert import to_torch
+from unfading.fuse.fused import refusal
 from unfading.layer import Layer, layer
 from unfading.recurrent import Recurrent
 
@@ -148,6 +149,9 @@ class Together(Contender):
 
     def __init__(self, models: Sequence[Layer], x: Tensor, around: Around, exact: Contender | None = None):
         self.inside, self.x, self.exact = Inside(models[0], around), x, exact
+        with around():
+            for cell in models[0].runners:
+                refusal(cell)  # compiles it now: inside of `vmap` its parameters are not themselves
         trained, held = stack_module_state(list(models))
         # Cut from their graph: `grad` makes one of its own, and would keep another around it.
         self.trained = {f"module.{name}": part.detach() for name, part in trained.items()}

@@ -1,7 +1,8 @@
 """From a case to a row on a GPU: does it run fused, does it agree with the float64 reference, how fast is it beside others.
 
-Agreement is asked for over at most 200 steps of weights halved, under which errors do not grow, in the precision of the case;
-what parts is not timed. The error at the size that is timed is told beside the time, of the peers too.
+Agreement is asked for over at most 200 steps of weights halved, under which the errors of most cells do not grow, in the
+precision of the case; of a cell whose errors grow until that can tell nothing, in float32. What parts is not timed. The error
+at the size that is timed is told beside the time, of the peers too.
 """
 
 import copy
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.bench.agreement import first_parting, furthest
-from unfading.bench.cases import Case
+from unfading.bench.agreement import LARGEST, MARGIN, first_parting, furthest
+from unfading.bench.cases import Case, Dtype
 from unfading.bench.contenders import Contender, Single, Together, built, by, scaled
 from unfading.bench.peers import Absent, Peers, peers_of_fleet, peers_of_layer
 from unfading.bench.precision import TOLERANCES, float32_precision
@@ -27,7 +28,7 @@ from unfading.layer import Layer
 
 STEPS = 200  # over which agreement is asked for
 CONTRACTIVE = 0.5  # what weights are multiplied by for that
-YARDSTICK = 25.0  # times the tolerance: a reference that rounds to more, in the precision of the case, can tell nothing
+YARDSTICK = 25.0  # times its tolerance: where rounding explains more, a precision below float32 tells nothing
 SECONDS, SLOW_SECONDS = 2.0, 1.0  # what a contender may take for all its rounds, and the eager loop
 
 
@@ -91,10 +92,19 @@ def _first_of(ours: Contender, case: Case, model: Layer, device: torch.device) -
 def _agreement(case: Case, models: Sequence[Layer], x: Tensor) -> dict[str, Any]:
     """What the check before the timing says."""
     halved = [scaled(copy.deepcopy(model), CONTRACTIVE) for model in models]
-    ours, plain = _forms(case, halved, x[:, :STEPS])
-    got, true, tolerance = ours.computed(), _exact(ours).truth, TOLERANCES[case.dtype]
-    reason = first_parting(got, plain.computed(), true, floor=tolerance, largest=YARDSTICK * tolerance)
-    told = {"error_contractive": _rounded(furthest(got, true))}
+    told: dict[str, Any] = {}
+    precisions: tuple[Dtype, ...] = (case.dtype, "float32")
+    for dtype in dict.fromkeys(precisions):
+        with float32_precision(dtype):
+            ours, plain = _forms(case._replace(dtype=dtype), halved, x[:, :STEPS])
+            got, slow, true = ours.computed(), plain.computed(), _exact(ours).truth
+        told.setdefault("error_contractive", _rounded(furthest(got, true)))
+        tolerance = TOLERANCES[dtype]
+        largest = LARGEST if dtype == "float32" else YARDSTICK * tolerance
+        rounding = furthest(slow, true)
+        if rounding is not None and MARGIN * rounding <= largest:
+            break  # else it is too coarse to tell anything of this cell
+    reason = first_parting(got, slow, true, floor=tolerance, largest=largest)
     return told if reason is None else {**told, "status": "wrong", "reason": reason}
 
 
