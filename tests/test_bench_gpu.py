@@ -28,7 +28,7 @@ from unfading.bench.gpu import measure
 from unfading.bench.precision import TOLERANCES, float32_precision
 from unfading.bench.rows import Beside, Pass, Peer, Row, of_case, read
 from unfading.bench.table import tables
-from unfading.bench.timing import EVENTS, Clock, race
+from unfading.bench.timing import EVENTS, Clock, Race, race
 from unfading.fuse.place import interpreted
 from unfading.fuse.triton_kernel import TritonKernel
 from unfading.fuse.triton_source import triton_missing
@@ -156,10 +156,10 @@ def test_a_row_has_our_time_and_error_and_those_of_the_peers(measured, monkeypat
 
 
 def test_a_peers_ratio_is_our_time_over_its():
-    found = timing.Race({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
+    found = Race({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
     assert gpu._beside(found, "other") == Beside(ms=3800.0, rounds=2, of=0.25)
     assert gpu._pass(found) == Pass(ms=1000.0, rounds=3, control=1.0)
-    assert gpu._beside(timing.Race({"other": [4.0]}), "other").of is None
+    assert gpu._beside(Race({"other": [4.0]}), "other").of is None
 
 
 def test_a_fleet_is_checked_and_timed_beside_its_members(measured):
