@@ -224,6 +224,12 @@ def test_half_precision_is_autocast_for_us_and_the_modules_own_for_cudnn(measure
         assert 1e-4 < row.peer(name).error < TOLERANCES["bf16"]
 
 
+def test_half_precision_runs_fused_and_is_held_to_its_own_tolerance(measured):
+    row = measured(case("STAR", dtype="fp16"))
+    assert row.status == "measured"
+    assert 1e-5 < row.error_contractive < TOLERANCES["fp16"]
+
+
 # -- other people's kernels, as they are documented -----------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from unfading.layer import Layer
 STEPS = 200  # over which agreement is asked for
 CONTRACTIVE = 0.5  # what weights are multiplied by for that
 YARDSTICK = 25.0  # times its tolerance: where rounding explains more, a precision below float32 tells nothing
-SECONDS, SLOW_SECONDS = 2.0, 1.0  # what a contender may take for all its rounds, and the eager loop
+SECONDS, SLOW_SECONDS = 2.0, 0.5  # what a contender may take for all its rounds, and the eager loop
 
 
 def measure(case: Case, *, rounds: int = 50, seed: int = 0, device: torch.device | None = None, clock: Clock = EVENTS) -> Row:
