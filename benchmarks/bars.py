@@ -1,7 +1,7 @@
-"""The bars that the fused CPU loops are held to, beside what a results file says of them.
+"""The bars that the fused loops are held to, on a CPU and on a GPU, beside what a results file says of them.
 
-    unfading bench --all --save benchmarks/results
-    python benchmarks/bars.py benchmarks/results/cpu-MACHINE.jsonl [--threads 1]
+    unfading bench --all --save benchmarks/results                    # or --device cuda
+    python benchmarks/bars.py benchmarks/results/cpu-MACHINE.jsonl    # or cuda-MACHINE.jsonl
 
 A bar is held when every line that it asks for was measured and meets it. The exit code is 0 if all bars are held, else 1.
 """
@@ -12,19 +12,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from unfading.bench import cases
+from unfading.bench import cases, gpu_cases
+from unfading.bench.cases import Case, Dtype
+from unfading.bench.precision import TOLERANCES
 from unfading.bench.rows import Row, read
 
 MAY_BE_REFUSED = {"EquilibriumRNN"}  # its step looks for a fixed point
 
 PASSES = {"forward": "forward", "both": "fwd+bwd"}
+ON_GPU = ("last", "fleet")  # kinds of lines
 
-Size = tuple[str, str, int, int, int]  # kind, name, T, B, H
+Numbers = dict[str, float | None]  # by what they are of: a pass, "forward" or "both", or something else in words
 
 
 class Value(NamedTuple):
@@ -32,7 +35,7 @@ class Value(NamedTuple):
 
     number: float
     row: Row
-    of: str  # "forward" or "both"
+    of: str
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,13 @@ class Bar:
 
     against: str
     setting: str
-    asks: Callable[[Size], bool]
-    values: Callable[[Row], dict[str, float | None]]
+    asks: Callable[[Case], bool]
+    values: Callable[[Row], Numbers]
     worst: float
     median: float | None = None
     at_most: bool = False  # small is good
     dense_only: bool = False
+    fused_only: bool = False  # a cell that is refused is not asked
 
     def limits(self) -> str:
         sign = "<=" if self.at_most else ">="
@@ -87,17 +91,16 @@ class Verdict:
         return "held" if self.values and not self.missing else "incomplete"
 
 
-def reading(name: str, *passes: str) -> Callable[[Row], dict[str, float | None]]:
+def reading(name: str, *passes: str) -> Callable[[Row], Numbers]:
     """What a bar reads off a row: one number of these passes, "forward" or "both"."""
-    return lambda row: {one: getattr(getattr(row, one), name) for one in passes}
+    return lambda row: {one: getattr(getattr(row, one), name, None) for one in passes}
 
 
-def layers(names: Sequence[str], batches: Sequence[int], sizes: Sequence[int] = (64, 128)) -> Callable[[Size], bool]:
-    return lambda size: size[0] == "layer" and size[1] in names and size[3] in batches and size[4] in sizes
+def layers(names: Sequence[str], batches: Sequence[int], sizes: Sequence[int] = (64, 128)) -> Callable[[Case], bool]:
+    return lambda case: case.kind == "layer" and case.variant.name in names and case.B in batches and case.H in sizes
 
 
-def bars() -> list[Bar]:
-    """The table of the issue that asked for these loops."""
+def cpu_bars() -> list[Bar]:
     torch_batches = (1, 32, 128)
     return [
         Bar(
@@ -123,61 +126,155 @@ def bars() -> list[Bar]:
         Bar("nn.RNN", "Elman, the same", layers(("Elman",), torch_batches), reading("x_torch", "forward", "both"), 1.5),
         Bar(
             "nn.LSTM, one step a call", "stream() of STAR and incremental K=1, B=1, H=128",
-            lambda size: size[0] == "stream", reading("x_torch", "forward"), 4.0,
+            lambda case: case.kind == "stream", reading("x_torch", "forward"), 4.0,
         ),
         Bar(
             "full-length batch", "lengths with mean T/2, fwd+bwd",
-            lambda size: size[0] == "lengths", reading("of_full", "both"), 0.6, at_most=True,
+            lambda case: case.kind == "lengths", reading("of_full", "both"), 0.6, at_most=True,
         ),
     ]  # fmt: skip
 
 
-def judge(rows: Sequence[Row]) -> Iterator[Verdict]:
+def of_peer(name: str) -> Callable[[Row], Numbers]:
+    """Our forward and backward over a peer's."""
+
+    def read(row: Row) -> Numbers:
+        peer = row.peer(name)
+        return {"both": None if peer is None or peer.both is None else peer.both.of}
+
+    return read
+
+
+def faster_than(name: str) -> Callable[[Row], Numbers]:
+    """How many times faster than a peer, forward and backward."""
+
+    def read(row: Row) -> Numbers:
+        of = of_peer(name)(row)["both"]
+        return {"both": None if of is None else 1 / of}
+
+    return read
+
+
+def us_a_step(row: Row) -> Numbers:
+    return {"forward": None if row.forward is None else 1e3 * row.forward.ms / row.T}
+
+
+def fused_or_graphed(row: Row) -> Numbers:
+    """Milliseconds of the faster of the two, forward and backward."""
+    graphed = row.peer("graphed loop")
+    passes = (row.both, None if graphed is None else graphed.both)
+    return {"both": min((one.ms for one in passes if one is not None), default=None)}
+
+
+def lines(
+    names: Sequence[str], sizes: Sequence[tuple[int, int, int]], dtype: str = "tf32", kind: str = "last", models: int = 1
+) -> Callable[[Case], bool]:
+    """Lines of a GPU, by T, B and H."""
+    return lambda case: (
+        (case.kind, case.dtype, case.models) == (kind, dtype, models)
+        and case.variant.name in names
+        and (case.T, case.B, case.H) in sizes
+    )
+
+
+def agreement(dtype: Dtype) -> Bar:
+    """How near the float64 reference a precision has to be."""
+    return Bar(
+        "float64 reference", f"outputs and gradients, {dtype}, 200 steps, contractive weights",
+        lambda case: case.dtype == dtype and gpu_cases.CATALOGUE[0] < case.T,
+        lambda row: {"furthest": row.error_contractive}, TOLERANCES[dtype], at_most=True, fused_only=True,
+    )  # fmt: skip
+
+
+def gpu_bars() -> list[Bar]:
+    """Of layers and fleets; what an epoch of training takes is told by the records of `unfading train`."""
+    at_128, at_64, at_256, wide = gpu_cases.LONG, gpu_cases.SMALL, gpu_cases.LARGE, gpu_cases.WIDE
+    usual = [at_128, at_64, gpu_cases.CATALOGUE]
+    lstm, gru, step = of_peer("cuDNN LSTM"), of_peer("cuDNN GRU"), "us a forward step"
+    incremental, after = ("IncrementalRNN K=1",), ("GRU reset after",)
+
+    def fused(case: Case) -> bool:
+        return (case.kind, case.dtype) == ("last", "tf32") and (case.T, case.B, case.H) in usual
+
+    def bar(against: str, setting: str, asks: Callable[[Case], bool], values: Callable[[Row], Numbers], worst: float) -> Bar:
+        return Bar(against, setting, asks, values, worst, at_most=True)
+
+    return [
+        bar("cuDNN LSTM", "STAR, H=128 and 64", lines(("STAR",), (at_128, at_64)), lstm, 0.6),
+        bar("cuDNN LSTM", "incremental K=1, H=128 and 64", lines(incremental, (at_128, at_64)), lstm, 0.65),
+        bar("cuDNN GRU", "GRU reset after, H=128", lines(after, (at_128,)), gru, 0.8),
+        bar("cuDNN GRU", "GRU reset after, H=64", lines(after, (at_64,)), gru, 0.5),
+        bar("cuDNN LSTM", "LSTM, H=64", lines(("LSTM",), (at_64,)), lstm, 1.2),
+        bar("cuDNN LSTM", "LSTM, H=128", lines(("LSTM",), (at_128,)), lstm, 1.5),
+        Bar("eager loop", "any cell that runs fused, B=128", fused, faster_than("eager loop"), 60.0, fused_only=True),
+        Bar("graphed loop", "any cell that runs fused, B=128", fused, faster_than("graphed loop"), 4.0, fused_only=True),
+        bar(step, "STAR, tf32, H=128", lines(("STAR",), (at_128,)), us_a_step, 1.3),
+        bar(step, "STAR, bf16, H=128", lines(("STAR",), (at_128,), "bf16"), us_a_step, 0.9),
+        bar(step, "STAR, tf32, H=64", lines(("STAR",), (at_64,)), us_a_step, 0.75),
+        bar("cuDNN LSTM", "STAR, B=1024, H=128", lines(("STAR",), (wide,)), lstm, 0.2),
+        bar("cuDNN LSTM", "LSTM, B=1024, H=128", lines(("LSTM",), (wide,)), lstm, 0.5),
+        bar("cuDNN LSTM", "one-matrix cells, bf16, H=128", lines(gpu_cases.ONE_MATRIX, (at_128,), "bf16"), lstm, 0.12),
+        bar("cuDNN LSTM", "one-matrix cells, bf16, H=256", lines(gpu_cases.ONE_MATRIX, (at_256,), "bf16"), lstm, 0.2),
+        bar("ms", "8 STAR together, H=128", lines(("STAR",), (at_128,), kind="fleet", models=8), reading("ms", "both"), 5.0),
+        bar("ms", "16 STAR together, H=128", lines(("STAR",), (at_128,), kind="fleet", models=16), reading("ms", "both"), 7.5),
+        bar("ms", "NRU of psMNIST's size, fused or graphed", lambda c: c.variant == gpu_cases.NRU, fused_or_graphed, 60.0),
+        agreement("float32"), agreement("tf32"), agreement("bf16"),
+    ]  # fmt: skip
+
+
+def judge(bars: Sequence[Bar], planned: Sequence[Case], rows: Sequence[Row]) -> Iterator[Verdict]:
     """Every bar over the rows of one thread count."""
-    found = {(row.kind, row.name, row.T, row.B, row.H): row for row in rows}
-    planned = [(case.kind, case.variant.name, case.T, case.B, case.H) for case in cases.everything()]
-    for bar in bars():
+    found = {row.case: row for row in rows}
+    for bar in bars:
         values: list[Value] = []
         faults, missing = [], []
-        for size in filter(bar.asks, planned):
-            row = found.get(size)
+        for case in filter(bar.asks, planned):
+            row = found.get(case.key)
             if row is None:
-                missing.append(f"{place(size)}: not measured")
-            elif row.status == "measured":
-                if row.dense or not bar.dense_only:
-                    values += [Value(number, row, of) for of, number in bar.values(row).items() if number is not None]
-            elif row.status == "unsteady":
-                missing.append(f"{place(size)}: {row.reason}")
-            elif row.status == "wrong" or row.cell not in MAY_BE_REFUSED:
-                faults.append(f"{place(size)}: {row.status}: {row.reason}")
+                missing.append(f"{case.title}: not measured")
+                continue
+            if bar.dense_only and row.status == "measured" and not row.dense:
+                continue
+            numbers = bar.values(row)
+            if any(number is not None for number in numbers.values()):
+                values += [Value(number, row, of) for of, number in numbers.items() if number is not None]
+            elif row.status == "measured" or row.status == "unsteady":
+                missing.append(f"{case.title}: {row.reason or absent(bar, row)}")
+            elif row.status != "refused" or not (row.cell in MAY_BE_REFUSED or bar.fused_only):
+                faults.append(f"{case.title}: {row.status}: {row.reason}")
         yield Verdict(bar, values, faults, missing)
 
 
-def place(size: Size) -> str:
-    kind, name, T, B, H = size
-    return f"{name} T={T} B={B} H={H}" + ("" if kind == "layer" else f" {kind}")
+def absent(bar: Bar, row: Row) -> str:
+    """Why a line that was measured has no number for a bar."""
+    peer = row.peer(bar.against)
+    return f"no number against {bar.against}" + ("" if peer is None else f": {peer.reason}")
+
+
+def shown(number: float) -> str:
+    return f"{number:.2f}" if number >= 0.01 else f"{number:.1e}"
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="underline")
-    shown.add_column("against, setting")
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="underline")
+    made.add_column("against, setting")
     for heading in ("bar", "worst", "median", "lines", ""):
-        shown.add_column(heading, no_wrap=True)
+        made.add_column(heading, no_wrap=True)
     for verdict in verdicts:
         bar = verdict.bar
         style = {"held": "green", "missed": "bold red"}.get(verdict.said, "yellow")
-        numbers = [f"{verdict.worst.number:.2f}", f"{verdict.median:.2f}"] if verdict.values else ["", ""]
-        lines = len({value.row.key for value in verdict.values})
+        numbers = [shown(verdict.worst.number), shown(verdict.median)] if verdict.values else ["", ""]
+        count = len({value.row.case for value in verdict.values})
         said = f"[{style}]{verdict.said}[/]"
-        shown.add_row(f"[bold]{bar.against}[/]: {bar.setting}", bar.limits(), *numbers, str(lines), said)
-    return shown
+        made.add_row(f"[bold]{bar.against}[/]: {bar.setting}", bar.limits(), *numbers, str(count), said)
+    return made
 
 
 def notes(verdict: Verdict) -> Iterator[str]:
     """What kept a bar from being held: every line that is short of it, worst first."""
     short = sorted(verdict.short, key=lambda value: value.number, reverse=verdict.bar.at_most)
     for number, row, of in short:
-        yield f"{place((row.kind, row.name, row.T, row.B, row.H))} {PASSES[of]}: {number:.2f}"
+        yield f"{row.title} {PASSES.get(of, of)}: {shown(number)}"
     yield from verdict.faults
     yield from verdict.missing[:3]
     if len(verdict.missing) > 3:
@@ -186,10 +283,15 @@ def notes(verdict: Verdict) -> Iterator[str]:
         yield "this version has nothing to measure here"
 
 
+def machine(told: dict[str, Any]) -> str:
+    gpu = told.get("gpu")
+    return f"{told['cpu']}, {told['cores']} cores" + (f", {gpu}" if gpu else "")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--threads", type=int, default=1, help="which lines of the file to judge")
+    parser.add_argument("--threads", type=int, default=1, help="which lines of a CPU's file to judge")
     arguments = parser.parse_args()
     try:
         rows, records = read(arguments.results)
@@ -197,7 +299,10 @@ def main() -> int:
         print(f"bars: {error}", file=sys.stderr)
         return 2
     console = Console()
-    verdicts = list(judge([row for row in rows if row.threads == arguments.threads]))
+    if any(row.kind in ON_GPU for row in rows):
+        verdicts = list(judge(gpu_bars(), gpu_cases.everything(), rows))
+    else:
+        verdicts = list(judge(cpu_bars(), cases.everything(), [row for row in rows if row.threads == arguments.threads]))
     console.print(table(verdicts))
     for verdict in verdicts:
         said = list(notes(verdict))
@@ -206,7 +311,7 @@ def main() -> int:
             for line in said:
                 console.print(f"  {line}", markup=False, highlight=False)
     commits = sorted({str(record.get("commit")) for record in records})
-    machines = sorted({f"{record['machine']['cpu']}, {record['machine']['cores']} cores" for record in records})
+    machines = sorted({machine(record["machine"]) for record in records})
     console.print(f"machine: {'; '.join(machines)}. commit: {', '.join(commits)}.", style="dim", markup=False)
     return 0 if all(verdict.said == "held" for verdict in verdicts) else 1
 

@@ -20,7 +20,7 @@ from unfading.bench.cases import Case, variants
 from unfading.bench.figure import svg
 from unfading.bench.measure import half_lengths, measure
 from unfading.bench.rows import Pass, Row, read
-from unfading.bench.timing import race, torch_threads
+from unfading.bench.timing import Clock, race, torch_threads
 from unfading.fuse.backward import Backward
 from unfading.fuse.fused import refusal
 from unfading.fuse.kernel import Kernel
@@ -177,34 +177,38 @@ def test_a_cell_that_does_not_run_fused_shows_its_reason(monkeypatch):
     assert (row.status, row.reason) == ("refused", "it is shy")
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Every timing is written down, and takes as many seconds as its contender says."""
-    order = []
-    monkeypatch.setattr(timing, "_timed", lambda contender, calls: order.append(contender) or contender())
-    return order
+def fake(order, warm_ups=2, shortest=2e-3):
+    """A clock: every timing is written down, and takes as many seconds as its contender says."""
+    return Clock(lambda contender, calls: order.append(contender) or contender(), shortest, warm_ups)
 
 
-def test_every_round_has_all_contenders_in_an_order_of_its_own(clock):
+def test_every_round_has_all_contenders_in_an_order_of_its_own():
     contenders = {name: lambda name=name: 0.01 for name in "abcdef"}
-    race(contenders, rounds=4, seconds=dict.fromkeys(contenders, 1.0), order=random.Random(0))
+    order = []
+    race(contenders, fake(order), rounds=4, seconds=dict.fromkeys(contenders, 1.0), order=random.Random(0))
     names = {contender: name for name, contender in contenders.items()}
-    ran = [names[contender] for contender in clock[12:]]  # after two calls each to warm up
+    ran = [names[contender] for contender in order[12:]]  # after two calls each to warm up
     rounds = ["".join(ran[i : i + 6]) for i in range(0, 24, 6)]
     assert len(ran) == 24
     assert all(sorted(one) == sorted(contenders) for one in rounds)
     assert len(set(rounds)) == 4
 
 
-@pytest.mark.usefixtures("clock")
 def test_a_slow_contender_runs_in_fewer_rounds_spread_over_all():
     contenders = {"quick": lambda: 0.01, "slow": lambda: 0.5}
-    found = race(contenders, rounds=12, seconds={"quick": 1.0, "slow": 2.0}, order=random.Random(0))
+    found = race(contenders, fake([]), rounds=12, seconds={"quick": 1.0, "slow": 2.0}, order=random.Random(0))
     ran = [i for i, taken in enumerate(found.seconds["slow"]) if taken is not None]
     assert ran == [2, 5, 8, 11]
     assert found.rounds("quick") == 12
     assert found.ratio("slow", "quick") == pytest.approx(50)
     assert found.median("slow") == 0.5
+
+
+@pytest.mark.parametrize(("taken", "calls"), [(0.001, 20), (0.03, 7), (0.3, 1)])
+def test_what_is_slow_warms_up_in_fewer_calls(taken, calls):
+    order = []
+    race({"a": lambda: taken}, fake(order, warm_ups=20), rounds=3, seconds={"a": 1.0}, order=random.Random(0))
+    assert len(order) == calls + 3
 
 
 def test_ratios_are_of_one_round_each():
@@ -261,7 +265,7 @@ def few(monkeypatch):
 
 def start(**options):
     given = {"json": False, "save": None, "figure": None, "typed": "unfading bench"}
-    return command.run((), False, 1, 3, **{**given, **options})
+    return command.on_cpu((), False, 1, 3, **{**given, **options})
 
 
 def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch, capsys, tmp_path):
@@ -316,6 +320,23 @@ def test_a_mismatch_is_told_and_the_exit_code_is_1(monkeypatch, capsys):
     assert "away from the reference" in " ".join(shown.split())
 
 
+def test_a_case_that_raises_is_a_line_with_its_reason_and_the_others_go_on(monkeypatch, capsys, tmp_path):
+    few(monkeypatch)
+    made("Elman")
+
+    def measured(one, **options):
+        if one.variant.name == "Elman":
+            raise RuntimeError("no room\nand much more")
+        return measure(one, **options)
+
+    monkeypatch.setattr(command, "measure", measured)
+    assert start(save=tmp_path / "rows.jsonl") == 1
+    answer = capsys.readouterr()
+    assert "failed: Elman T=5 B=2 H=16: RuntimeError: no room\n" in answer.out
+    assert "[1/2, 0 s] Elman T=5 B=2 H=16: failed" in answer.err
+    assert [row.status for row in read(tmp_path / "rows.jsonl")[0]] == ["failed", "measured"]
+
+
 def test_a_run_that_is_stopped_keeps_what_it_has(monkeypatch, capsys, tmp_path):
     few(monkeypatch)
     made("Elman")
@@ -340,6 +361,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(monkeypatch, capsys, tmp_path):
         (["--threads", "0"], "--threads must be at least 1; got 0"),
         (["--threads", "100000"], "got 100000"),
         (["--save", "nowhere/rows.jsonl"], "there is no folder nowhere"),
+        (["--device", "cuda", "--threads", "2"], "--threads and --figure are for --device cpu"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence_and_exit_code_2(monkeypatch, capsys, arguments, sentence):
@@ -354,7 +376,7 @@ def test_a_wrong_argument_is_one_sentence_and_exit_code_2(monkeypatch, capsys, a
 
 def test_the_verb_hands_its_flags_on(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(command, "run", lambda *arguments, **options: seen.append((arguments, options)) or 1)
+    monkeypatch.setattr(command, "on_cpu", lambda *arguments, **options: seen.append((arguments, options)) or 1)
     flags = ["--cells", "LSTM", "STAR", "--all", "--threads", "2", "--rounds", "4", "--json", "--save", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["unfading", "bench", *flags, "--figure", "speed.svg"])
     with pytest.raises(SystemExit) as stop:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from unfading import catalogue, cli_data, cli_report
 from unfading import doctor as _doctor
@@ -150,31 +150,39 @@ def tasks(json: bool = False) -> None:
 def bench(
     cells: tuple[str, ...] = (),
     all: bool = False,
+    device: Literal["cpu", "cuda"] = "cpu",
     threads: int = 1,
-    rounds: int = 15,
+    rounds: int | None = None,
     json: bool = False,
     save: Path | None = None,
     figure: Path | None = None,
 ) -> None:
     """Time cells against the reference loop, torch.nn's nearest and their own matrix products, after checking agreement.
 
-    A cell whose results differ from the reference is not timed; the exit code is then 1.
+    A cell whose results differ from the reference is not timed; the exit code is then 1. On a GPU the peers are cuDNN, the
+    eager and the graphed loop, and FlashRNN's and TorchRL's kernels where they are installed.
 
     Args:
         cells: which cells, by the names that `unfading cells` prints; without any, a few well-known ones.
         all: the whole table of `benchmarks/bars.py`: every cell, all sizes; 10 to 20 minutes.
+        device: what is measured; the GPU takes some minutes, most of them for compiling and for the eager loop.
         threads: torch threads; with more than one, lines whose control is more than 10 % off are left out.
-        rounds: at most so many rounds a line; slow ones get fewer.
+        rounds: at most so many rounds a line, 15 on a CPU and 50 on a GPU; slow ones get fewer.
         json: print JSON lines instead of tables.
-        save: append JSON lines to this file, or to cpu-MACHINE.jsonl in this folder.
-        figure: write a bar chart to this SVG file.
+        save: append JSON lines to this file, or to cpu-MACHINE.jsonl or cuda-MACHINE.jsonl in this folder.
+        figure: write a bar chart of the CPU's lines to this SVG file.
     """
     from unfading.bench import command
 
     check_count("--threads", threads)
-    check_count("--rounds", rounds)
+    if rounds is not None:
+        check_count("--rounds", rounds)
     typed = shlex.join(["unfading", *sys.argv[1:]])
-    sys.exit(command.run(cells, all, threads, rounds, json=json, save=save, figure=figure, typed=typed))
+    if device == "cpu":
+        sys.exit(command.on_cpu(cells, all, threads, rounds, json=json, save=save, figure=figure, typed=typed))
+    if threads != 1 or figure is not None:
+        raise ValueError("--threads and --figure are for --device cpu; leave them out with --device cuda.")
+    sys.exit(command.on_gpu(cells, all, rounds, json=json, save=save, typed=typed))
 
 
 def main() -> None:

@@ -5,7 +5,9 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ def about(command: str) -> dict[str, Any]:
             "torch": torch.__version__,
             "python": platform.python_version(),
             "compiler": _compiler(),
+            **(_of_gpu() if torch.cuda.is_initialized() else {}),
         },
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -57,6 +60,15 @@ def slug() -> str:
 def gpu_slug() -> str:
     """The GPU as part of a file's name."""
     return "-".join(re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower()))
+
+
+def _of_gpu() -> dict[str, Any]:
+    """The versions of what runs there."""
+    triton = None
+    for name in ("triton", "pytorch-triton"):
+        with suppress(PackageNotFoundError):
+            triton = triton or version(name)
+    return {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "triton": triton}
 
 
 def _compiler() -> str | None:

@@ -1,4 +1,5 @@
-"""What the cells cost: each beside the reference loop, torch.nn's nearest and its own matrix products, in one process.
+"""What the cells cost: each beside the reference loop, torch.nn's nearest and other people's kernels, in one process.
 
-cases -> measure (agreement, then timing) -> rows -> table, figure, JSON lines
+CPU    cases     -> measure (agreement, then timing)                -> rows -> table, figure, JSON lines
+GPU    gpu_cases -> gpu (the same, beside peers, in a precision)    -> rows -> table, JSON lines
 """

@@ -13,17 +13,23 @@ from unfading.errors import unknown
 
 INPUT = 8  # features of the input
 
-Kind = Literal["layer", "lengths", "stream"]
+# On a CPU a layer, a batch of rows of unequal length, a layer pushed step by step; on a GPU a layer whose loss is on its last
+# step, and many models at once.
+Kind = Literal["layer", "lengths", "stream", "last", "fleet"]
+# "float32" is right to the last bits; in "tf32" products have 10 bits; "bf16" and "fp16" are autocast's.
+Dtype = Literal["float32", "tf32", "bf16", "fp16"]
+
+
+def _none(T: int, H: int) -> dict[str, Any]:
+    return {}
 
 
 class Variant(NamedTuple):
-    """A cell at certain options."""
+    """A cell at certain options, as functions of T and H."""
 
     name: str
     cell: str
-
-    def options(self, T: int, H: int) -> dict[str, Any]:
-        return OPTIONS[self.name](T, H) if self.name in OPTIONS else {}
+    options: Callable[[int, int], dict[str, Any]] = _none
 
     def scale(self, T: int) -> float:
         """What the weights are multiplied by at the start."""
@@ -31,16 +37,35 @@ class Variant(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One line of the table: a layer, a batch of rows of unequal length, or a layer pushed step by step."""
+    """One line of the table."""
 
     kind: Kind
     variant: Variant
     T: int
     B: int
     H: int
+    dtype: Dtype = "float32"
+    models: int = 1
+    input_size: int = INPUT
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.kind, self.variant.name, self.T, self.B, self.H, self.dtype, self.models
+
+    @property
+    def title(self) -> str:
+        return title(*self.key)
 
 
-# Options as functions of T and H. A state that grows exp(eta K T) fold overflows before T = 784, so eta is shrunk; the cost
+def title(kind: str, name: str, T: int, B: int, H: int, dtype: str, models: int) -> str:
+    """A case in one line; what goes without saying is left out."""
+    said = f"{name} T={T} B={B} H={H}"
+    said += f" {dtype}" if kind in ("last", "fleet") else ""
+    said += f" {models} models" if models > 1 else ""
+    return said + (f" {kind}" if kind in ("lengths", "stream") else "")
+
+
+# A state that grows exp(eta K T) fold overflows before T = 784, so eta is shrunk; the cost
 # of a step does not depend on it.
 OPTIONS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "GRU reset after": lambda T, H: {"reset_after": True},
@@ -68,7 +93,7 @@ def cell_classes() -> dict[str, type[Cell]]:
 def variants() -> dict[str, Variant]:
     """Every cell at its default options, then the further variants, by name."""
     plain = {name: Variant(name, name) for name in cell_classes()}
-    return plain | {name: Variant(name, name.split()[0]) for name in OPTIONS if name not in plain}
+    return plain | {name: Variant(name, name.split()[0], options) for name, options in OPTIONS.items()}
 
 
 def chosen(cases: Iterable[Case], cells: Iterable[str]) -> list[Case]:

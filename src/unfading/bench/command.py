@@ -3,40 +3,66 @@
 import json as jsonlines
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from unfading import machine
-from unfading.bench import cases
+from unfading.bench import cases, gpu, gpu_cases
 from unfading.bench.cases import Case
 from unfading.bench.figure import svg
 from unfading.bench.measure import measure
-from unfading.bench.rows import Row
+from unfading.bench.rows import Row, of_case
 from unfading.bench.table import tables
+from unfading.fuse.lines import first_line
+
+Measure = Callable[[Case], Row]
 
 
-def run(
+def on_cpu(
     cells: Sequence[str],
     all: bool,
     threads: int,
-    rounds: int,
+    rounds: int | None,
     *,
     json: bool,
     save: Path | None,
     figure: Path | None,
     typed: str,
 ) -> int:
-    """Measure and show; the exit code: 0, 1 where a cell computed something wrong, 130 where the run was stopped."""
+    """Measure the CPU and show; the exit code as `_run` says."""
     if threads > machine.cores():
         raise ValueError(f"--threads must be at most the {machine.cores()} cores that this process may use; got {threads}.")
     planned = cases.everything(cells) if all else cases.headline(cells)
+    one = partial(measure, threads=threads, rounds=rounds or 15)
+    return _run(planned, one, json, _file(save, f"cpu-{machine.slug()}"), figure, typed)
+
+
+def on_gpu(cells: Sequence[str], all: bool, rounds: int | None, *, json: bool, save: Path | None, typed: str) -> int:
+    """Measure the current GPU and show; the exit code as `_run` says."""
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"--device cuda needs an NVIDIA GPU, and torch {torch.__version__} finds none; --device cpu measures the CPU."
+        )
+    planned = gpu_cases.everything(cells) if all else gpu_cases.headline(cells)
+    torch.cuda.init()  # so that the records name it
+    one = partial(gpu.measure, rounds=rounds or 50)
+    return _run(planned, one, json, _file(save, f"cuda-{machine.gpu_slug()}"), None, typed)
+
+
+def _file(save: Path | None, name: str) -> Path | None:
+    return save / f"{name}.jsonl" if save is not None and save.is_dir() else save
+
+
+def _run(planned: Sequence[Case], one: Measure, json: bool, save: Path | None, figure: Path | None, typed: str) -> int:
+    """Measure, write and show; 0, 1 where something wrong was computed or raised, 130 where the run was stopped."""
     about = machine.about(typed)
-    if save is not None and save.is_dir():
-        save = save / f"cpu-{machine.slug()}.jsonl"
     # What cannot be written is said before minutes are spent.
     for flag, path in (("--save", save), ("--figure", figure)):
         if path is not None:
@@ -45,7 +71,7 @@ def run(
     stopped = False
     try:
         with nullcontext() if save is None else open(save, "a", encoding="utf-8") as file:
-            for row in _measured(planned, threads, rounds):
+            for row in _measured(planned, one):
                 rows.append(row)
                 line = jsonlines.dumps(row.record(about))
                 if json:
@@ -61,19 +87,35 @@ def run(
     if stopped:
         print(f"unfading: stopped after {len(rows)} of {len(planned)} lines.", file=sys.stderr)
         return 130
-    return 1 if any(row.status == "wrong" for row in rows) else 0
+    return 1 if any(row.status in ("wrong", "failed") for row in rows) else 0
 
 
-def _measured(planned: Sequence[Case], threads: int, rounds: int) -> Iterator[Row]:
+def _measured(planned: Sequence[Case], one: Measure) -> Iterator[Row]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    began = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=False) as progress:
         bar = progress.add_task("", total=len(planned))
-        for case in planned:
+        for number, case in enumerate(planned, 1):
             # Drawn between measurements: a thread that draws would be measured too.
-            progress.update(bar, description=f"{case.variant.name} T={case.T} B={case.B} H={case.H}", refresh=True)
-            yield measure(case, threads=threads, rounds=rounds)
+            progress.update(bar, description=case.title, refresh=True)
+            row = _survived(case, one)
+            yield row
             progress.advance(bar)
+            if not console.is_terminal:
+                said = f"[{number}/{len(planned)}, {time.monotonic() - began:.0f} s] {case.title}: {row.status}"
+                print(said if row.both is None else f"{said}, {row.both.ms:.3g} ms", file=sys.stderr, flush=True)
+
+
+def _survived(case: Case, one: Measure) -> Row:
+    """The row of a case; of one that raises, with the reason, so that the others are measured all the same."""
+    try:
+        return one(case)
+    except Exception as error:
+        return Row(**of_case(case), status="failed", reason=f"{type(error).__name__}: {first_line(error)}")
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 def _check_writable(flag: str, path: Path) -> None:

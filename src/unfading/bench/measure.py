@@ -1,4 +1,4 @@
-"""From a case to a row: build the layer, check that it agrees with the reference, then time it."""
+"""From a case to a row on a CPU: build the layer, check that it agrees with the reference, then time it."""
 
 import copy
 import random
@@ -12,21 +12,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unfading.backend import use_backend
 from unfading.bench.agreement import disagreement, parts_from
-from unfading.bench.cases import INPUT, Case, cell_classes
-from unfading.bench.rows import Pass, Row
-from unfading.bench.timing import Race, race, torch_threads
+from unfading.bench.cases import Case
+from unfading.bench.contenders import Call, both, built, forward, nearest
+from unfading.bench.rows import Pass, Row, of_case
+from unfading.bench.timing import WALL, Race, race, torch_threads
 from unfading.cells.base import Cell, LowRank
-from unfading.convert import to_torch
 from unfading.fuse.fused import refusal
-from unfading.layer import Layer, layer
-from unfading.recurrent import Recurrent
+from unfading.layer import Layer
 
 # What a contender may take for all its rounds. The reference loop is many times slower than the others, and nobody needs
 # the ratio to it as exactly.
 SECONDS, SLOW_SECONDS = 3.0, 1.0
 STEADY = 0.1  # how far a control may be from 1 on several threads
 
-Contenders = dict[str, Callable[[], object]]
+Contenders = dict[str, Call]
 
 
 def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) -> Row:
@@ -38,34 +37,15 @@ def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) ->
         rounds: at most so many rounds; what is slow gets fewer.
         seed: of weights, data and order.
     """
-    variant = case.variant
-    options = variant.options(case.T, case.H)
     with torch_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = layer(cell_classes()[variant.cell])(INPUT, case.H, backend="fused", **options)
-        with torch.no_grad():
-            for parameter in made.parameters():
-                parameter.mul_(variant.scale(case.T))
+        made = built(case)
         cell = cast(Cell, made.cells[0])
-        told: dict[str, Any] = {
-            "kind": case.kind,
-            "name": variant.name,
-            "cell": variant.cell,
-            "options": options,
-            "scale": variant.scale(case.T),
-            "T": case.T,
-            "B": case.B,
-            "H": case.H,
-            "input_size": INPUT,
-            "dtype": "float32",
-            "threads": threads,
-            "dense": _is_dense(cell),
-            "matrices": _matrices(cell, case.H),
-        }
+        told = of_case(case, threads) | {"dense": _is_dense(cell), "matrices": _matrices(cell, case.H)}
         reason = refusal(cell)
         if reason is not None:
             return Row(**told, status="refused", reason=reason)
-        x = torch.randn(case.T, case.B, INPUT)
+        x = torch.randn(case.T, case.B, case.input_size)
         check, time = {"layer": (_wrong, _layer), "lengths": (_wrong, _lengths), "stream": (_wrong_stream, _stream)}[case.kind]
         reason = check(case, made, x)
         if reason is not None:
@@ -73,7 +53,7 @@ def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) ->
 
         def run(contenders: Contenders) -> Race:
             seconds = {name: SLOW_SECONDS if name == "reference" else SECONDS for name in contenders}
-            return race(contenders, rounds=rounds, seconds=seconds, order=random.Random(seed))
+            return race(contenders, WALL, rounds=rounds, seconds=seconds, order=random.Random(seed))
 
         passes = time(case, made, x, run)
     off = [name for name in ("forward", "both") if name in passes and abs(passes[name].control - 1) > STEADY]
@@ -90,37 +70,37 @@ def _wrong(case: Case, made: Layer, x: Tensor) -> str | None:
 
 def _layer(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race]) -> dict[str, Any]:
     """A whole call against the reference loop, torch.nn's nearest and, with its gradients, the cell's own products."""
-    cotangent = torch.randn(case.T, case.B, made.output_size)
-    peer = _nearest(made)
-    forward: Contenders = {"fused": _forward(made, x), "control": _forward(made, x), "reference": _slowly(_forward(made, x))}
-    both: Contenders = {
-        "fused": _both(made, x, cotangent),
-        "control": _both(made, x, cotangent),
-        "reference": _slowly(_both(made, x, cotangent)),
+    pull = _pull(case, made)
+    peer = nearest(made)
+    once: Contenders = {"fused": forward(made, x), "control": forward(made, x), "reference": _slowly(forward(made, x))}
+    twice: Contenders = {
+        "fused": both(made, x, pull),
+        "control": both(made, x, pull),
+        "reference": _slowly(both(made, x, pull)),
     }
     if peer is not None:
-        forward["torch"], both["torch"] = _forward(peer, x), _both(peer, x, cotangent)
+        once["torch"], twice["torch"] = forward(peer, x), both(peer, x, pull)
     matrices = _matrices(cast(Cell, made.cells[0]), case.H)
     if matrices is not None:
-        both["products"] = _products(round(matrices), case.T * case.B, case.H)
+        twice["products"] = _products(round(matrices), case.T * case.B, case.H)
     return {
         "torch_name": None if peer is None else f"nn.{type(peer).__name__}",
-        "forward": _pass(run(forward)),
-        "both": _pass(run(both)),
+        "forward": _pass(run(once)),
+        "both": _pass(run(twice)),
     }
 
 
 def _lengths(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race]) -> dict[str, Any]:
     """Rows of half the length on average against the same batch at full length."""
-    cotangent = torch.randn(case.T, case.B, made.output_size)
+    pull = _pull(case, made)
     lengths = half_lengths(case)
-    short = _both(made, x, cotangent, lengths=lengths)
-    return {"both": _pass(run({"fused": short, "control": short, "full": _both(made, x, cotangent)}))}
+    short = both(made, x, pull, lengths=lengths)
+    return {"both": _pass(run({"fused": short, "control": short, "full": both(made, x, pull)}))}
 
 
 def _stream(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race]) -> dict[str, Any]:
     """A layer pushed step by step against nn.LSTM called for one step at a time, which carries its state along."""
-    peer = nn.LSTM(INPUT, case.H)
+    peer = nn.LSTM(case.input_size, case.H)
     steps, singles = x.unbind(0), x.split(1)
     stream = cast(Any, made).stream(batch=case.B)  # made once, as its user does
 
@@ -147,27 +127,13 @@ def _wrong_stream(case: Case, made: Layer, x: Tensor) -> str | None:
     return problem and f"the output of stream() {problem}"
 
 
-def _forward(module: nn.Module, x: Tensor) -> Callable[[], object]:
-    @torch.no_grad()
-    def run() -> None:
-        module(x)
-
-    return run
+def _pull(case: Case, made: Layer) -> Callable[[Tensor], object]:
+    """The backward pass from a random cotangent of the whole output."""
+    cotangent = torch.randn(case.T, case.B, made.output_size)
+    return lambda output: output.backward(cotangent)
 
 
-def _both(module: nn.Module, x: Tensor, cotangent: Tensor, **arguments: Any) -> Callable[[], object]:
-    parameters = list(module.parameters())
-
-    def run() -> None:
-        for parameter in parameters:
-            parameter.grad = None
-        output, _ = module(x, **arguments)
-        output.backward(cotangent)
-
-    return run
-
-
-def _slowly(run: Callable[[], object]) -> Callable[[], object]:
+def _slowly(run: Call) -> Call:
     def slow() -> None:
         with use_backend("reference"):
             run()
@@ -175,7 +141,7 @@ def _slowly(run: Callable[[], object]) -> Callable[[], object]:
     return slow
 
 
-def _products(matrices: int, rows: int, H: int) -> Callable[[], object]:
+def _products(matrices: int, rows: int, H: int) -> Call:
     """Per H x H matrix: the product with it, its transpose's for the way back, and its gradient, each over all time."""
     W, v, d = torch.randn(H, H), torch.randn(rows, H), torch.randn(rows, H)
 
@@ -201,14 +167,6 @@ def _pass(found: Race, calls: int = 1) -> Pass:
         of_products=over("fused", "products"),
         of_full=over("fused", "full"),
     )
-
-
-def _nearest(made: Recurrent) -> nn.Module | None:
-    """torch.nn's module with the same weights, where there is one that computes the same."""
-    try:
-        return to_torch(made)
-    except (TypeError, ValueError):
-        return None
 
 
 def half_lengths(case: Case) -> Tensor:

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from unfading.bench.cases import Kind
+from unfading.bench.cases import Case, Kind, title
 
 # "refused": the cell does not run fused. "wrong": it does, and computes something else. "unsteady": the control says that
-# times on several threads mean nothing here.
-Status = Literal["measured", "refused", "wrong", "unsteady"]
+# times on several threads mean nothing here. "failed": something raised.
+Status = Literal["measured", "refused", "wrong", "unsteady", "failed"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,27 @@ class Pass:
     x_torch: float | None = None  # than torch.nn's nearest
     of_products: float | None = None  # time over that of the cell's own matrix products
     of_full: float | None = None  # time over that of the batch with all rows at full length
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Times of another on the same pass."""
+
+    ms: float
+    rounds: int
+    of: float | None  # our time over its; None where we have none
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another way to do the work of a case on a GPU, timed in turns with ours, or the reason why not."""
+
+    name: str
+    reason: str | None = None
+    error: float | None = None  # as a row's
+    first_s: float | None = None
+    forward: Beside | None = None
+    both: Beside | None = None
 
 
 @dataclass(frozen=True)
@@ -47,21 +68,58 @@ class Row:
     torch_name: str | None = None  # torch.nn's nearest
     forward: Pass | None = None
     both: Pass | None = None
+    # On a GPU alone:
+    models: int = 1  # trained together
+    error: float | None = None  # distance of the furthest output or gradient from the float64 reference, of its norm
+    error_contractive: float | None = None  # the same over at most 200 steps, with weights under which errors do not grow
+    first_s: float | None = None  # seconds of the first calls, compiling included as far as no cache on disk saves it
+    peers: tuple[Peer, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, int, int, int, int]:
-        return self.kind, self.name, self.T, self.B, self.H, self.threads
+    def case(self) -> tuple[Any, ...]:
+        """The `key` of its case."""
+        return self.kind, self.name, self.T, self.B, self.H, self.dtype, self.models
+
+    @property
+    def title(self) -> str:
+        return title(*self.case)
+
+    def peer(self, name: str) -> Peer | None:
+        return next((peer for peer in self.peers if peer.name == name), None)
 
     def record(self, about: dict[str, Any]) -> dict[str, Any]:
         """As JSON, with what was measured on what."""
         return asdict(self) | about
 
 
+def of_case(case: Case, threads: int = 1) -> dict[str, Any]:
+    """The fields of a row that its case decides."""
+    variant = case.variant
+    return {
+        "kind": case.kind,
+        "name": variant.name,
+        "cell": variant.cell,
+        "options": variant.options(case.T, case.H),
+        "scale": variant.scale(case.T),
+        "T": case.T,
+        "B": case.B,
+        "H": case.H,
+        "input_size": case.input_size,
+        "dtype": case.dtype,
+        "models": case.models,
+        "threads": threads,
+    }
+
+
 def from_record(record: dict[str, Any]) -> Row:
-    fields = {name: record[name] for name in Row.__dataclass_fields__}
-    for name in ("forward", "both"):
-        fields[name] = None if fields[name] is None else Pass(**fields[name])
+    fields = {name: record[name] for name in Row.__dataclass_fields__ if name in record}
+    fields |= _passes(record, Pass)
+    fields["peers"] = tuple(Peer(**peer | _passes(peer, Beside)) for peer in record.get("peers", ()))
     return Row(**fields)
+
+
+def _passes(record: dict[str, Any], make: type[Pass] | type[Beside]) -> dict[str, Any]:
+    return {name: None if record[name] is None else make(**record[name]) for name in ("forward", "both")}
 
 
 def read(path: Path) -> tuple[list[Row], list[dict[str, Any]]]:
@@ -73,6 +131,7 @@ def read(path: Path) -> tuple[list[Row], list[dict[str, Any]]]:
             row = from_record(record)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}, line {number}, is no line that `unfading bench --json` writes: {error!r}.") from None
-        found.pop(row.key, None)
-        found[row.key] = row, record
+        key = (*row.case, row.threads)
+        found.pop(key, None)
+        found[key] = row, record
     return [row for row, _ in found.values()], [record for _, record in found.values()]

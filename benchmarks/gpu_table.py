@@ -1,0 +1,81 @@
+"""The README's table of a GPU, from a results file of `unfading bench --device cuda`.
+
+    python benchmarks/gpu_table.py benchmarks/results/cuda-MACHINE.jsonl [--into README.md]
+
+Printed, or put between the two marks in a page, which it replaces.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unfading.bench import gpu_cases
+from unfading.bench.rows import Beside, Pass, Row, read
+from unfading.bench.table import milliseconds
+
+BEGIN, END = "<!-- benchmarks/gpu_table.py begins -->", "<!-- benchmarks/gpu_table.py ends -->"
+COLUMNS = ("cell", "T, B, units", "precision", "us a forward step", "forward + backward ms")
+PEERS = {
+    "cuDNN LSTM": ("cuDNN LSTM",),
+    "cuDNN, same cell": ("cuDNN GRU", "cuDNN RNN"),
+    "eager loop": ("eager loop",),
+    "graphed loop": ("graphed loop",),
+}
+
+
+def markdown(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
+    """The lines that the bars ask for, as far as they are there, with the machine above them."""
+    found = {row.case: row for row in rows}
+    shown = [found[case.key] for case in gpu_cases.headline() if case.key in found]
+    about = records[-1]
+    versions = about["versions"]
+    head = (
+        f"{about['machine']['gpu']}, torch {versions['torch']}, Triton {versions['triton']}, cuDNN {versions['cudnn']}; input "
+        f"size 1, one layer, loss on the last step, medians, in one process after agreement with the float64 reference "
+        f"(`{about['command']}`). Times of the others are forward + backward in ms; error is that of the output or gradient "
+        f"furthest from float64, of its norm."
+    )
+    headings = [*COLUMNS, *PEERS, "error"]
+    lines = [head, "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    lines += [f"| {' | '.join(cells(row))} |" for row in shown]
+    reasons = dict.fromkeys(f"{row.title}: {row.reason}" for row in shown if row.reason)
+    if reasons:
+        lines += ["", "Without a time: " + "; ".join(reasons) + "."]
+    return "\n".join(lines)
+
+
+def cells(row: Row) -> list[str]:
+    name = row.name if row.models == 1 else f"{row.models} {row.name} together"
+    step = "-" if row.forward is None else f"{1e3 * row.forward.ms / row.T:.2f}"
+    peers = [next((peer.both for peer in row.peers if peer.name in names), None) for names in PEERS.values()]
+    error = "-" if row.error is None else f"{row.error:.0e}"
+    return [name, f"{row.T}, {row.B}, {row.H}", row.dtype, step, ms(row.both), *map(ms, peers), error]
+
+
+def ms(made: Pass | Beside | None) -> str:
+    return "-" if made is None else milliseconds(made.ms)
+
+
+def put_into(page: str, table: str) -> str:
+    """The page with the table between its marks."""
+    return page[: page.index(BEGIN) + len(BEGIN)] + f"\n{table}\n" + page[page.index(END) :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--into", type=Path, help="a page with both marks")
+    arguments = parser.parse_args()
+    table = markdown(*read(arguments.results))
+    if arguments.into is None:
+        print(table)
+        return
+    page = arguments.into.read_text(encoding="utf-8")
+    if BEGIN not in page or END not in page:
+        parser.error(f"{arguments.into} lacks the marks {BEGIN} and {END}.")
+    arguments.into.write_text(put_into(page, table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
