@@ -32,7 +32,7 @@ LAYERS = [
     ["door", "stream"],
     ["recurrent"],
     ["layer", "model"],
-    ["convert", "truncate", "machine", "optimise", "schedule", "checkpoint", "stopping"],
+    ["convert", "truncate", "tune", "machine", "optimise", "schedule", "checkpoint", "stopping"],
     ["named", "fleet"],
     ["run"],
     ["update", "evaluate", "folder", "record"],

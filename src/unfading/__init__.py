@@ -32,6 +32,7 @@ from unfading.scan import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
 from unfading.train import train
 from unfading.truncate import truncated
+from unfading.tune import tune
 
 __version__ = "0.1.0"
 
@@ -144,6 +145,7 @@ __all__ = [
     "to_torch",
     "train",
     "truncated",
+    "tune",
     "UGRNN",
     "UGRNNCell",
     "UnitaryRNN",

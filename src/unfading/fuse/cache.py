@@ -101,6 +101,15 @@ def keep(name: str, content: bytes) -> Path | None:
     return None
 
 
+def kept(name: str) -> bytes | None:
+    """What a file of the folder holds; None where there is none, or another user could have written it."""
+    place = folder()
+    with suppress(OSError):
+        if not _distrust(place) and _ours((place / name).lstat(), stat.S_IFREG):
+            return (place / name).read_bytes()
+    return None
+
+
 def clear() -> tuple[int, int]:
     """Remove what this module has written to the folder, and nothing else; return how many libraries, and bytes in all."""
     libraries = size = 0

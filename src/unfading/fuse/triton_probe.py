@@ -8,8 +8,10 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from unfading.cells.base import Cell
 from unfading.fuse.lines import first_line
 from unfading.fuse.place import halves
-from unfading.fuse.plan import Plan, triton_kernel
+from unfading.fuse.plan import Plan, plan_or_raise, triton_kernel
+from unfading.fuse.program import NotFusable
 from unfading.fuse.triton_kernel import TritonKernel, Way, precision
+from unfading.fuse.triton_tune import Choice, remember, tuned
 
 # Per kernel, device and precision the reason why it does not run, None where it does. What has failed is not tried again.
 _found: "WeakKeyDictionary[TritonKernel, dict[tuple[torch.device, str], str | None]]" = WeakKeyDictionary()
@@ -30,40 +32,65 @@ def triton_trouble(found: Plan, cell: Cell) -> str | None:
 
 
 def _tried(kernel: TritonKernel, found: Plan, device: torch.device, way: Way) -> str | None:
-    name = torch.cuda.get_device_name(device)
+    gpu, dots = torch.cuda.get_device_name(device), precision(way, device)
     if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{name} is older than what the kernels are written for, compute capability 8.0"
+        return f"{gpu} is older than what the kernels are written for, compute capability 8.0"
+    remember(kernel, dots, device)
     reason = None
     for again in (False, True):
         if again:  # what else needs memory on chip may have it if no matrix stays there
             for name in kernel.about:
-                cut = kernel.setting(name, precision(way, device))
-                kernel.settings[name, precision(way, device)] = cut._replace(room=0)
+                kernel.settings[name, dots] = kernel.setting(name, dots)._replace(room=0)
         try:
             with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
-                _run(kernel, found, device, way)
+                trial = Trial(kernel, found, device, way, T=1, B=1)
+                for name in kernel.about:
+                    trial.run(name)
+                torch.cuda.synchronize(device)
             return None
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # Triton and the driver have many
-            reason = f"the kernel does not run on {name}: {type(error).__name__}: {first_line(error)}"
+            reason = f"the kernel does not run on {gpu}: {type(error).__name__}: {first_line(error)}"
     return reason
 
 
-def _run(kernel: TritonKernel, found: Plan, device: torch.device, way: Way) -> None:
-    """One row for one step, forward and back, with the gradients of a first layer that is read step by step."""
+class Trial:
+    """Loops over B rows of T zeros, with the gradients of a first layer that is read step by step."""
 
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, device=device)
+    def __init__(self, kernel: TritonKernel, found: Plan, device: torch.device, way: Way, *, T: int, B: int):
+        signature, sizes = found.signature, {"sequence": (T, B), "shared": (T, 1), "constant": (1, B)}
 
-    signature = found.signature
-    inputs = [zeros(1, 1, 1, n) for n in signature.inputs]
-    states = [zeros(1, 1, n) for n in signature.states]
-    weights = [zeros(1, *shape) for shape in signature.weights]
-    kernel.forward(inputs, states, weights, way, keep=False)
-    trajectory, _, saved = kernel.forward(inputs, states, weights, way, keep=True)
-    wanted = [True] * (len(inputs) + len(states) + len(weights))
-    wanted[0] = not found.with_project
-    nothing: list[torch.Tensor | None] = [None] * len(states)
-    kernel.backward(([trajectory[0], *nothing[1:]], nothing), (inputs, states, weights), (trajectory, saved), way, wanted)
-    torch.cuda.synchronize(device)
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, device=device)
+
+        inputs = [zeros(1, *sizes[kind], n) for kind, n in zip(signature.kinds, signature.inputs, strict=True)]
+        states = [zeros(1, B, n) for n in signature.states]
+        weights = [zeros(1, *shape) for shape in signature.weights]
+        self.kernel, self.way, self.given = kernel, way, (inputs, states, weights)
+        self.wanted = [True] * (len(inputs) + len(states) + len(weights))
+        self.wanted[0] = not found.with_project
+
+    def run(self, name: str) -> None:
+        """The loop of a name; that back runs once train has."""
+        if name == "infer":
+            self.kernel.forward(*self.given, self.way, keep=False)
+        elif name == "train":
+            self.trajectory, _, self.saved = self.kernel.forward(*self.given, self.way, keep=True)
+        else:
+            nothing: list[torch.Tensor | None] = [None] * len(self.given[1])
+            arriving = ([self.trajectory[0], *nothing[1:]], nothing)
+            self.kernel.backward(arriving, self.given, (self.trajectory, self.saved), self.way, self.wanted)
+
+
+def tune_cell(cell: Cell, *, T: int, B: int) -> list[Choice]:
+    """Search for the fastest settings of a cell's loops, at the precision that holds now, and remember them."""
+    found = plan_or_raise(cell)
+    reason = triton_trouble(found, cell)
+    if reason is not None:
+        raise NotFusable(reason)
+    kernel, device = triton_kernel(found.key), next(cell.parameters()).device
+    way = Way(False, None, halves(device.type))
+    trial = Trial(kernel, found, device, way, T=T, B=B)
+    with torch.no_grad():
+        return tuned(kernel, precision(way, device), trial.run, device)

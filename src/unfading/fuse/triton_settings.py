@@ -52,8 +52,8 @@ def refused(loops: Sequence[Loop], largest: int) -> str | None:
         )
     if 4 * largest > BLOCK and not all(loop.flat for loop in loops):
         return (
-            f"a recurrent matrix takes {4 * largest // 1024} KB, padded to powers of two, more than the {BLOCK // 1024} KB of a "
-            "dot, and the step cannot be cut: it reshapes its vectors or sums over them"
+            f"a recurrent matrix takes {4 * largest // 1024} KB, padded to powers of two, more than the {BLOCK // 1024} KB of "
+            "a dot, and the step cannot be cut: it reshapes its vectors or sums over them"
         )
     return None
 

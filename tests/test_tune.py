@@ -1,0 +1,93 @@
+"""The search for the fastest way to cut a loop, with a clock that pretends, and what is remembered of it."""
+
+import json
+
+import pytest
+import torch
+
+import unfading
+from unfading.fuse import place, triton_tune
+from unfading.fuse.plan import plan, triton_kernel
+from unfading.fuse.triton_settings import Loop, Setting, resident_blocks, usual
+from unfading.fuse.triton_tune import best, remember, tuned
+
+CUT = Loop("train", 128, 4 * 128 * 128, True)
+USUAL = usual(CUT, "tf32")
+
+
+@pytest.mark.parametrize("fastest", [USUAL, USUAL._replace(warps=16), USUAL._replace(warps=4, width=None)], ids=str)
+def test_the_fastest_is_found(fastest):
+    def time(setting):
+        return 1.0 + sum(a != b for a, b in zip(setting, fastest, strict=True))
+
+    found, least, first = best(CUT, USUAL, time)
+    assert (found, least, first) == (fastest, 1.0, time(USUAL))
+
+
+def test_what_does_not_run_is_not_chosen():
+    found, least, _ = best(CUT, USUAL, lambda setting: 2.0 if setting == USUAL else float("inf"))
+    assert (found, least) == (USUAL, 2.0)
+
+
+def test_vectors_are_cut_only_where_they_may_be():
+    asked = []
+    best(CUT._replace(flat=False), USUAL, lambda setting: asked.append(setting) or 1.0)
+    assert {setting.width for setting in asked} == {USUAL.width}
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNFADING_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    with place.interpreted():
+        found = plan(unfading.STARCell(1, 70))
+        yield triton_kernel(found.key)
+    triton_kernel(found.key).settings.clear()
+
+
+def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
+    device = torch.device("cpu")
+    wanted = kernel.setting("train", "tf32")._replace(warps=16)
+
+    def milliseconds(run, device):
+        run()
+        return 0.5 if kernel.settings["train", "tf32"] == wanted else 1.0
+
+    monkeypatch.setattr(triton_tune, "_milliseconds", milliseconds)
+    ran = []
+    choices = {choice.loop: choice for choice in tuned(kernel, "tf32", ran.append, device)}
+    assert set(ran) == set(choices) == {"infer", "train", "back"}
+    assert choices["train"].setting == wanted
+    assert choices["train"].milliseconds == 0.5
+    kernel.settings.clear()
+    remember(kernel, "tf32", device)
+    assert kernel.setting("train", "tf32") == wanted
+    remember(kernel, "bf16", device)  # another precision was not searched
+    assert kernel.setting("train", "bf16").warps == 8
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", json.dumps({"train": {"rows": 16}})])
+def test_a_damaged_file_is_as_none(damage, kernel, monkeypatch):
+    before = kernel.setting("train", "tf32")
+    monkeypatch.setattr(triton_tune, "kept", lambda name: damage.encode())
+    remember(kernel, "tf32", torch.device("cpu"))
+    assert kernel.setting("train", "tf32") == before
+
+
+def test_a_layer_that_is_not_on_a_gpu():
+    with pytest.raises(
+        ValueError, match=r"tune times kernels on a GPU; the layer is on cpu\. Move it there first: layer\.cuda\(\)\."
+    ):
+        unfading.tune(unfading.STAR(1, 8))
+
+
+@pytest.mark.parametrize(("room", "stay"), [(0, 0), (99, 0), (100, 1), (150, 2), (299, 4), (300, 6), (10_000, 6)])
+def test_blocks_that_stay_leave_room_for_the_largest_of_the_others(room, stay):
+    assert resident_blocks([50] * 6, room) == stay
+
+
+def test_a_matrix_too_large_for_the_chip_is_cut():
+    assert usual(Loop("train", 128, 128 * 128, True), "tf32") == Setting(16, 8, None, 192 * 1024)
+    assert usual(CUT, "tf32").width == 64
+    assert usual(CUT, "bf16").width is None
+    assert usual(CUT._replace(flat=False), "tf32").width is None
