@@ -332,7 +332,11 @@ def test_what_surrounds_a_call_may_refuse_it(device):
         layer(torch.autograd.forward_ad.make_dual(x, tangent))
     with pytest.raises(RuntimeError, match=r"transform of torch\.func"):
         torch.func.vmap(lambda x: layer(x)[0])(x.unsqueeze(0))
-    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="anomaly"), torch.autograd.detect_anomaly():
+    with (
+        pytest.warns(UserWarning, match="Anomaly"),
+        pytest.raises(RuntimeError, match="anomaly"),
+        torch.autograd.detect_anomaly(),
+    ):
         layer(x)
     with pytest.raises(RuntimeError, match="recording the operations"), torch.utils.flop_counter.FlopCounterMode(display=False):
         layer(x)

@@ -7,13 +7,14 @@ import torch
 
 import unfading
 from tests.graph_laws import *  # noqa: F403
-from tests.graph_laws import same_as_the_reference
+from tests.graph_laws import REFUSED, OwnCell, State, same_as_the_reference
 from tests.test_fused import built
 from tests.user.quiet import QuietCell
 from tests.variants import every_cell, hidden_size, name
-from unfading import capture, catalogue
+from unfading import capture, catalogue, cli, doctor
 from unfading.backend import choose
-from unfading.graph import graph, graph_or_scan
+from unfading.doctor import OnGPU, explain_on_gpu
+from unfading.graph import graph, graph_or_scan, unrecordable
 from unfading.pieces import cut
 from unfading.scan import reference
 
@@ -102,3 +103,33 @@ def test_nothing_changes_on_a_cpu(monkeypatch):
         layer(x)
     monkeypatch.setattr("unfading.backend.refusal", lambda cell: "the compiler is at rest")
     assert choose(layer.cells[0], "auto") is reference
+
+
+def test_the_doctor_tells_how_a_cell_runs_on_a_gpu():
+    assert explain_on_gpu(unfading.STARCell, 64) == OnGPU("STAR", "fused", "")
+    large = explain_on_gpu(unfading.STARCell, 512)
+    assert (large.backend, "on chip" in large.reason) == ("graph", True)
+    assert explain_on_gpu(unfading.EURNNCell, 100).backend == "none"
+
+
+def test_the_doctor_prints_it(capsys, monkeypatch):
+    found = [OnGPU("STAR", "fused", ""), OnGPU("LSTM", "graph", "too large"), OnGPU("Odd", "reference", "it looks")]
+    monkeypatch.setattr(doctor, "findings", list)
+    monkeypatch.setattr(doctor, "explanations", list)
+    monkeypatch.setattr(doctor, "explanations_on_gpu", lambda hidden_size: found if hidden_size == 300 else [])
+    cli.doctor(hidden_size=300)
+    said = capsys.readouterr().out
+    assert "1 can run fused, 1 as CUDA graphs, 1 by the reference loop, with 300 units" in said
+    assert "LSTM runs as CUDA graphs: too large" in said
+    assert "Odd runs by the reference loop: it looks" in said
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_no_recording_holds_is_known_without_one(reason):
+    assert reason in unrecordable(OwnCell(REFUSED[reason]))
+    assert unrecordable(OwnCell(lambda cell, a, s, U: State(a @ U, s.h))) is None
+
+
+@pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+def test_every_cell_can_be_recorded(cell):
+    assert unrecordable(cell(3, hidden_size(cell))) is None

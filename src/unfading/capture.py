@@ -80,13 +80,13 @@ class Captured:
             graph.capture_begin(pool=room, capture_error_mode="thread_local")
             try:
                 made = function(buffers)
+                graph.capture_end()
             except BaseException:
                 with suppress(Exception):
                     graph.capture_end()
                 with suppress(Exception):  # an end that fails leaves the allocator in the room
                     torch._C._cuda_endAllocateToPool(device.index, room)
                 raise
-            graph.capture_end()
         current.wait_stream(stream)
         return graph, made
 

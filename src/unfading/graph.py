@@ -19,7 +19,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
 from unfading import capture
-from unfading.capture import NotGraphable, NotNow
+from unfading.capture import NotGraphable, NotNow, Watch
 from unfading.cells.base import Cell
 from unfading.errors import cannot_run
 from unfading.fuse.plan import Options
@@ -90,6 +90,21 @@ def graph_refusal(cell: Cell) -> str | None:
     return _of(cell).reason
 
 
+def unrecordable(cell: Cell) -> str | None:
+    """In words what in a cell's step no recording can hold, found on two rows wherever the cell is; None for nothing."""
+    state = cell.initial_state(2)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # masks are drawn in project
+        example = (cell.project(state[0].new_zeros(1, 2, cell.input_size)), state, cell.weights())
+    # Copies: a parameter that the step reads by itself is no argument.
+    arguments = _pytree.tree_map_only(Tensor, torch.clone, example)
+    try:
+        with Watch(_pytree.tree_leaves(arguments)), torch.no_grad():
+            scan(cell, *arguments)
+    except NotGraphable as error:
+        return str(error)
+    return None
+
+
 class Known:
     """What is known of a cell as it stands: its recordings, or why there are none."""
 
@@ -104,22 +119,23 @@ class Known:
         if self.reason is not None:
             raise NotGraphable(self.reason)
         try:
-            if kind not in self.loops:
+            loop = self.loops.pop(kind, None)
+            if loop is None:
                 if self.recorded >= most:
                     raise NotNow(f"{most} kinds of call have been recorded, and this is yet another")
                 self.recorded += 1
-                self.loops[kind] = Loop(cell, kind)
-                if len(self.loops) > KEPT:
-                    self.loops.popitem(last=False)
-            self.loops.move_to_end(kind)
-            self.loops[kind].record(cell, T)
+                loop = Loop(cell, kind)
+            self.loops[kind] = loop  # the last that was used
+            if len(self.loops) > KEPT:
+                self.loops.popitem(last=False)
+            loop.record(cell, T)
         except NotNow:
             raise
         except NotGraphable as error:
             self.reason = str(error)
             self.loops.clear()
             raise
-        return self.loops[kind]
+        return loop
 
 
 # Per cell, for training and for evaluation; gone with the cell, as nothing here holds on to it.
@@ -154,8 +170,12 @@ def _sorted(cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor |
     """The tensors of a call in processing order, and the kind of call it is."""
     leaves, inputs_tree = _pytree.tree_flatten(inputs)
     weight_leaves, weights_tree = _pytree.tree_flatten(weights)
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in (*leaves, *weight_leaves, *state)):
-        raise NotNow("a tensor has no memory of its own that could be copied")
+    device, tracking = state[0].device, torch.is_grad_enabled()
+    for tensor in (*leaves, *weight_leaves, *state):
+        if is_traceable_wrapper_subclass(tensor) or tensor.device != device:
+            raise NotNow(
+                f"a recording takes plain tensors on one device, {device}; got {type(tensor).__name__} on {tensor.device}"
+            )
     parts, is_timed = Parts([], [], [*state]), []
     for name, leaf in zip(leaf_names(inputs), leaves, strict=True):
         is_timed.append(name not in cell.constant)
@@ -163,15 +183,14 @@ def _sorted(cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor |
         (parts.timed if is_timed[-1] else parts.whole).append(flip(leaf, lengths) if turned else leaf)
     parts.whole.extend(weight_leaves)
     is_timed += [False] * len(weight_leaves)
-    device, tracking = state[0].device, torch.is_grad_enabled()
     matmul = torch.backends.cuda.matmul
-    one_step = ([each[0] for each in parts.timed], parts.whole, parts.state)
+    shapes = ([each.shape[1:] for each in parts.timed], *([each.shape for each in group] for group in parts[1:]))
     kind = Kind(
         inputs_tree,
         weights_tree,
         type(state),
         tuple(is_timed),
-        tuple(tuple(each.shape for each in group) for group in one_step),
+        tuple(map(tuple, shapes)),
         tuple(tuple(each.dtype for each in group) for group in parts),
         tuple(tuple(tracking and each.requires_grad for each in group) for group in parts),
         device,

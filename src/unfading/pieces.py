@@ -156,11 +156,8 @@ class Loop:
         cotangents = [*(each[:L] for each in buffers.d_trajectory), *buffers.d_state]
         d_timed, d_whole, d_state = gradients(made, cotangents, parts)
         _write(buffers.d_state, d_state)
-        for total, each in zip(buffers.d_whole, d_whole, strict=True):
-            if each is not None:
-                total.add_(each)
-        # The last tell only which there are; their sums are in the buffers.
-        return [*d_timed, *d_whole]
+        sums = [None if each is None else total.add_(each) for total, each in zip(buffers.d_whole, d_whole, strict=True)]
+        return [*d_timed, *sums]
 
     # -- what plays it
 
@@ -202,9 +199,7 @@ class Loop:
                 made = self.backwards[L].replay()
                 there = [(to, each) for to, each in zip(d_timed, made, strict=False) if to is not None]
                 _copy([to[begin : begin + L] for to, _ in there], [each for _, each in there])
-            d_whole: Gradients = [
-                None if each is None else total.clone() for total, each in zip(buffers.d_whole, made[m:], strict=True)
-            ]
+            d_whole: Gradients = [None if total is None else total.clone() for total in made[m:]]
             d_state: Gradients = [each.clone() if want else None for each, want in zip(buffers.d_state, for_state, strict=True)]
         return [None if each is None else to for to, each in zip(d_timed, made, strict=False)], d_whole, d_state
 
