@@ -155,22 +155,22 @@ class Loop:
         parts, made = self._scan(cell, L, buffers)
         cotangents = [*(each[:L] for each in buffers.d_trajectory), *buffers.d_state]
         d_timed, d_whole, d_state = gradients(made, cotangents, parts)
-        _write(buffers.d_state, d_state)
         sums = [None if each is None else total.add_(each) for total, each in zip(buffers.d_whole, d_whole, strict=True)]
+        _write(buffers.d_state, d_state)
         return [*d_timed, *sums]
 
     # -- what plays it
 
     def forward(self, parts: Parts, lengths: Tensor | None, T: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Trajectory, final state, and the state before each piece, [pieces, B, n]."""
+        """Trajectory, final state, and, where a gradient is wanted, the state before each piece, [pieces, B, n]."""
         pieces, state = cut(T), self.buffers.parts.state
         trajectory = [each.new_empty(T, *each.shape) for each in state]
-        borders = [each.new_empty(len(pieces), *each.shape) for each in state]
+        borders = [each.new_empty(len(pieces), *each.shape) for each in state if self.kind.differentiable]
         with capture.Captured.turn(self.kind.device):
             _copy(self.buffers.parts.whole, parts.whole)
             _copy(state, parts.state)
             for p, (begin, L) in enumerate(pieces):
-                _copy([each[p] for each in borders], state)
+                _copy([each[p] for each in borders], state[: len(borders)])
                 self._enter(parts, lengths, begin, L)
                 _copy([each[begin : begin + L] for each in trajectory], self.forwards[L].replay())
             return trajectory, [each.clone() for each in state], borders
