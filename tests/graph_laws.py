@@ -190,11 +190,12 @@ def test_autocast(cell, device):
     assert cell is not unfading.LSTMCell or not torch.equal(plain["output"], got["output"])
 
 
-def test_a_changed_option_is_noticed(device):
+def test_a_changed_option_is_noticed(device, recordings):
     layer, x = built(unfading.STARCell, 5, backend="graph").to(device), given(device)
-    before = layer(x)[0]
+    before, count = layer(x)[0], len(recordings)
     layer.cells[0].shift = 1.0
     assert not torch.equal(layer(x)[0], before)
+    assert len(recordings) == 2 * count
     same_as_the_reference(layer, device)
 
 
