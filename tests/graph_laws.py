@@ -214,12 +214,14 @@ def test_few_kinds_of_call_are_kept(device, recordings, monkeypatch):
     outputs[0].sum().backward()  # its recordings are kept by the call itself
     layer(given(device, 4, graph.KEPT + 2))
     assert len(recordings) == 2 * (graph.KEPT + 2)
-    monkeypatch.setattr(graph, "MOST", graph.KEPT + 3)
+    layer(given(device, 4, 1))  # gone
+    assert len(recordings) == 2 * (graph.KEPT + 3)
+    monkeypatch.setattr(graph, "MOST", graph.KEPT + 4)
     with unfading.use_backend("auto"):
         if choose(layer.cells[0], "auto") is graph_or_scan:
             for batch in (20, 21, 22):
                 layer(given(device, 4, batch))
-            assert len(recordings) == 2 * (graph.KEPT + 3)
+            assert len(recordings) == 2 * (graph.KEPT + 4)
 
 
 def test_hooks_on_what_is_saved_see_no_recording(device):

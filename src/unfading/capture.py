@@ -61,8 +61,6 @@ class Captured:
         try:
             with torch.cuda.device(device):
                 self._graph, self._made = self._recorded(function, buffers, room, device)
-        except torch.cuda.OutOfMemoryError as error:
-            raise NotGraphable(f"recording it took more memory than there is: {first_line(error)}") from error
         except Exception as error:  # CUDA, its libraries and torch have many
             raise NotGraphable(f"recording it failed: {type(error).__name__}: {first_line(error)}") from error
         finally:

@@ -22,7 +22,8 @@ from unfading import capture
 from unfading.capture import NotGraphable, NotNow, Watch
 from unfading.cells.base import Cell
 from unfading.errors import cannot_run
-from unfading.fuse.plan import Options
+from unfading.fuse.lines import first_line
+from unfading.fuse.options import Options
 from unfading.lengths import flip
 from unfading.pieces import Gradients, Kind, Loop, Parts, gradients
 from unfading.scan import check_inputs, leaf_names, projected, scan
@@ -131,10 +132,10 @@ class Known:
             loop.record(cell, T)
         except NotNow:
             raise
-        except NotGraphable as error:
-            self.reason = str(error)
+        except (NotGraphable, torch.OutOfMemoryError) as error:
+            self.reason = first_line(error)
             self.loops.clear()
-            raise
+            raise NotGraphable(self.reason) from error
         return loop
 
 
