@@ -107,8 +107,8 @@ def test_nothing_changes_on_a_cpu(monkeypatch):
 
 def test_the_doctor_tells_how_a_cell_runs_on_a_gpu():
     assert explain_on_gpu(unfading.STARCell, 64) == OnGPU("STAR", "fused", "")
-    large = explain_on_gpu(unfading.STARCell, 512)
-    assert (large.backend, "on chip" in large.reason) == ("graph", True)
+    large = explain_on_gpu(unfading.STARCell, 1024)
+    assert (large.backend, "KB" in large.reason) == ("graph", True)
     assert explain_on_gpu(unfading.EURNNCell, 100).backend == "none"
 
 

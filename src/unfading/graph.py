@@ -1,9 +1,9 @@
 """backend="graph": the reference loop, recorded once per kind of call as CUDA graphs and played from then on.
 
-For what no kernel holds: matrices too large for a chip, autocast, float64, operations that the compiler does not know. The
-host then launches a piece of the sequence where it launched each operation of each step. `pieces` has the equations, `capture`
-the recording. The projection runs outside, once over all time, and so does the turning round of a reversed sequence. The
-backward pass needs what `project` gave and the states at the ends of pieces. A second derivative is the reference loop's own.
+For what no kernel takes: large matrices, float64, operations that the compiler does not know. The host then launches a piece
+of the sequence where it launched each operation of each step. `pieces` has the equations, `capture` the recording. The
+projection runs outside, once over all time, and so does the turning round of a reversed sequence. The backward pass needs what
+`project` gave and the states at the ends of pieces. A second derivative is the reference loop's own.
 """
 
 import math
