@@ -322,6 +322,22 @@ def test_a_step_that_cannot_be_recorded_says_why_and_runs_all_the_same(reason, d
     assert_close(output, layer(x)[0], rtol=EXACT, atol=EXACT)
 
 
+def test_a_failed_attempt_draws_no_noise_of_its_own(device):
+    found = []
+    torch.manual_seed(2)
+    layer = unfading.Recurrent(lambda size: OwnCell(REFUSED["looks at a value"]), 3, zoneout=0.5, dtype=torch.float64).to(
+        device
+    )
+    x = given(device)
+    for backend in ("auto", "reference"):
+        torch.manual_seed(1)
+        with unfading.use_backend(backend):
+            found.append([layer(x)[0], torch.rand(3, device=device)])
+    assert "looks at a value" in graph_refusal(layer.runners[0])
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, rtol=EXACT, atol=EXACT)
+
+
 def test_a_step_that_is_wrong_says_so_as_by_the_reference(device):
     for backend in ("graph", "reference"):
         with pytest.raises(ValueError, match="step must keep the shapes of its state"):
