@@ -95,7 +95,7 @@ CASES = {
     "backend block": (
         lambda: unfading.use_backend("x").__enter__(),
         ValueError,
-        "unknown backend 'x'. Known: auto, fused, reference",
+        "unknown backend 'x'. Known: auto, fused, graph, reference",
     ),
     "layer dtype": (lambda: unfading.STAR(2, 5, dtype=torch.int64), TypeError, "floating-point type; got torch.int64"),
     "activation": (lambda: unfading.Elman(2, 5, activation="tahn"), ValueError, "Did you mean 'tanh'"),

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
-from unfading.errors import unknown
+from unfading.errors import cannot_run, unknown
 from unfading.fuse.fused import fused, fused_outputs, refusal
+from unfading.graph import graph, graph_or_scan, graph_refusal
 from unfading.lengths import zero_past
 from unfading.scan import reference
 from unfading.segments import run_in_segments
 from unfading.traced import traced
 
 # In the order in which "auto" tries them. The reference takes every cell, so it stands last.
-IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "reference": reference}
+IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "graph": graph, "reference": reference}
 
 # What `use_backend` says. A plain global, hence one for all threads: Dynamo guards on it, so that a compiled layer follows
 # the block it runs in; it cannot trace a ContextVar and bakes a thread-local in.
@@ -53,9 +54,13 @@ def choose(cell: Cell, backend: str) -> Callable[..., tuple[Any, Any]]:
         if reason is None:
             return fused
         if name == "fused":
-            raise RuntimeError(
-                f"{type(cell).__name__} cannot run fused: {reason}. backend='auto' takes the reference loop then."
-            )
+            raise RuntimeError(cannot_run(cell, "fused", reason))
+    if name in ("auto", "graph"):
+        reason = graph_refusal(cell)
+        if reason is None:
+            return graph if name == "graph" else graph_or_scan
+        if name == "graph":
+            raise RuntimeError(cannot_run(cell, "as CUDA graphs", reason))
         name = "reference"
     return IMPLEMENTATIONS[name]
 

@@ -89,20 +89,23 @@ def _explain(json: bool) -> None:
         print(f"{line.name:24} {'fused' if line.fused else 'reference'}: {line.reason}")
 
 
-def doctor(clear_cache: bool = False, json: bool = False) -> None:
+def doctor(clear_cache: bool = False, hidden_size: int = 128, json: bool = False) -> None:
     """Tell what of the fast paths works on this machine, and why the rest does not.
 
     Args:
         clear_cache: remove the compiled kernels; they are made again when next needed.
+        hidden_size: at which to tell how cells run on a GPU, where there is one.
         json: print JSON instead of text.
     """
+    check_count("--hidden-size", hidden_size)
     if clear_cache:
         kernels, size = cache.clear()
         print(f"removed {kernels} kernels, {size / 1e6:.1f} MB, from {cache.folder()}")
         return
-    lines, cells = _doctor.findings(), _doctor.explanations()
+    lines, cells, on_gpu = _doctor.findings(), _doctor.explanations(), _doctor.explanations_on_gpu(hidden_size)
     if json:
-        print(dumps({"machine": [f._asdict() for f in lines], "cells": [c._asdict() for c in cells]}, indent=2))
+        said: dict[str, list[Any]] = {"machine": lines, "cells": cells, "on_gpu": on_gpu}
+        print(dumps({part: [line._asdict() for line in listed] for part, listed in said.items()}, indent=2))
         return
     for finding in lines:
         print(f"{'ok ' if finding.good else 'BAD'} {finding.name:10} {finding.value}")
@@ -112,6 +115,18 @@ def doctor(clear_cache: bool = False, json: bool = False) -> None:
     for cell in cells:
         if not cell.fused:
             print(f"    {cell.name} runs by the reference loop: {cell.reason}")
+    if on_gpu:
+        _print_on_gpu(on_gpu, hidden_size)
+
+
+def _print_on_gpu(cells: "list[_doctor.OnGPU]", hidden_size: int) -> None:
+    ways = {"fused": "can run fused", "graph": "as CUDA graphs", "reference": "by the reference loop", "none": "not at all"}
+    numbers = {way: sum(cell.backend == way for cell in cells) for way in ways}
+    counts = [f"{number} {ways[way]}" for way, number in numbers.items() if number]
+    print(f"ok  on the GPU {', '.join(counts)}, with {hidden_size} units in float32")
+    for cell in cells:
+        if cell.backend != "fused":
+            print(f"    {cell.name} runs {ways[cell.backend]}: {cell.reason}")
 
 
 def tasks(json: bool = False) -> None:

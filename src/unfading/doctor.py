@@ -11,8 +11,11 @@ from unfading.errors import unknown
 from unfading.fuse import cache
 from unfading.fuse.compiler import NoCompiler
 from unfading.fuse.differentiate import Source, differentiate
-from unfading.fuse.plan import PROGRAMS, plan
-from unfading.fuse.triton_source import triton_missing
+from unfading.fuse.place import interpreted
+from unfading.fuse.plan import PROGRAMS, plan, triton_kernel
+from unfading.fuse.program import NotFusable
+from unfading.fuse.triton_source import NoTriton, triton_missing
+from unfading.graph import unrecordable
 
 # The smallest library: whether the compiler works at all is known only once it has made one.
 PROBE = "int unfading_probe(void) { return 42; }\n"
@@ -95,3 +98,36 @@ def _where(source: Source) -> str:
 def explanations() -> list[Explanation]:
     """Of every cell of the library."""
     return [explain(cell) for cell in catalogue.cells()]
+
+
+class OnGPU(NamedTuple):
+    """How a cell runs on a GPU, in float32."""
+
+    name: str
+    backend: str  # which "auto" takes: fused, graph or reference; none where the cell does not come in the size
+    reason: str  # why none that is faster
+
+
+def explain_on_gpu(cell: type[Cell], hidden_size: int) -> OnGPU:
+    """What of a cell can be written as a kernel or recorded, at a size; needs no GPU, and does not ask one for room on it."""
+    name = cell.__name__.removesuffix("Cell")
+    try:
+        made = cell(1, hidden_size)
+    except ValueError as error:
+        return OnGPU(name, "none", str(error))
+    with interpreted():
+        found = plan(made)
+        try:
+            if not isinstance(found, str):
+                triton_kernel(found.key)
+                return OnGPU(name, "fused", "")
+            reason = found
+        except (NoTriton, NotFusable) as error:
+            reason = str(error)
+    trouble = unrecordable(made)
+    return OnGPU(name, "graph", reason) if trouble is None else OnGPU(name, "reference", f"{reason}; {trouble}")
+
+
+def explanations_on_gpu(hidden_size: int) -> list[OnGPU]:
+    """Of every cell of the library, where there is a GPU to run them."""
+    return [explain_on_gpu(cell, hidden_size) for cell in catalogue.cells()] if torch.cuda.is_available() else []

@@ -55,3 +55,9 @@ def unknown(what: str, name: object, known: Iterable[str]) -> str:
     close = get_close_matches(str(name).lower(), lower, n=1)
     hint = f"Did you mean {lower[close[0]]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
     return f"unknown {what} {name!r}. {hint}"
+
+
+def cannot_run(cell: object, way: str, reason: str) -> str:
+    """For a backend that was asked for by name and refuses."""
+    name = type(cell).__name__
+    return f"{name} cannot run {way}: {reason}. backend='auto' takes the reference loop where nothing faster runs."

@@ -1,0 +1,135 @@
+"""Recorded loops are the reference loop, for every cell, with a stand-in for CUDA graphs; and what refuses them on a CPU."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+import unfading
+from tests.graph_laws import *  # noqa: F403
+from tests.graph_laws import REFUSED, OwnCell, State, same_as_the_reference
+from tests.test_fused import built
+from tests.user.quiet import QuietCell
+from tests.variants import every_cell, hidden_size, name
+from unfading import capture, catalogue, cli, doctor
+from unfading.backend import choose
+from unfading.doctor import OnGPU, explain_on_gpu
+from unfading.graph import graph, graph_or_scan, unrecordable
+from unfading.pieces import cut
+from unfading.scan import reference
+
+
+class Called:
+    """In the place of a CUDA graph: the function itself. What it made is spoilt as soon as anything else is played."""
+
+    kind = "cpu"
+    lent = ()
+
+    def __init__(self, function, buffers, room):
+        self.function, self.buffers = function, buffers
+        function(torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, buffers))
+
+    def replay(self):
+        for tensor in Called.lent:
+            tensor.fill_(torch.nan)
+        with capture.undisturbed("cpu"):  # a graph would not even notice
+            made = [None if each is None else each.clone() for each in self.function(self.buffers)]
+        Called.lent = [each for each in made if each is not None]
+        return made
+
+    @staticmethod
+    def room(device):
+        return None
+
+    @staticmethod
+    def under_way():
+        return False
+
+    @staticmethod
+    def turn(device):
+        return nullcontext()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    monkeypatch.setattr(capture, "Captured", Called)
+    # What "auto" tries first would take all.
+    monkeypatch.setattr("unfading.backend.refusal", lambda cell: "the compiler is at rest")
+    return "cpu"
+
+
+@pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+def test_every_cell_agrees_with_the_reference(cell, device):
+    same_as_the_reference(built(cell, hidden_size(cell), bidirectional=True), device)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("cell", "options"), every_cell())
+def test_every_variant_agrees_with_the_reference(cell, options, device):
+    same_as_the_reference(built(cell, hidden_size(cell), bidirectional=True, **options), device)
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 31, 32, 33, 75, 1000])
+def test_pieces_make_the_whole(T, monkeypatch):
+    monkeypatch.setattr("unfading.pieces.PIECE", 32)
+    pieces = cut(T)
+    assert [begin for begin, _ in pieces] == [sum(steps for _, steps in pieces[:p]) for p in range(len(pieces))]
+    assert sum(steps for _, steps in pieces) == T
+    assert {steps for _, steps in pieces} <= {32, 16, 8, 4, 2, 1}
+    assert len(pieces) <= T // 32 + 5
+
+
+def test_memory_that_was_not_written_is_not_read(device):
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
+    try:
+        for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell):
+            same_as_the_reference(built(cell, 5, bidirectional=True), device)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_auto_takes_graphs_where_fused_refuses(device):
+    cell = unfading.STARCell(3, 5)
+    assert choose(cell, "auto") is graph_or_scan
+    assert choose(cell, "graph") is graph
+    assert choose(cell, "reference") is reference
+
+
+def test_nothing_changes_on_a_cpu(monkeypatch):
+    layer, x = unfading.STAR(3, 5, backend="graph"), torch.randn(4, 2, 3)
+    with pytest.raises(
+        RuntimeError, match="STARCell cannot run as CUDA graphs: a CUDA graph needs a GPU, and the cell is on cpu"
+    ):
+        layer(x)
+    monkeypatch.setattr("unfading.backend.refusal", lambda cell: "the compiler is at rest")
+    assert choose(layer.cells[0], "auto") is reference
+
+
+def test_the_doctor_tells_how_a_cell_runs_on_a_gpu():
+    assert explain_on_gpu(unfading.STARCell, 64) == OnGPU("STAR", "fused", "")
+    large = explain_on_gpu(unfading.STARCell, 1024)
+    assert (large.backend, "KB" in large.reason) == ("graph", True)
+    assert explain_on_gpu(unfading.EURNNCell, 100).backend == "none"
+
+
+def test_the_doctor_prints_it(capsys, monkeypatch):
+    found = [OnGPU("STAR", "fused", ""), OnGPU("LSTM", "graph", "too large"), OnGPU("Odd", "reference", "it looks")]
+    monkeypatch.setattr(doctor, "findings", list)
+    monkeypatch.setattr(doctor, "explanations", list)
+    monkeypatch.setattr(doctor, "explanations_on_gpu", lambda hidden_size: found if hidden_size == 300 else [])
+    cli.doctor(hidden_size=300)
+    said = capsys.readouterr().out
+    assert "1 can run fused, 1 as CUDA graphs, 1 by the reference loop, with 300 units" in said
+    assert "LSTM runs as CUDA graphs: too large" in said
+    assert "Odd runs by the reference loop: it looks" in said
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_no_recording_holds_is_known_without_one(reason):
+    assert reason in unrecordable(OwnCell(REFUSED[reason]))
+    assert unrecordable(OwnCell(lambda cell, a, s, U: State(a @ U, s.h))) is None
+
+
+@pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+def test_every_cell_can_be_recorded(cell):
+    assert unrecordable(cell(3, hidden_size(cell))) is None
