@@ -138,10 +138,10 @@ def test_more_rows_in_a_block(rows, cut, device):
     agrees_with_float64(unfading.IncrementalRNNCell, 3, 37, 5, device)
 
 
-@pytest.mark.parametrize(("short", "tolerance"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
+@pytest.mark.parametrize("short", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", SOME, ids=name)
-def test_short_numbers_under_autocast(cell, short, tolerance, device):
-    """Dots of short numbers, summed in float32; states, gradients and all else in float32."""
+def test_short_numbers_under_autocast(cell, short, device):
+    """Dots of short numbers, summed in float32; all else in float32. What is lost is what the reference loop loses, at most."""
     if device == "cpu" and short is torch.bfloat16:
         pytest.skip("Triton's interpreter takes the bits of bfloat16 for whole numbers")
     layer = built(cell, 12, torch.float32).to(device)
@@ -151,10 +151,14 @@ def test_short_numbers_under_autocast(cell, short, tolerance, device):
         assert refusal(layer.runners[0]) is None
         output, state = layer(x.float().to(device))
         rounded = everything(layer, x, None, "fused")
+        plain = everything(layer, x, None, "reference")
     assert {output.dtype, *(part.dtype for part in state)} == {torch.float32}
-    agree(rounded, exact, tolerance)
-    plain = everything(layer, x, None, "fused")
-    assert not torch.equal(plain["output 0"], rounded["output 0"])
+    least = 4 * torch.finfo(short).eps
+    for what, want in exact.items():
+        scale = want.abs().max()
+        lost, usual = ((made[what] - want).abs().max() / scale for made in (rounded, plain))
+        assert lost <= 2 * usual + least, f"{what}: {lost:.1e} is lost, and {usual:.1e} by the reference loop"
+    assert not torch.equal(everything(layer, x, None, "fused")["output 0"], rounded["output 0"])
 
 
 def test_matrices_that_do_not_stay_on_chip(device, cut):
@@ -267,10 +271,11 @@ def test_other_sequences_take_the_same_kernel(features, device):
     for T, B in ((1, 1), (16, 16), (3, 17), (1, 2), (2, 1)):
         layer(torch.randn(T, B, features, device=device))[0].sum().backward()
     kernel = triton_kernel(plan(layer.runners[0]).key)
-    forms = [form[0] for form in kernel.launcher.compiled]
+    launcher = kernel.at(None).launcher
+    forms = [form[0] for form in launcher.compiled]
     for loop in ("train", "back"):
         assert 1 <= forms.count(loop) <= 2, forms  # one of them where the kernel was tried out
-        caches = getattr(getattr(kernel.module, loop), "device_caches", {})  # none where it is interpreted
+        caches = getattr(getattr(launcher.module, loop), "device_caches", {})  # none where it is interpreted
         assert all(len(cache[0]) <= 2 for cache in caches.values())
 
 
@@ -289,7 +294,7 @@ def test_torch_compile_takes_it_into_one_graph(device):
 
 def test_a_kernel_says_what_the_equation_says(device):
     layer = built(unfading.STARCell, 5, torch.float32).to(device)
-    source = triton_kernel(plan(layer.runners[0]).key).source
+    source = triton_kernel(plan(layer.runners[0]).key).at(None).source
     assert "state 0 is h" in source
     assert "weight 0 is W_h" in source
     assert "h_before" in source
@@ -298,14 +303,13 @@ def test_a_kernel_says_what_the_equation_says(device):
 
 
 def test_refusals_are_sentences(device):
-    wide = unfading.STARCell(3, 300).to(device)
-    assert "a recurrent matrix takes 1024 KB on chip" in refusal(wide)
+    wide = unfading.STARCell(3, 520).to(device)
+    assert "the recurrent matrices take 4096 KB" in refusal(wide)
+    assert "a recurrent matrix takes 256 KB" in refusal(unfading.NRUCell(3, 212, memory_size=256).to(device))
     assert "kernels for a GPU compute in float32" in refusal(unfading.STARCell(3, 5).double().to(device))
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert "autocast is on" in refusal(unfading.STARCell(3, 5).to(device))
-    layer = unfading.STAR(3, 300, device=device)
-    assert layer(torch.ones(2, 1, 3, device=device))[0].shape == (2, 1, 300)
-    with unfading.use_backend("fused"), pytest.raises(RuntimeError, match="cannot run fused: a recurrent matrix"):
+    layer = unfading.STAR(3, 520, device=device)
+    assert layer(torch.ones(2, 1, 3, device=device))[0].shape == (2, 1, 520)
+    with unfading.use_backend("fused"), pytest.raises(RuntimeError, match="cannot run fused: the recurrent matrices"):
         layer(torch.ones(2, 1, 3, device=device))
 
 

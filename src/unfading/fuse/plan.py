@@ -115,7 +115,8 @@ def _made(cell: Cell) -> Plan | str:
 
 def _planned(cell: Cell) -> Plan | str:
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():  # masks are drawn in project
+        gpus = {tensor.device for tensor in cell.parameters() if tensor.is_cuda}
+        with torch.random.fork_rng(devices=list(gpus)), torch.no_grad():  # masks are drawn in project
             return _example(cell)
     except Exception as error:  # a cell that breaks its contract, or takes no example; the reference says how
         return first_line(error)
