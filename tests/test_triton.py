@@ -65,11 +65,11 @@ def test_a_compiled_form_takes_what_the_kernel_took_with_tensors_as_addresses(de
     layer, x = unfading.STAR(1, 6), torch.randn(3, 20, 1)
     with torch.no_grad():
         layer(x)
-        kernel = triton_kernel(plan(layer.runners[0]).key)
-        parameters = len(inspect.signature(kernel.module.infer.fn).parameters)
+        launcher = triton_kernel(plan(layer.runners[0]).key).at(None).launcher
+        parameters = len(inspect.signature(launcher.module.infer.fn).parameters)
         first, later = [], []
-        monkeypatch.setattr(kernel.launcher, "compiled", {})
-        monkeypatch.setattr(kernel.module, "infer", Recorded(first, Recorded(later)))
+        monkeypatch.setattr(launcher, "compiled", {})
+        monkeypatch.setattr(launcher.module, "infer", Recorded(first, Recorded(later)))
         for T in (3, 2, 3):
             layer(x[:T])
     assert [len(first), len(later)] == [1, 2]
