@@ -319,3 +319,23 @@ def test_a_stream_takes_the_plain_step(device):
     stream = layer.stream(batch=2)
     with torch.no_grad():
         assert_close(torch.stack([stream.push(step) for step in x]), layer(x)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_cell_with_noise_stays_fused_between_training_and_evaluation_of_many_models(device):
+    """Inside vmap nothing can be planned: what was planned before must hold, whichever way the models go."""
+    nets = [unfading.STAR(3, 5, zoneout=0.2).to(device) for _ in range(2)]
+    parameters, buffers = stack_module_state(nets)
+    x = torch.randn(3, 4, 3, device=device)
+    for training in (True, False):
+        nets[0].train(training)
+        assert refusal(nets[0].runners[0]) is None
+    seen = []
+
+    def output(parameters, buffers):
+        seen.append(refusal(nets[0].runners[0]))
+        return functional_call(nets[0], (parameters, buffers), (x,))[0]
+
+    for training in (True, False, True, False):
+        nets[0].train(training)
+        vmap(output, randomness="different")(parameters, buffers)
+    assert seen == [None] * 4

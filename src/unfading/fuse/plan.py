@@ -11,6 +11,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell, LowRank
+from unfading.cells.wrap import innermost
 from unfading.fuse.frame import Names
 from unfading.fuse.kernel import REAL, Kernel, compiled
 from unfading.fuse.lines import defined, first_line
@@ -57,13 +58,13 @@ _plans: "weakref.WeakKeyDictionary[Cell, dict[bool, tuple[Options, Plan | str]]]
 
 def plan(cell: Cell) -> Plan | str:
     """The plan of a cell as it stands, or in words why its step cannot be compiled."""
-    plans = _plans.setdefault(cell, {})
-    known = plans.get(cell.training)
+    plans, training = _plans.setdefault(cell, {}), innermost(cell).training  # a network does not own the wrappers of its cells
+    known = plans.get(training)
     if known is None or not known[0].still_holds():
         known = (Options(cell), _made(cell))
         # Under a transform of torch.func parameters are not themselves; a refusal then is none for later.
         if not (isinstance(known[1], str) and traced()):
-            plans[cell.training] = known
+            plans[training] = known
     return known[1]
 
 
