@@ -1,9 +1,9 @@
 """`unfading.diagnose`: look into a model's gradients, and say what was found.
 
-    found = unfading.diagnose(model, x)              # or a Batch, whose target gives a loss
-    print(found)                                     # the verdict, in a few lines
-    found.rows()                                     # every number, as JSON has it
-    found.write("report.html")                       # one page with the figures, the verdict on top
+found = unfading.diagnose(model, x)              # or a Batch, whose target gives a loss
+print(found)                                     # the verdict, in a few lines
+found.rows()                                     # every number, as JSON has it
+found.write("report.html")                       # one page with the figures, the verdict on top
 """
 
 import textwrap
@@ -27,7 +27,7 @@ from unfading.report import gradient_page
 from unfading.tasks.base import Batch, cross_entropy
 
 # Steps at which a spectrum is taken; rows whose Jacobians are measured and rows whose activations are; Gaussian probes.
-SPECTRA, ROWS, HEARD, PROBES = 24, 2, 8, 32
+SPECTRA, ROWS, HEARD, PROBES = 16, 2, 8, 32
 
 Loss = Callable[[Any, Batch], Tensor]
 
@@ -62,7 +62,11 @@ class Diagnosis:
 
     def __str__(self) -> str:
         m = self.measures
-        lines = [self.verdict, f"{m.model}, {m.steps} steps, {m.rows} rows, loss: {m.loss or 'none, the last output instead'}", ""]
+        lines = [
+            self.verdict,
+            f"{m.model}, {m.steps} steps, {m.rows} rows, loss: {m.loss or 'none, the last output instead'}",
+            "",
+        ]
         for finding in self.findings:
             lines += _wrapped("! " if finding.fault else "- ", finding.sentence)
         if self.advice:

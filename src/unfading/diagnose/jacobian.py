@@ -89,14 +89,14 @@ def spectra(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> list[Spe
 
 
 def features(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> Tensor:
-    """[I] how strongly each feature of the input moves h: the norm of its column of K_t, root mean square over steps and rows."""
+    """[I] how strongly each feature of the input moves h: norm of its column of K_t, in root mean square over steps and rows."""
     K = input_jacobians(chain, times, rows).double().cpu()
     return K.square().sum(dim=2).mean(dim=(0, 1)).sqrt()
 
 
 def spread(T: int, most: int) -> list[int]:
     """At most so many of the steps 0..T-1, evenly, the first and the last among them."""
-    if T <= most:
+    if most >= T:
         return list(range(T))
     return sorted({round(i * (T - 1) / (most - 1)) for i in range(most)})
 

@@ -3,9 +3,9 @@
     P_t = ds_T/ds_t = J_T J_{T-1} ... J_{t+1}           whole state; its block [h, h] is dh_T/dh_t with the rest of s_t held
     ratio = ||dh_T/dh_1|| / ||dh_T/dh_{T-1}||           incremental RNN, Fig. 3b: 1 where nothing fades
 
-One backward sweep over the exact step Jacobians gives P_t for all t; the scale is kept apart as a logarithm, so that neither
-1e-500 nor 1e+500 leaves the numbers. T is each row's own last step. ||dL/dh_t|| comes from one backward pass of the model to all
-states of all layers at once, the direct way from the loss to step t included (Fig. 9; NRU Fig. 7).
+One backward sweep over the exact step Jacobians gives P_t for all t; its scale is kept apart as a logarithm, so that no product
+overflows on the way. T is each row's own last step. ||dL/dh_t|| comes from one backward pass of the model to all states of all
+layers at once, the direct way from the loss to step t included (Fig. 9; NRU Fig. 7).
 """
 
 import math
@@ -84,7 +84,9 @@ def exact(chain: Chain, rows: list[int], lags: list[int]) -> list[Lag]:
         for lag in lags:
             both = found.get((part, lag), [])
             if both and all(math.isfinite(value) for pair in both for value in pair):
-                spectral, frobenius = (float(torch.tensor(values, dtype=torch.float64).median()) for values in zip(*both, strict=True))
+                spectral, frobenius = (
+                    float(torch.tensor(values, dtype=torch.float64).median()) for values in zip(*both, strict=True)
+                )
                 rows_of.append(Lag(str(chain.place), part, lag, *[spectral] * 3, *[frobenius] * 3))
     return rows_of
 

@@ -191,7 +191,9 @@ def side_by_side(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> tup
     A step does not mix rows, so all steps can be taken at once, as if they were rows of one batch.
     """
     inputs = [_pytree.tree_flatten(chain.inputs[t]) for t in times]
-    fields = [torch.cat([taken(value, rows) for value in field]) for field in zip(*(leaves for leaves, _ in inputs), strict=True)]
+    fields = [
+        torch.cat([taken(value, rows) for value in field]) for field in zip(*(leaves for leaves, _ in inputs), strict=True)
+    ]
     parts = [torch.cat([taken(chain.states[t][i], rows) for t in times]) for i in range(len(chain.parts))]
     return _pytree.tree_unflatten(fields, inputs[0][1]), type(chain.states[0])(*parts)
 

@@ -115,9 +115,7 @@ class Reach(NamedTuple):
         """J^T times each vector, or J times it, for the step from t to t + 1."""
         m = len(vector)
         held = side_by_side(self.chain, [t], self.rows)
-        flat, new = stepped(
-            self.chain, *_pytree.tree_map(lambda value: value.repeat(m, *[1] * (value.dim() - 1)), held)
-        )
+        flat, new = stepped(self.chain, *_pytree.tree_map(lambda value: value.repeat(m, *[1] * (value.dim() - 1)), held))
         if not new.requires_grad:
             return torch.zeros_like(vector)
         given = vector.reshape(new.shape)
@@ -138,10 +136,10 @@ def spectra(chain: Chain, times: Sequence[int], rows: list[int], *, probes: int,
             continue
         reach = Reach(chain, [rows[k] for k in running], t + 1)
         for part, size in chain.blocks.items():
-            largest = middle(reach.norms(t, size, reach.gaussian(probes, size, generator)))
-            inputs = [float(seen[i][running][:, k].median()) for k in (0, -1)]
-            if all(map(math.isfinite, largest)):
-                found.append(Spectrum(str(chain.place), t + 1, part, *largest, None, None, None, *inputs))
+            value, low, high = middle(reach.norms(t, size, reach.gaussian(probes, size, generator)))
+            ends = [float(seen[i][running][:, k].median()) for k in (0, -1)]
+            if all(map(math.isfinite, (value, low, high))):
+                found.append(Spectrum(str(chain.place), t + 1, part, value, low, high, None, None, None, ends[0], ends[1]))
     return found
 
 

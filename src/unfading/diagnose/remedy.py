@@ -1,7 +1,7 @@
 """Changes worth trying, each with the measurement that speaks for it.
 
-A change of the recurrence is tried: a stack of the same sizes with that change, at its start, runs on the same input, and what is
-left at the first step of the first layer of the gradient at the end of the top one,
+A change of the recurrence is tried: a stack of the same sizes with that change, at its start, runs on the same input, and what
+is left at the first step of the first layer of the gradient at the end of the top one,
 
     left = ||d(end)/ds_1|| in layer 1 / ||d(end)/ds_T|| in the top layer,
 
@@ -84,15 +84,19 @@ def _tried(measures: Measures, stack: Recurrent, first: Chain, generator: Genera
         if "max_lag" in layer_options(type(stack)) and (stack.options.get("max_lag") or 0) < measures.steps:
             options = {**stack.options, "max_lag": max(2, measures.steps)}
             kept = _trial(type(stack), stack, hidden, options, first, generator)
-            same = [(kept, f"{type(stack).__name__} with a chrono bias, max_lag={options['max_lag']} (the steps of your input)")]
+            same = [
+                (kept, f"{type(stack).__name__} with a chrono bias, max_lag={options['max_lag']} (the steps of your input)")
+            ]
     for name in TRIED:
         kind = layer_class(name)
         if not isinstance(stack, kind):
             options = {"max_lag": max(2, measures.steps)} if "max_lag" in layer_options(kind) else {}
             said = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
             others.append((_trial(kind, stack, hidden, options, first, generator), f"another cell: {said}"))
-    better = [(kept, what) for kept, what in same if _nearer(kept, mine)]
+    better = [pair for pair in same if _nearer(pair[0], mine)]
     better += sorted([pair for pair in others if _nearer(pair[0], mine)], key=lambda pair: _off(pair[0]))[:1]
+    # The smaller change first, where it suffices.
+    better.sort(key=lambda pair: _off(pair[0]) > -math.log10(BAR))
     where = f"of the gradient at the end is left at the first step of {measures.layers[0]}"
     return [
         Advice(f"Try {what}.", f"A fresh one of the same sizes on your input: {kept:.1e} {where}; yours: {mine:.1e}.")
@@ -105,14 +109,22 @@ def layer_options(kind: type[Layer]) -> set[str]:
     return set(inspect.signature(kind).parameters)
 
 
-def _trial(kind: type[Layer], like: Recurrent, hidden: int, options: dict[str, Any], first: Chain, generator: Generator) -> float:
+def _trial(
+    kind: type[Layer], like: Recurrent, hidden: int, options: dict[str, Any], first: Chain, generator: Generator
+) -> float:
     """What a stack of that kind keeps, at its start."""
     x = torch.stack(first.x)[:, :ROWS]
     lengths = None if first.lengths is None else first.lengths[:ROWS]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
         made = kind(
-            like.input_size, hidden, like.num_layers, bidirectional=like.bidirectional, device=x.device, dtype=x.dtype, **options
+            like.input_size,
+            hidden,
+            like.num_layers,
+            bidirectional=like.bidirectional,
+            device=x.device,
+            dtype=x.dtype,
+            **options,
         )
     chains = observe(made, Batch(x, x, lengths)).chains
     found = gradients(chains, end(chains, torch.Generator().manual_seed(0)))

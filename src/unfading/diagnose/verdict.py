@@ -97,7 +97,9 @@ def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
     value = at_loss(measures, loss=loss)
     # Against the direction of time the last step of the loss is the first of processing: only the end can be judged there.
     layers = [layer for layer in measures.layers if not (loss and layer.endswith(" backward"))]
-    curves = {layer: curve for layer in layers if (curve := measures.curve(layer, loss=loss)) and max(g.norm for g in curve) > 0}
+    curves = {
+        layer: curve for layer in layers if (curve := measures.curve(layer, loss=loss)) and max(g.norm for g in curve) > 0
+    }
     of = "dL/dh_t" if loss else "d(end)/dh_t"
     found = []
     down = {layer: lag for layer, curve in curves.items() if (lag := falls(curve)) is not None}
@@ -107,7 +109,10 @@ def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
         layer = min(up, key=lambda name: up[name])
         last = curves[layer][-1].norm / value
         told = f"{last:.1e} times as large at the first step" if math.isfinite(last) else "no number any more at the first step"
-        said = f"The gradient explodes in time: ||{of}|| in {layer} is over 1,000 times its value at the loss from lag {up[layer]} on, {told}."
+        said = (
+            f"The gradient explodes in time: ||{of}|| in {layer} is over 1,000 times its value at the loss from lag "
+            f"{up[layer]} on, {told}."
+        )
         found.append(Finding("explodes in time", True, layer, up[layer], said))
     elif down:
         layer = min(down, key=lambda name: down[name])
@@ -135,7 +140,9 @@ def _depth(measures: Measures) -> list[Finding]:
         )
         found.append(Finding("fades with depth", True, low, None, said))
     if shares[high] > 1 / BAR:
-        said = f"The gradient explodes with depth: over all steps, {high} gets {shares[high]:.1e} times what the top layer gets."
+        said = (
+            f"The gradient explodes with depth: over all steps, {high} gets {shares[high]:.1e} times what the top layer gets."
+        )
         found.append(Finding("explodes with depth", True, high, None, said))
     return found
 
@@ -164,7 +171,9 @@ def _cuts(measures: Measures) -> list[Finding]:
             )
             return [Finding("cut", True, layer, lag, said)]
     if measures.loss is not None and not any(each.reached for each in measures.gradients):
-        said = "The graph is cut: no gradient of the loss reaches any layer. Look for detach or no_grad between layers and loss."
+        said = (
+            "The graph is cut: no gradient of the loss reaches any layer. Look for detach or no_grad between layers and loss."
+        )
         return [Finding("cut", True, None, None, said)]
     return []
 

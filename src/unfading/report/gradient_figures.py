@@ -1,7 +1,7 @@
 """Figures of a diagnosis, from its plain rows alone: gradients over time and depth, steps, activations, states, memory.
 
-Each is readable without a paper at hand: its caption says what is drawn, its note what to look for. Values of 0 have no place on a
-logarithmic axis and are left out.
+Each is readable without a paper at hand: its caption says what is drawn, its note what to look for. Values of 0 have no place
+on a logarithmic axis and are left out.
 """
 
 import math
@@ -29,12 +29,12 @@ class Figure(NamedTuple):
 
 def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
     """Every figure for which the rows of a diagnosis have something to show, by name."""
-    layers, top, T = list(rows["layers"]), list(rows["top"]), int(rows["steps"])
+    layers, top = list(rows["layers"]), list(rows["top"])
     made = {
         "gradient": _gradient(rows["end"], layers, top, "the last output"),
         "loss": _gradient(rows["gradients"], layers, top, "the loss"),
         "map": _map(rows["gradients"] or rows["end"], layers, top, "loss" if rows["gradients"] else "last output"),
-        "lags": _lags(rows["lags"], layers, T),
+        "lags": _lags(rows["lags"], layers),
         "spectra": _spectra(rows["spectra"], layers),
         "activations": _activations(rows["activations"]),
         "states": _sizes(rows["sizes"], layers),
@@ -46,17 +46,23 @@ def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
 
 def _gradient(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure | None:
     value = _at_loss(rows, top)
-    shown = [{"layer": row["layer"], "lag": row["lag"], "value": row["norm"] / value} for row in rows if _drawn(row["norm"], value)]
+    shown = [
+        {"layer": row["layer"], "lag": row["lag"], "value": row["norm"] / value} for row in rows if _drawn(row["norm"], value)
+    ]
     if len({row["lag"] for row in shown}) < 2:
         return None
     alt = needed("altair")
-    bars = [{"value": 1e-3, "label": "1/1,000"}, {"value": 1e3, "label": "1,000 times"}]
     values = [row["value"] for row in shown]
-    bars = [bar for bar in bars if min(values) < 10 * bar["value"] and max(values) > bar["value"] / 10]
-    layers_of = [_rule(alt), _lines(alt, "gradient", layers, "lag", "steps before the end", f"gradient of {of}, its own size at the end = 1")]
-    chart = alt.layer(*(layers_of if bars else layers_of[1:]))
-    note = "Where a line falls, that many steps back get no signal; where it rises, training jumps. A flat line is what one wants."
-    return Figure(f"How far back the gradient of {of} reaches, layer by layer", note, finished(chart, 300, {"gradient": shown, "bars": bars}))
+    bars = [{"value": bar} for bar in (1e-3, 1e3) if min(values) < 10 * bar and max(values) > bar / 10]
+    lines = _lines(alt, "gradient", layers, ("lag", "steps before the end"), f"gradient of {of}, at the end = 1")
+    rule = alt.Chart(alt.NamedData("bars"), name="guess").mark_rule(strokeDash=[5, 4], strokeWidth=1.2, color=INK)
+    rule = rule.encode(y=alt.Y("value:Q", scale=alt.Scale(type="log")))
+    chart = finished(alt.layer(*([rule] if bars else []), lines), 300, {"gradient": shown, "bars": bars})
+    note = (
+        "Where a line falls, steps so far back get no signal; where it rises, training jumps. A flat line is what one wants. "
+        "Dashed: 1/1,000 and 1,000 times."
+    )
+    return Figure(f"How far back the gradient of {of} reaches, layer by layer", note, chart)
 
 
 def _map(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure | None:
@@ -77,12 +83,17 @@ def _map(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure | Non
     colour = alt.Color(
         "power:Q",
         title="decades above or below the value at the loss",
-        scale=alt.Scale(domain=[-DECADES, 0, DECADES], range=["#0072b2", "#f2efe6", "#d55e00"]),
-        legend=alt.Legend(gradientLength=260, titleLimit=400, direction="horizontal", orient="top"),
+        scale=alt.Scale(domain=[-DECADES, 0, DECADES], range=["#0072b2", "#f2efe6", "#d55e00"], interpolate="rgb"),
+        legend=_ramp(alt),
     )
     marks = alt.Chart(alt.NamedData("map"), name="map").mark_rect(clip=True)
     marks = marks.encode(
-        x=alt.X("lag:Q", title="steps before the end", scale=alt.Scale(domain=[0, T], nice=False, reverse=True), axis=alt.Axis(grid=False)),
+        x=alt.X(
+            "lag:Q",
+            title="steps before the end",
+            scale=alt.Scale(domain=[0, T], nice=False, reverse=True),
+            axis=alt.Axis(grid=False),
+        ),
         x2="next:Q",
         y=alt.Y("layer:N", title=None, sort=layers[::-1], axis=alt.Axis(labelLimit=160)),
         color=colour,
@@ -93,33 +104,38 @@ def _map(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure | Non
     return Figure(f"Gradient of the {of} in every layer at every step", note, chart)
 
 
-def _lags(rows: Rows, layers: list[str], T: int) -> Figure | None:
+def _lags(rows: Rows, layers: list[str]) -> Figure | None:
     shown = [
         {
-            "layer": row["layer"], "part": row["part"], "lag": row["lag"], "value": row["spectral"],
-            "low": max(row["spectral_low"], 1e-300), "high": max(row["spectral_high"], 1e-300), "frobenius": row["frobenius"],
+            **{name: row[name] for name in ("layer", "part", "lag", "frobenius")},
+            "value": row["spectral"],
+            "low": max(row["spectral_low"], 1e-300),
+            "high": max(row["spectral_high"], 1e-300),
         }
         for row in rows
         if _drawn(row["spectral"], 1.0)
-    ]  # fmt: skip
+    ]
     if len({row["lag"] for row in shown}) < 2:
         return None
     alt = needed("altair")
-    lines = _lines(alt, "lags", layers, "lag", "lag T - t", "largest singular value of dh_T/dh_t", parts=True)
+    lines = _lines(alt, "lags", layers, ("lag", "lag T - t"), "largest singular value of dh_T/dh_t", parts=True)
+    note = (
+        "1 keeps a gradient's size over so many steps of a layer. h: other parts of the state are held; all: the whole state."
+    )
     drawn = [lines]
     if any(row["high"] > 1.001 * row["low"] for row in shown):
         band = alt.Chart(alt.NamedData("lags"), name="band").mark_area(opacity=0.25, clip=True)
-        drawn.insert(0, band.encode(x="lag:Q", y=alt.Y("low:Q", scale=alt.Scale(type="log")), y2="high:Q", color=lines.encoding.color, detail="part:N"))
-    note = "1 keeps a gradient's size over that many steps of one layer. h: the other parts of the state are held; all: the whole state."
-    if len(drawn) > 1:
+        low = alt.Y("low:Q", scale=alt.Scale(type="log"))
+        drawn.insert(0, band.encode(x="lag:Q", y=low, y2="high:Q", color=lines.encoding.color, detail="part:N"))
         note += " The band holds the true value: the state is large, and random probes were used."
-    return Figure("How strongly the last state depends on earlier ones", note, finished(alt.layer(*drawn), 300, {"lags": shown}))
+    chart = finished(alt.layer(*drawn), 300, {"lags": shown})
+    return Figure("How strongly the last state depends on earlier ones", note, chart)
 
 
 def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
     # Of the whole state where it has several parts: that is what goes round.
     wholes = {row["layer"] for row in rows if row["part"] == "all"}
-    names = {"largest": "largest singular value", "radius": "spectral radius", "smallest": "smallest singular value"}
+    names = {"largest": "largest singular value", "radius": "spectral radius", "median": "median singular value"}
     shown = [
         {"layer": row["layer"], "part": label, "step": row["step"], "value": row[name]}
         for row in rows
@@ -129,80 +145,117 @@ def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
     if len({row["step"] for row in shown}) < 2:
         return None
     alt = needed("altair")
-    lines = _lines(alt, "spectra", layers, "step", "step", "ds_t/ds_(t-1)", parts=True)
-    note = "What one step does to a gradient that goes back through it. Above 1 it can grow, below 1 it shrinks; near 1 all the way is rare."
-    return Figure("Singular values and spectral radius of every step", note, finished(alt.layer(lines), 300, {"spectra": shown}))
+    lines = _lines(alt, "spectra", layers, ("step", "step"), "of ds_t/ds_(t-1)", parts=True)
+    note = "What one step does to a gradient that goes back through it: above 1 it can grow, below 1 it shrinks."
+    chart = finished(alt.layer(lines), 300, {"spectra": shown})
+    return Figure("Singular values and spectral radius of every step", note, chart)
 
 
 def _activations(rows: Rows) -> Figure | None:
-    worst = sorted(rows, key=lambda row: -max(row["dead"], row["low"] + row["high"] if row["kind"] != "relu" else 0.0))[:BARS]
-    shown, labels = [], []
+    worst = sorted(rows, key=lambda row: -max(row["dead"], 0.0 if row["kind"] == "relu" else row["low"] + row["high"]))[:BARS]
+    shown: list[dict[str, Any]] = []
+    labels: list[str] = []
     for row in [row for row in rows if any(row is kept for kept in worst)]:
         name = row["name"] if len(row["name"]) <= 44 else f"{row['name'][:43]}…"
         labels.append(f"{row['layer']}: {name}")
-        kinds = {"dead": row["dead"]} if row["kind"] == "relu" else {"at the lower end": row["low"], "at the upper end": row["high"]}
-        shown += [{"label": labels[-1], "kind": kind, "share": share} for kind, share in kinds.items()]
+        ends = {"at the lower end": row["low"], "at the upper end": row["high"]}
+        shares = {"dead": row["dead"]} if row["kind"] == "relu" else ends
+        shown += [{"label": labels[-1], "kind": kind, "share": share} for kind, share in shares.items()]
     if not shown:
         return None
     alt = needed("altair")
-    kinds = ["at the lower end", "at the upper end", "dead"]
-    bars = alt.Chart(alt.NamedData("activations"), name="activations").mark_bar().encode(
-        x=alt.X("share:Q", title="share saturated, or dead", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5)),
-        y=alt.Y("label:N", title=None, sort=labels, scale=alt.Scale(domain=labels), axis=alt.Axis(labelLimit=330, labelFont="monospace")),
-        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=list(COLOURS[:3])), legend=alt.Legend(title=None, symbolType="square")),
-        tooltip=[alt.Tooltip("label:N"), alt.Tooltip("kind:N"), alt.Tooltip("share:Q", format=".1%")],
-    )  # fmt: skip
-    note = "Saturated: the slope is under 1/1000 of its largest. Dead: 0 at every step of every row. The names are the words of the cell's own source."
-    return Figure("Gates that saturate and ReLUs that are dead", note, finished(alt.layer(bars), 20 * len(labels) + 20, {"activations": shown}))
+    share = alt.X("share:Q", title="share saturated, or dead", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"))
+    label = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(labelLimit=330, labelFont="monospace"))
+    scale = alt.Scale(domain=["at the lower end", "at the upper end", "dead"], range=list(COLOURS[:3]))
+    kind = alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None, symbolType="square", columns=3))
+    tooltip = [alt.Tooltip("label:N"), alt.Tooltip("kind:N"), alt.Tooltip("share:Q", format=".1%")]
+    bars = alt.Chart(alt.NamedData("activations"), name="activations").mark_bar()
+    bars = bars.encode(x=share, y=label, color=kind, tooltip=tooltip)
+    note = (
+        "Saturated: the slope is under 1/1000 of its largest. Dead: 0 at every step of every row. The names are the words of "
+        "the cell's own source."
+    )
+    chart = finished(alt.layer(bars), 20 * len(set(labels)) + 20, {"activations": shown})
+    return Figure("Gates that saturate and ReLUs that are dead", note, chart)
 
 
 def _sizes(rows: Rows, layers: list[str]) -> Figure | None:
-    shown = [{"layer": r["layer"], "part": r["part"], "step": r["step"], "value": r["rms"]} for r in rows if _drawn(r["rms"], 1.0)]
+    shown = [
+        {"layer": row["layer"], "part": row["part"], "step": row["step"], "value": row["rms"]}
+        for row in rows
+        if _drawn(row["rms"], 1.0)
+    ]
     if len({row["step"] for row in shown}) < 2:
         return None
     alt = needed("altair")
-    lines = _lines(alt, "states", layers, "step", "step", "root mean square of the state", parts=True)
+    lines = _lines(alt, "states", layers, ("step", "step"), "root mean square of the state", parts=True)
     note = "Growing without end: the state overflows on longer sequences. Going to 0: what came in is forgotten."
     return Figure("Size of the state over time", note, finished(alt.layer(lines), 260, {"states": shown}))
 
 
 def _memory(rows: Rows, which: str) -> Figure | None:
     most = max((row[which] for row in rows), default=0.0)
-    steps = sorted({row["step"] for row in rows})
+    steps, entries = (sorted({row[name] for row in rows}) for name in ("step", "entry"))
     if most == 0.0 or len(steps) < 2:
         return None
     alt = needed("altair")
-    following = dict(zip(steps, [*steps[1:], 2 * steps[-1] - steps[-2]], strict=True))
-    entries = sorted({row["entry"] for row in rows})
-    above = dict(zip(entries, [*entries[1:], 2 * entries[-1] - entries[-2] if len(entries) > 1 else 1], strict=True))
+    after, above = _following(steps), _following(entries)
     shown = [
-        {"step": r["step"], "next": following[r["step"]], "entry": r["entry"], "above": above[r["entry"]], "value": r[which]} for r in rows
+        {
+            "step": row["step"],
+            "next": after[row["step"]],
+            "entry": row["entry"],
+            "above": above[row["entry"]],
+            "value": row[which],
+        }
+        for row in rows
     ]
     part, layer = rows[0]["part"], rows[0]["layer"]
-    say = {
-        "write": (f"|{part}_t - {part}_(t-1)|", f"When the memory is written: change of every entry of {part} in {layer}"),
-        "read": (f"||dh_t/d{part}_(t-1)||", f"When the memory is read: how strongly h depends on every entry of {part} in {layer}"),
+    title, caption, note = {
+        "write": (
+            f"|{part}_t - {part}_(t-1)|",
+            f"When the memory is written: change of every entry of {part} in {layer}",
+            "Dark columns are steps at which much is stored.",
+        ),
+        "read": (
+            f"||dh_t/d{part}_(t-1)||",
+            f"When the memory is read: how strongly h depends on every entry of {part} in {layer}",
+            "Dark columns are steps at which the memory is consulted.",
+        ),
     }[which]
-    colour = alt.Color("value:Q", title=say[0], scale=alt.Scale(domain=[0, most], range=["#f2efe6", "#0072b2", "#03121c"]),
-                       legend=alt.Legend(gradientLength=200, titleLimit=300, direction="horizontal", orient="top"))  # fmt: skip
-    marks = alt.Chart(alt.NamedData("memory"), name="memory").mark_rect(clip=True).encode(
-        x=alt.X("step:Q", title="step", scale=alt.Scale(domain=[steps[0], following[steps[-1]]], nice=False), axis=alt.Axis(grid=False)),
-        x2="next:Q", y=alt.Y("entry:Q", title=f"entry of {part}", scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=4)), y2="above:Q",
-        color=colour, tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("entry:Q"), alt.Tooltip("value:Q", format=".3~g")],
-    )  # fmt: skip
-    note = "Dark columns are steps at which much is stored." if which == "write" else "Dark columns are steps at which the memory is consulted."
-    return Figure(say[1], note, finished(alt.layer(marks), 220, {"memory": shown}))
+    time = alt.Scale(domain=[steps[0], after[steps[-1]]], nice=False)
+    colour = alt.Color(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(domain=[0, most], range=["#f2efe6", "#0072b2"], interpolate="rgb"),
+        legend=_ramp(alt),
+    )
+    marks = alt.Chart(alt.NamedData("memory"), name="memory").mark_rect(clip=True)
+    marks = marks.encode(
+        x=alt.X("step:Q", title="step", scale=time, axis=alt.Axis(grid=False, format=",d")),
+        x2="next:Q",
+        y=alt.Y("entry:Q", title=f"entry of {part}", scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=4)),
+        y2="above:Q",
+        color=colour,
+        tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("entry:Q"), alt.Tooltip("value:Q", format=".3~g")],
+    )
+    return Figure(caption, note, finished(alt.layer(marks), 220, {"memory": shown}))
 
 
-def _lines(alt: Any, data: str, layers: list[str], x: str, x_title: str, y_title: str, *, parts: bool = False) -> Any:
+def _lines(alt: Any, data: str, layers: list[str], x: tuple[str, str], title: str, *, parts: bool = False) -> Any:
     """Lines over time or lag, a colour a layer, on a logarithmic axis."""
+    name, x_title = x
+    ticks = decades(alt, True)
+    ticks.format = ".0e"
+    told = ["layer:N", *(["part:N"] if parts else []), f"{name}:Q", alt.Tooltip("value:Q", format=".3~e")]
     legend = alt.Legend(title=None, symbolType="stroke", columns=4)
+    across = alt.Axis(format=",d", grid=False, tickCount=6, tickMinStep=1)
     encoding = {
-        "x": alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(nice=False), axis=alt.Axis(format=",d", grid=False, tickCount=6, tickMinStep=1)),
-        "y": alt.Y("value:Q", title=y_title, scale=alt.Scale(type="log", nice=False, padding=8), axis=_powers(alt)),
+        "x": alt.X(f"{name}:Q", title=x_title, scale=alt.Scale(nice=False), axis=across),
+        "y": alt.Y("value:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=8), axis=ticks),
         "color": alt.Color("layer:N", scale=alt.Scale(domain=layers, range=colours(len(layers))), legend=legend),
-        "tooltip": [alt.Tooltip("layer:N"), *([alt.Tooltip("part:N")] if parts else []), alt.Tooltip(f"{x}:Q"), alt.Tooltip("value:Q", format=".3~e")],
-    }  # fmt: skip
+        "tooltip": [alt.Tooltip(each) if isinstance(each, str) else each for each in told],
+    }
     if parts:
         encoding["strokeDash"] = alt.StrokeDash("part:N", legend=alt.Legend(title=None, symbolType="stroke"), sort=None)
     return alt.Chart(alt.NamedData(data), name=data).mark_line(strokeWidth=2, clip=True).encode(**encoding)
@@ -216,15 +269,14 @@ def colours(n: int) -> list[str]:
     return ["#" + "".join(f"{round(a + (b - a) * i / (n - 1)):02x}" for a, b in zip(*ends, strict=True)) for i in range(n)]
 
 
-def _powers(alt: Any) -> Any:
-    axis = decades(alt, True)
-    axis.format = ".0e"
-    return axis
+def _ramp(alt: Any) -> Any:
+    return alt.Legend(gradientLength=240, titleLimit=400, direction="horizontal", orient="top")
 
 
-def _rule(alt: Any) -> Any:
-    rule = alt.Chart(alt.NamedData("bars"), name="guess").mark_rule(strokeDash=[5, 4], strokeWidth=1.2, color=INK)
-    return rule.encode(y=alt.Y("value:Q", scale=alt.Scale(type="log")))
+def _following(bounds: list[int]) -> dict[int, int]:
+    """Where each piece ends: where the next begins."""
+    last = 2 * bounds[-1] - bounds[-2] if len(bounds) > 1 else bounds[-1] + 1
+    return dict(zip(bounds, [*bounds[1:], last], strict=True))
 
 
 def _at_loss(rows: Rows, top: list[str]) -> float:

@@ -25,12 +25,13 @@ def _page(rows: Mapping[str, Any], drawn: Mapping[str, gradient_figures.Figure])
     loss = rows["loss"] or "none given; a random direction of the last output stands for it"
     body = [
         f"<h1>{escape(rows['verdict'])}</h1>",
-        f"<p class='dim'>{escape(rows['model'])}: {rows['parameters']:,} parameters, {rows['steps']} steps, {rows['rows']} rows. "
-        f"Loss: {escape(loss)}.</p>",
+        f"<p class='dim'>{escape(rows['model'])}: {rows['parameters']:,} parameters, {rows['steps']} steps, {rows['rows']} rows."
+        f" Loss: {escape(loss)}.</p>",
     ]
     if rows["findings"]:
         items = "".join(
-            f"<li>{'<b class=bad>Fault</b>' if f['fault'] else '<b>Note</b>'} {_code(f['sentence'])}</li>" for f in rows["findings"]
+            f"<li>{'<b class=bad>Fault</b>' if f['fault'] else '<b>Note</b>'} {_code(f['sentence'])}</li>"
+            for f in rows["findings"]
         )
         body.append(f"<ul>{items}</ul>")
     if rows["advice"]:
@@ -76,7 +77,10 @@ def _layers(rows: Mapping[str, Any]) -> str:
             _number(state[0] if state else None),
         ]
         lines += f"<tr><th scope='row'>{escape(layer)}</th>{''.join(f'<td>{number}</td>' for number in numbers)}</tr>"
-    head = "".join(f"<th title='{escape(why, quote=True)}'>{escape(name)}</th>" if why else f"<th>{name}</th>" for name, why in heads.items())
+    head = "".join(
+        f"<th title='{escape(why, quote=True)}'>{escape(name)}</th>" if why else f"<th>{name}</th>"
+        for name, why in heads.items()
+    )
     return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
 
 
