@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from unfading.diagnose import jacobian, lag, memory, probe, remedy, saturation, verdict
 from unfading.diagnose.measures import Measures
-from unfading.diagnose.observe import Chain, observe
+from unfading.diagnose.observe import Chain, evaluating, observe
 from unfading.diagnose.remedy import Advice
 from unfading.diagnose.verdict import Finding
 from unfading.errors import check_count
@@ -107,13 +107,17 @@ def diagnose(
     if loss is not None and not isinstance(x, Batch):
         raise TypeError("a loss needs targets; pass a Batch(x, target) in place of the tensor, or leave the loss out.")
     batch = x if isinstance(x, Batch) else Batch(x, torch.empty(0))  # type: ignore[arg-type]
+    # All of it, since projections are run again when Jacobians are measured.
+    with evaluating(model):
+        return _diagnosed(model, batch, _usual if loss is None and isinstance(x, Batch) else loss, exact_up_to, seed)
+
+
+def _diagnosed(model: nn.Module, batch: Batch, loss: Loss | None, exact_up_to: int, seed: int) -> Diagnosis:
     generator = torch.Generator().manual_seed(seed)
     broken = _broken(model, batch)
     prediction, chains = observe(model, batch)
-    value, named = None, None
-    if isinstance(x, Batch):
-        value = (loss or _usual)(prediction, batch)
-        named = getattr(loss, "__qualname__", type(loss).__name__) if loss is not None else _usual_name(batch)
+    value = None if loss is None else loss(prediction, batch)
+    named = None if loss is None else _name(loss, batch)
     broken += _broken_on_the_way(chains, value)
     measures = _measured(model, chains, broken, value, named, exact_up_to, generator)
     found = verdict.findings(measures)
@@ -185,8 +189,11 @@ def _usual(prediction: Tensor, batch: Batch) -> Tensor:
     return error.mean() if batch.mask is None else error[batch.mask].mean()
 
 
-def _usual_name(batch: Batch) -> str:
-    return "cross entropy" if batch.target.dtype == torch.int64 else "mean squared error"
+def _name(loss: Loss, batch: Batch) -> str:
+    if loss is _usual:
+        return "cross entropy" if batch.target.dtype == torch.int64 else "mean squared error"
+    owner = getattr(loss, "__self__", None)
+    return f"that of {type(owner).__name__}" if owner is not None else getattr(loss, "__name__", type(loss).__name__)
 
 
 def _broken(model: nn.Module, batch: Batch) -> list[str]:

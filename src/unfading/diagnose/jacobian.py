@@ -89,7 +89,7 @@ def spectra(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> list[Spe
 
 
 def features(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> Tensor:
-    """[I] how strongly each feature of the input moves h: norm of its column of K_t, in root mean square over steps and rows."""
+    """[I] how strongly each feature of the input moves h: norm of its column of K_t, root mean square over steps and rows."""
     K = input_jacobians(chain, times, rows).double().cpu()
     return K.square().sum(dim=2).mean(dim=(0, 1)).sqrt()
 

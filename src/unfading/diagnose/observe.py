@@ -109,7 +109,7 @@ def observe(model: nn.Module, batch: Batch) -> Observation:
             pieces.append((place, Chain(place, cell, ordered, index, recorder.inputs, states, weights, lengths)))
         return trajectory, final
 
-    with _evaluating(model), run_by(watched), torch.enable_grad():
+    with evaluating(model), run_by(watched), torch.enable_grad():
         called = model(batch.x) if batch.lengths is None else model(batch.x, lengths=batch.lengths)
     if not pieces:
         raise ValueError(f"the forward pass of {type(model).__name__} calls none of its unfading layers. Call one in it.")
@@ -132,7 +132,9 @@ class _Recorder:
     def step(self, inputs: Any, state: Any, weights: Any) -> Any:
         self.inputs.append(inputs)
         self.states.append(state)
-        return self.cell.step(inputs, state, weights)
+        new = self.cell.step(inputs, state, weights)
+        # Nodes of their own: an LSTM's h_t is made from its c_t, and dL/dc_t is with h_t held.
+        return tuple(part.view_as(part) for part in new) if isinstance(new, tuple) else new
 
 
 def _places(model: nn.Module) -> dict[int, Place]:
@@ -175,7 +177,8 @@ def _joined(before: Chain, after: Chain) -> Chain:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without noise; afterwards every module trains or not as before."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:

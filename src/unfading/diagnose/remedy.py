@@ -94,7 +94,7 @@ def _tried(measures: Measures, stack: Recurrent, first: Chain, generator: Genera
             said = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
             others.append((_trial(kind, stack, hidden, options, first, generator), f"another cell: {said}"))
     better = [pair for pair in same if _nearer(pair[0], mine)]
-    better += sorted([pair for pair in others if _nearer(pair[0], mine)], key=lambda pair: _off(pair[0]))[:1]
+    better += sorted([pair for pair in others if _nearer(pair[0], mine)], key=lambda pair: _off(pair[0]))[:2]
     # The smaller change first, where it suffices.
     better.sort(key=lambda pair: _off(pair[0]) > -math.log10(BAR))
     where = f"of the gradient at the end is left at the first step of {measures.layers[0]}"
@@ -156,9 +156,9 @@ def _shallower(measures: Measures) -> list[Advice]:
 
 
 def _clipping(measures: Measures) -> list[Advice]:
-    largest = max((each.largest for each in measures.spectra if each.part == "h"), default=math.nan)
-    factors = [each.norm for each in (measures.gradients or measures.end)]
-    evidence = f"The largest ||dL/dh_t|| is {max(factors):.1e}; a step stretches by up to {largest:.3g}."
+    largest = max((each.largest for each in measures.spectra), default=math.nan)
+    norms = [each.norm for each in (measures.gradients or measures.end)]
+    evidence = f"The largest ||dL/dh_t|| is {max(norms):.1e}; one step stretches a gradient by up to {largest:.3g}."
     return [Advice("Clip the gradient's norm (clip_norm=1.0), and start the recurrent matrix smaller.", evidence)]
 
 

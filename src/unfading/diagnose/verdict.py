@@ -7,8 +7,8 @@ The bars, all on g_l(lag) = ||dL/ds_{T-lag}|| in layer l:
     fades with depth    sqrt(sum over lags of g_l^2), of h alone, is under 1e-3 of the top layer's; explodes: over 1e3 of it
     cut                 the graph does not lead there at all: no gradient, however small
 
-L is the loss where one was given, else a random direction of the top layer's last output (the "end"). Where every step has a
-loss of its own each gets a gradient even if nothing is remembered; a fall of the end's gradient is then a note, not a fault.
+L is the loss where one was given, else the end: a random direction of the top layer's last output. Where every step has a loss
+of its own each gets a gradient even if nothing is remembered; a fall of the end's gradient is then a note, not a fault.
 """
 
 import math
@@ -40,7 +40,11 @@ def findings(measures: Measures) -> list[Finding]:
         names = ", ".join(measures.broken[:3]) + (" and more" if len(measures.broken) > 3 else "")
         return [Finding("not finite", True, None, None, f"Not finite: {names}. Nothing behind it can be measured.")]
     cut = _cuts(measures)
-    found = [*cut, *_unused(measures), *_activations(measures)]
+    activations = _activations(measures)
+    found = [*cut, *activations]
+    # Nothing passes dead units, the input neither: that is one fault.
+    if not any(finding.kind == "dead ReLUs" for finding in activations):
+        found += _unused(measures)
     # What is cut off has no gradient that could fade.
     if not cut:
         found += [*_time(measures), *_depth(measures)]
@@ -84,9 +88,9 @@ def _time(measures: Measures) -> list[Finding]:
         for finding in _worst(measures, loss=False):
             if finding.kind == "vanishes in time":
                 said = (
-                    f"Every step has a loss of its own and gets a gradient; but the end remembers little: d(end)/dh_t in "
-                    f"{finding.layer} is under 1e-3 of its largest from lag {finding.lag} on. Fine if nothing has to be "
-                    f"remembered longer."
+                    f"Every step has a loss of its own and gets a gradient; but the last output remembers little: its "
+                    f"gradient in {finding.layer} is under 1e-3 of its largest from lag {finding.lag} on. Fine if nothing "
+                    f"has to be remembered longer."
                 )
                 found.append(Finding("short memory", False, finding.layer, finding.lag, said))
     return found
@@ -100,7 +104,6 @@ def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
     curves = {
         layer: curve for layer in layers if (curve := measures.curve(layer, loss=loss)) and max(g.norm for g in curve) > 0
     }
-    of = "dL/dh_t" if loss else "d(end)/dh_t"
     found = []
     down = {layer: lag for layer, curve in curves.items() if (lag := falls(curve)) is not None}
     # A layer that explodes first leaves the rest below any bar.
@@ -110,7 +113,7 @@ def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
         last = curves[layer][-1].norm / value
         told = f"{last:.1e} times as large at the first step" if math.isfinite(last) else "no number any more at the first step"
         said = (
-            f"The gradient explodes in time: ||{of}|| in {layer} is over 1,000 times its value at the loss from lag "
+            f"The gradient explodes in time: ||dL/dh_t|| in {layer} is over 1,000 times its value at the loss from lag "
             f"{up[layer]} on, {told}."
         )
         found.append(Finding("explodes in time", True, layer, up[layer], said))
@@ -118,8 +121,8 @@ def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
         layer = min(down, key=lambda name: down[name])
         lag, left = down[layer], curves[layer][-1].norm / max(g.norm for g in curves[layer])
         said = (
-            f"The gradient vanishes in time: ||{of}|| in {layer} is under 1e-3 of its value at the loss from lag {lag} on, of "
-            f"{measures.steps} steps; {left:.1e} is left at the first step."
+            f"The gradient vanishes in time: ||dL/dh_t|| in {layer} is under 1e-3 of its value at the loss from lag {lag} "
+            f"on, of {measures.steps} steps; {left:.1e} is left at the first step."
         )
         if len(down) > 1:
             said += f" So it does in {len(down) - 1} more of {len(measures.layers)} layers."
@@ -161,13 +164,13 @@ def _cuts(measures: Measures) -> list[Finding]:
         curve = measures.curve(layer, loss=False)
         missing = [each.lag for each in curve if not each.reached]
         if missing and len(missing) == len(curve):
-            said = f"The graph is cut: no gradient of the end reaches {layer} at all. Look for detach or no_grad above it."
+            said = f"The graph is cut: no gradient of the last output reaches {layer}. Look for detach or no_grad above it."
             return [Finding("cut", True, layer, 0, said)]
         if missing:
             lag = min(missing)
             said = (
-                f"The graph is cut: in {layer} no gradient of the end goes further back than {lag - 1} steps. Look for detach, "
-                f"no_grad or truncation; fine only if truncation is meant."
+                f"The graph is cut: in {layer} no gradient of the last output goes further back than {lag - 1} steps. Look "
+                f"for detach, no_grad or truncation; fine only if truncation is meant."
             )
             return [Finding("cut", True, layer, lag, said)]
     if measures.loss is not None and not any(each.reached for each in measures.gradients):

@@ -25,8 +25,8 @@ def _page(rows: Mapping[str, Any], drawn: Mapping[str, gradient_figures.Figure])
     loss = rows["loss"] or "none given; a random direction of the last output stands for it"
     body = [
         f"<h1>{escape(rows['verdict'])}</h1>",
-        f"<p class='dim'>{escape(rows['model'])}: {rows['parameters']:,} parameters, {rows['steps']} steps, {rows['rows']} rows."
-        f" Loss: {escape(loss)}.</p>",
+        f"<p class='dim'>{escape(rows['model'])}: {rows['parameters']:,} parameters, {rows['steps']} steps, "
+        f"{rows['rows']} rows. Loss: {escape(loss)}.</p>",
     ]
     if rows["findings"]:
         items = "".join(
