@@ -40,7 +40,7 @@ def diagnose(
     steps: int = 100,
     batch: int = 8,
     seed: int = 0,
-    exact_up_to: int = 256,
+    exact_up_to: int = 512,
     threads: int = 1,
     output: Annotated[Path | None, arg(aliases=["-o"])] = None,
     png: bool = False,

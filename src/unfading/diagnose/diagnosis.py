@@ -27,7 +27,9 @@ from unfading.report import gradient_page
 from unfading.tasks.base import Batch, cross_entropy
 
 # Steps at which a spectrum is taken; rows whose Jacobians are measured and rows whose activations are; Gaussian probes.
-SPECTRA, ROWS, HEARD, PROBES = 16, 2, 8, 32
+SPECTRA, ROWS, HEARD, PROBES = 16, 2, 8, 16
+# States of more entries than this are looked at in one row and at fewer steps and lags: decompositions cost their cube.
+LARGE = 128
 
 Loss = Callable[[Any, Batch], Tensor]
 
@@ -84,7 +86,7 @@ def diagnose(
     x: Tensor | PackedSequence | Batch,
     *,
     loss: Loss | None = None,
-    exact_up_to: int = 256,
+    exact_up_to: int = 512,
     seed: int = 0,
 ) -> Diagnosis:
     """Measure where a model's gradients vanish, explode or survive, on this input, and say so.
@@ -142,15 +144,15 @@ def _measured(
     for chain in chains if sound else []:
         # The longest rows, of which the most can be told.
         rows = chain.ends.argsort(descending=True, stable=True).tolist()
-        times = jacobian.spread(int(chain.ends.max()), SPECTRA)
-        wanted = lag.chosen(int(chain.ends.max()))
+        end = int(chain.ends.max())
+        times = jacobian.spread(end, SPECTRA if chain.size <= LARGE else 6)
+        few = rows[: ROWS if chain.size <= LARGE else 1]
         if chain.size <= exact_up_to:
-            spectra += jacobian.spectra(chain, times, rows[:ROWS])
-            lags += lag.exact(chain, rows[:ROWS], wanted)
+            spectra += jacobian.spectra(chain, times, few)
+            lags += lag.exact(chain, few, lag.chosen(end) if chain.size <= LARGE else lag.chosen(end, all_up_to=4, factor=1.2))
         else:
-            spectra += probe.spectra(chain, times[:: max(1, len(times) // 6)], rows[:1], probes=PROBES, generator=generator)
-            few = sorted({wanted[round(i * (len(wanted) - 1) / 11)] for i in range(12)}) if wanted else []
-            lags += lag.estimated(chain, rows[:1], few, probes=PROBES, generator=generator)
+            spectra += probe.spectra(chain, times, few, probes=PROBES, generator=generator)
+            lags += lag.estimated(chain, few, lag.chosen(end, all_up_to=1, factor=2.0), probes=PROBES, generator=generator)
         activations += saturation.activations(chain, rows[:HEARD])
     rows = first.ends.argsort(descending=True, stable=True).tolist()
     names = [str(chain.place) for chain in chains]

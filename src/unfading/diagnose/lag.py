@@ -48,12 +48,12 @@ class Gradient(NamedTuple):
     reached: bool  # whether the graph leads there at all
 
 
-def chosen(T: int) -> list[int]:
+def chosen(T: int, *, all_up_to: int = 32, factor: float = 1.05) -> list[int]:
     """The lags that are measured: every one up to 32, then each 5 % further, and the last, T - 1."""
     found, lag = [], 1.0
     while round(lag) < T - 1:
         found.append(round(lag))
-        lag = lag + 1 if lag < 32 else lag * 1.05
+        lag = lag + 1 if lag < all_up_to else lag * factor
     return [*found, T - 1] if T > 1 else []
 
 

@@ -2,7 +2,7 @@
 
 The bars, all on g_l(lag) = ||dL/ds_{T-lag}|| in layer l:
 
-    vanishes in time    g_l falls under 1e-3 of its largest value, at a longer lag than that one
+    vanishes in time    g_l falls under 1e-3 of its largest value in every layer; where only some do, the others carry it: a note
     explodes in time    g_l rises over 1e3 of its value at the loss, g_top(0)
     fades with depth    sqrt(sum over lags of g_l^2), of h alone, is under 1e-3 of the top layer's; explodes: over 1e3 of it
     cut                 the graph does not lead there at all: no gradient, however small
@@ -97,7 +97,7 @@ def _time(measures: Measures) -> list[Finding]:
 
 
 def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
-    """The layer that falls first and the one that rises first, each as a finding."""
+    """What rises, or else what falls, in time."""
     value = at_loss(measures, loss=loss)
     # Against the direction of time the last step of the loss is the first of processing: only the end can be judged there.
     layers = [layer for layer in measures.layers if not (loss and layer.endswith(" backward"))]
@@ -118,15 +118,21 @@ def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
         )
         found.append(Finding("explodes in time", True, layer, up[layer], said))
     elif down:
-        layer = min(down, key=lambda name: down[name])
-        lag, left = down[layer], curves[layer][-1].norm / max(g.norm for g in curves[layer])
-        said = (
-            f"The gradient vanishes in time: ||dL/dh_t|| in {layer} is under 1e-3 of its value at the loss from lag {lag} "
-            f"on, of {measures.steps} steps; {left:.1e} is left at the first step."
-        )
-        if len(down) > 1:
-            said += f" So it does in {len(down) - 1} more of {len(measures.layers)} layers."
-        found.append(Finding("vanishes in time", True, layer, lag, said))
+        soonest = min(down, key=lambda name: down[name])
+        longest = max(down, key=lambda name: down[name])
+        here = f"in {soonest} from lag {down[soonest]} on"
+        if len(down) < len(curves):
+            said = f"In {len(down)} of {len(curves)} layers ||dL/dh_t|| falls under 1e-3 of its largest, {here}; the others keep it."
+            found.append(Finding("fades in some layers", False, soonest, down[soonest], said))
+        else:
+            left = curves[longest][-1].norm / max(g.norm for g in curves[longest])
+            said = (
+                f"The gradient vanishes in time: ||dL/dh_t|| in {longest} is under 1e-3 of its largest from lag {down[longest]} "
+                f"on, of {measures.steps} steps; {left:.1e} is left at the first step."
+            )
+            if len(down) > 1:
+                said += f" The other layers fall before it, {here}."
+            found.append(Finding("vanishes in time", True, longest, down[longest], said))
     return found
 
 

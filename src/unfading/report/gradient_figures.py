@@ -135,7 +135,7 @@ def _lags(rows: Rows, layers: list[str]) -> Figure | None:
 def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
     # Of the whole state where it has several parts: that is what goes round.
     wholes = {row["layer"] for row in rows if row["part"] == "all"}
-    names = {"largest": "largest singular value", "radius": "spectral radius", "median": "median singular value"}
+    names = {"largest": "largest", "radius": "radius", "median": "median"}
     shown = [
         {"layer": row["layer"], "part": label, "step": row["step"], "value": row[name]}
         for row in rows
@@ -146,7 +146,10 @@ def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
         return None
     alt = needed("altair")
     lines = _lines(alt, "spectra", layers, ("step", "step"), "of ds_t/ds_(t-1)", parts=True)
-    note = "What one step does to a gradient that goes back through it: above 1 it can grow, below 1 it shrinks."
+    note = (
+        "What one step does to a gradient that goes back through it: above 1 it can grow, below 1 it shrinks. Largest and median "
+        "singular value, and the radius: the largest absolute eigenvalue."
+    )
     chart = finished(alt.layer(lines), 300, {"spectra": shown})
     return Figure("Singular values and spectral radius of every step", note, chart)
 
@@ -161,13 +164,14 @@ def _activations(rows: Rows) -> Figure | None:
         ends = {"at the lower end": row["low"], "at the upper end": row["high"]}
         shares = {"dead": row["dead"]} if row["kind"] == "relu" else ends
         shown += [{"label": labels[-1], "kind": kind, "share": share} for kind, share in shares.items()]
-    if not shown:
+    # Bars of no length say nothing that the table does not.
+    if not any(row["share"] > 0 for row in shown):
         return None
     alt = needed("altair")
     share = alt.X("share:Q", title="share saturated, or dead", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"))
     label = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(labelLimit=330, labelFont="monospace"))
     scale = alt.Scale(domain=["at the lower end", "at the upper end", "dead"], range=list(COLOURS[:3]))
-    kind = alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None, symbolType="square", columns=3))
+    kind = alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None, symbolType="square", columns=2))
     tooltip = [alt.Tooltip("label:N"), alt.Tooltip("kind:N"), alt.Tooltip("share:Q", format=".1%")]
     bars = alt.Chart(alt.NamedData("activations"), name="activations").mark_bar()
     bars = bars.encode(x=share, y=label, color=kind, tooltip=tooltip)
@@ -248,7 +252,7 @@ def _lines(alt: Any, data: str, layers: list[str], x: tuple[str, str], title: st
     ticks = decades(alt, True)
     ticks.format = ".0e"
     told = ["layer:N", *(["part:N"] if parts else []), f"{name}:Q", alt.Tooltip("value:Q", format=".3~e")]
-    legend = alt.Legend(title=None, symbolType="stroke", columns=4)
+    legend = alt.Legend(title=None, symbolType="stroke", columns=3)
     across = alt.Axis(format=",d", grid=False, tickCount=6, tickMinStep=1)
     encoding = {
         "x": alt.X(f"{name}:Q", title=x_title, scale=alt.Scale(nice=False), axis=across),
