@@ -2,7 +2,7 @@
 
 The bars, all on g_l(lag) = ||dL/ds_{T-lag}|| in layer l:
 
-    vanishes in time    g_l falls under 1e-3 of its largest value in every layer; where only some do, the others carry it: a note
+    vanishes in time    g_l falls under 1e-3 of its largest value in every layer; where some keep it, that is a note
     explodes in time    g_l rises over 1e3 of its value at the loss, g_top(0)
     fades with depth    sqrt(sum over lags of g_l^2), of h alone, is under 1e-3 of the top layer's; explodes: over 1e3 of it
     cut                 the graph does not lead there at all: no gradient, however small
@@ -54,6 +54,8 @@ def findings(measures: Measures) -> list[Finding]:
 def headline(measures: Measures, found: list[Finding]) -> str:
     """The verdict in one sentence."""
     faults = [finding for finding in found if finding.fault]
+    if found and not faults:
+        return f"Clean, with {len(found)} note{'s' if len(found) > 1 else ''}: {', '.join(each.kind for each in found)}."
     if not faults:
         far = f"over {measures.steps} steps and {len(measures.layers)} layer{'s' if len(measures.layers) > 1 else ''}"
         return f"Clean: the gradient stays within a factor of 1,000 {far}."
@@ -122,13 +124,14 @@ def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
         longest = max(down, key=lambda name: down[name])
         here = f"in {soonest} from lag {down[soonest]} on"
         if len(down) < len(curves):
-            said = f"In {len(down)} of {len(curves)} layers ||dL/dh_t|| falls under 1e-3 of its largest, {here}; the others keep it."
+            many = f"In {len(down)} of {len(curves)} layers"
+            said = f"{many} ||dL/dh_t|| falls under 1e-3 of its largest, {here}; the others keep it."
             found.append(Finding("fades in some layers", False, soonest, down[soonest], said))
         else:
             left = curves[longest][-1].norm / max(g.norm for g in curves[longest])
             said = (
-                f"The gradient vanishes in time: ||dL/dh_t|| in {longest} is under 1e-3 of its largest from lag {down[longest]} "
-                f"on, of {measures.steps} steps; {left:.1e} is left at the first step."
+                f"The gradient vanishes in time: ||dL/dh_t|| in {longest} is under 1e-3 of its largest from lag "
+                f"{down[longest]} on, of {measures.steps} steps; {left:.1e} is left at the first step."
             )
             if len(down) > 1:
                 said += f" The other layers fall before it, {here}."

@@ -147,8 +147,8 @@ def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
     alt = needed("altair")
     lines = _lines(alt, "spectra", layers, ("step", "step"), "of ds_t/ds_(t-1)", parts=True)
     note = (
-        "What one step does to a gradient that goes back through it: above 1 it can grow, below 1 it shrinks. Largest and median "
-        "singular value, and the radius: the largest absolute eigenvalue."
+        "What one step does to a gradient that goes back through it: above 1 it can grow, below 1 it shrinks. Largest and "
+        "median singular value, and the radius: the largest absolute eigenvalue."
     )
     chart = finished(alt.layer(lines), 300, {"spectra": shown})
     return Figure("Singular values and spectral radius of every step", note, chart)
