@@ -44,8 +44,8 @@ LAYERS = [
     ["train", "progress", "tensorboard"],
     ["workers"],
     ["compare"],
-    ["bench", "cli_data", "cli_report", "cli_settings", "doctor"],
-    ["cli_train"],
+    ["bench", "diagnose", "cli_data", "cli_report", "cli_settings", "doctor"],
+    ["cli_train", "cli_diagnose"],
     ["cli"],
     ["__init__"],
 ]

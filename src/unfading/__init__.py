@@ -24,6 +24,7 @@ from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.compare import compare
 from unfading.convert import from_torch, to_torch
+from unfading.diagnose.diagnosis import Diagnosis, diagnose
 from unfading.layer import layer
 from unfading.model import Model
 from unfading.recurrent import Recurrent, detach
@@ -79,6 +80,8 @@ __all__ = [
     "DeepTransition",
     "DeepTransitionCell",
     "detach",
+    "diagnose",
+    "Diagnosis",
     "Elman",
     "ElmanCell",
     "EquilibriumRNN",

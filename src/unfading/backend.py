@@ -26,6 +26,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "g
 # What `use_backend` says. A plain global, hence one for all threads: Dynamo guards on it, so that a compiled layer follows
 # the block it runs in; it cannot trace a ContextVar and bakes a thread-local in.
 _override: str | None = None
+# What `run_by` puts in the place of every implementation.
+_stand_in: Callable[..., tuple[Any, Any]] | None = None
 
 
 @contextmanager
@@ -40,6 +42,17 @@ def use_backend(name: str) -> Iterator[None]:
         _override = before
 
 
+@contextmanager
+def run_by(implementation: Callable[..., tuple[Any, Any]]) -> Iterator[None]:
+    """Run every layer inside the block by a function like `reference`, each call in one piece: for what looks into the loop."""
+    global _stand_in
+    before, _stand_in = _stand_in, implementation
+    try:
+        yield
+    finally:
+        _stand_in = before
+
+
 def check_backend(name: str) -> None:
     """Raise for a backend that does not exist."""
     if name not in ("auto", *IMPLEMENTATIONS):
@@ -48,6 +61,8 @@ def check_backend(name: str) -> None:
 
 def choose(cell: Cell, backend: str) -> Callable[..., tuple[Any, Any]]:
     """The implementation that runs this cell now: the one that was named, or the first that does not refuse it."""
+    if _stand_in is not None:
+        return _stand_in
     name = _override or backend
     if name in ("auto", "fused"):
         reason = refusal(cell)
@@ -83,7 +98,7 @@ def run(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Any, Any]:
 def _run(implementation: Callable[..., tuple[Any, Any]], cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Any, Any]:
     lengths, reverse, start, _, every = how
     weights = _weights(cell, x)
-    if every is None:
+    if every is None or implementation is _stand_in:
         return implementation(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start)
     return run_in_segments(implementation, cell, x, state, weights, every=every, lengths=lengths, reverse=reverse, start=start)
 

@@ -205,7 +205,7 @@ def main() -> None:
     import tyro
     from tyro.conf import subcommand
 
-    from unfading import cli_train
+    from unfading import cli_diagnose, cli_train
 
     # tyro reads a choice of functions from a union; mypy has no word for a type that is made here.
     choice: Any = (
@@ -227,6 +227,7 @@ def main() -> None:
         "train": _later(cli_train.train),
         "compare": _later(cli_train.compare),
         "report": _later(cli_report.report),
+        "diagnose": _later(cli_diagnose.diagnose),
     }
     config = [tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes]
     act = tyro.extras.subcommand_cli_from_dict(verbs, prog="unfading", config=config)

@@ -95,6 +95,18 @@ def source(name: str) -> str | None:
     return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
+def own(name: str) -> Any:
+    """Whatever has that name in a user's file or module: my.py:build."""
+    place, _, wanted = name.rpartition(":")
+    if not place:
+        raise ValueError(f"a name in a file is written my.py:build; got {name!r}.")
+    module = _module(place, name)
+    if not hasattr(module, wanted):
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise ValueError(f"{place} has no such name: {unknown('name', wanted, known)}")
+    return getattr(module, wanted)
+
+
 def _own(name: str, kind: type[Kind], what: str) -> type[Kind]:
     place, _, wanted = name.rpartition(":")
     module = _module(place, name)

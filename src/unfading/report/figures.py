@@ -48,7 +48,7 @@ def png(spec: Spec) -> bytes:
     """The figure as a picture on white, twice as fine as a screen."""
     # A picture has no pointer: the points that answer it would only take time.
     layers = [layer for layer in spec["layer"] if layer["name"] != "dots"]
-    params = [param for param in spec["params"] if param["name"] != "pointed"]
+    params = [param for param in spec.get("params", []) if param["name"] != "pointed"]
     still = {**spec, "layer": layers, "params": params, "width": 720, "background": "white"}
     return bytes(needed("vl_convert").vegalite_to_png(still, vl_version=language(), scale=2))
 
@@ -119,7 +119,7 @@ def _over_steps(task: Task, line: Callable[[Record], Line], title: str, *, guess
     steps = alt.Scale(domain=[0, max(point["step"] for point in seeds)], nice=False)
     common = {
         "x": alt.X("step:Q", title="step", scale=steps, axis=alt.Axis(format=",d", grid=False, tickCount=6)),
-        "y": alt.Y("value:Q", title=title, scale=scale, axis=_axis(alt, log)),
+        "y": alt.Y("value:Q", title=title, scale=scale, axis=decades(alt, log)),
         **_colours(alt, task),
     }
     chosen = alt.selection_point("chosen", fields=["setting"], bind="legend")
@@ -136,7 +136,7 @@ def _over_steps(task: Task, line: Callable[[Record], Line], title: str, *, guess
     rule, words = _guess(alt, guess, "y", "right")
     layers = [*rule, thin.add_params(chosen, zoom), strong, *words, dots.add_params(pointed)]
     medians = [point for point in middle if point["seed"].startswith("median")]
-    return _spec(alt.layer(*layers), 320, {"seeds": seeds, "middle": middle, "dots": [*seeds, *medians]})
+    return finished(alt.layer(*layers), 320, {"seeds": seeds, "middle": middle, "dots": [*seeds, *medians]})
 
 
 def _per_seed(task: Task, values: Mapping[str, tuple[Any, Any]], title: str, *, guess: float | None, error: bool) -> Spec:
@@ -152,7 +152,7 @@ def _per_seed(task: Task, values: Mapping[str, tuple[Any, Any]], title: str, *, 
     labels = [setting.label for setting in task.settings]
     log, scale = _scale(alt, [dot["value"] for dot in seeds], guess, error)
     common = {
-        "x": alt.X("value:Q", title=title, scale=scale, axis=_axis(alt, log)),
+        "x": alt.X("value:Q", title=title, scale=scale, axis=decades(alt, log)),
         "y": alt.Y("setting:N", title=None, sort=labels, scale=alt.Scale(domain=labels), axis=alt.Axis(labelLimit=240)),
         "color": _colours(alt, task)["color"].legend(None),
         "tooltip": _tooltip(alt, title, steps=False),
@@ -167,7 +167,7 @@ def _per_seed(task: Task, values: Mapping[str, tuple[Any, Any]], title: str, *, 
     # Beside the rule, on the side where the scores are not.
     rule, words = _guess(alt, guess, "x", "left" if error else "right")
     layers = [*rule, dots.add_params(zoom), marks, *words]
-    return _spec(alt.layer(*layers), 36 * len(labels) + 24, {"seeds": seeds, "middle": bars})
+    return finished(alt.layer(*layers), 36 * len(labels) + 24, {"seeds": seeds, "middle": bars})
 
 
 def _point(setting: Setting, seed: str, step: int, value: float) -> dict[str, Any]:
@@ -193,7 +193,8 @@ def _scale(alt: Any, values: Sequence[float], guess: float | None, error: bool) 
     return True, alt.Scale(type="log", nice=False, padding=10, **({"domainMax": top} if max(values) > top else {}))
 
 
-def _axis(alt: Any, log: bool) -> Any:
+def decades(alt: Any, log: bool) -> Any:
+    """An axis with few ticks; a logarithmic one has faint lines between its decades."""
     if not log:
         return alt.Axis(tickCount=5)
     # Between the decades lines are faint: they give the scale away, and are too many.
@@ -231,7 +232,8 @@ def _guess(alt: Any, guess: float | None, axis: str, side: str) -> tuple[list[An
     return [rule], words
 
 
-def _spec(chart: Any, height: int, rows: Mapping[str, Any]) -> Spec:
+def finished(chart: Any, height: int, rows: Mapping[str, Any]) -> Spec:
+    """A chart over named data with the looks of all our figures, and the rows of those data."""
     text = {"labelFontSize": 12, "titleFontSize": 13, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
     chart = chart.properties(width="container", height=height).configure(font=FONT, background="transparent", padding=5)
     chart = chart.configure_view(stroke=None).configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)

@@ -5,7 +5,6 @@ make equal bytes, so a page can be kept under version control. All text of a rec
 """
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unfading.report import figures as _figures
-from unfading.report import tables
-from unfading.report.look import DRAW, POLICY, STYLE
+from unfading.report import sheet, tables
 from unfading.report.records import Record
 from unfading.report.settings import Task, shown, tasks, varying
 from unfading.report.tables import score
@@ -39,10 +37,7 @@ def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list
 
     Each file appears whole or not at all.
     """
-    if output.is_dir():
-        raise ValueError(f"the page needs a file's name; {output} is a folder. Nearest: {output / 'report.html'}")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {output}: there is no folder {output.parent}. Make it first.")
+    sheet.check(output)
     found = tasks(records)
     charts = {task.name: _figures.figures(task) for task in found}
     files = {output: _page(found, charts).encode()}
@@ -50,7 +45,7 @@ def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list
         for name, picture in _pictures(charts):
             files[output.with_name(f"{output.stem}-{name}.png")] = picture
     for path, content in files.items():
-        _replace(path, content)
+        sheet.replace(path, content)
     return list(files)
 
 
@@ -65,46 +60,19 @@ def _pictures(charts: Charts) -> Iterable[tuple[str, bytes]]:
             yield (kind if len(charts) == 1 else f"{name}-{kind}"), _figures.png(chart)
 
 
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def _page(found: Sequence[Task], charts: Charts) -> str:
     records = [record for task in found for record in task.records]
     title = f"{_list([task.name for task in found])}: {_count(len(records), 'run')}"
-    specs: list[str] = []
+    specs: list[_figures.Spec] = []
     body = [f"<h1>{escape(title)}</h1>", f"<p class='dim'>{escape(_dates(records))}</p>"]
     for task in found:
         body += ["<section>", f"<h2>{escape(task.name)}</h2>", f"<p>{_words(task)}</p>", "<div class='figures'>"]
         for kind, chart in charts[task.name].items():
-            name = f"figure-{len(specs) + 1}"
-            # `<` as JavaScript's own escape: no text of a record can end the script.
-            spec = json.dumps(chart, sort_keys=True, ensure_ascii=True).replace("<", "\\u003c")
-            specs.append(f"<script type='application/json' id='{name}'>{spec}</script>")
-            plot = f"<div class='plot' data-figure='{name}'></div>"
-            body.append(f"<figure><figcaption>{escape(CAPTIONS[kind])}</figcaption>{plot}</figure>")
+            specs.append(chart)
+            body.append(sheet.figure(CAPTIONS[kind], len(specs)))
         body += ["</div>", *_below(task), "</section>"]
     body += ["<section>", "<h2>How it was made</h2>", *_about(records), "</section>"]
-    bundle = _figures.needed("vl_convert").javascript_bundle(vl_version=_figures.language())
-    head = [
-        "<meta charset='utf-8'>", f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>",
-    ]  # fmt: skip
-    scripts = [*specs, f"<script>{_inline(bundle)}</script>", f"<script>{DRAW}</script>"]
-    return "\n".join(
-        ["<!doctype html>", "<html lang='en'>", "<head>", *head, "</head>", "<body>", *body, *scripts, "</body>", "</html>", ""]
-    )
-
-
-def _inline(script: str) -> str:
-    """The same script with nothing in it that HTML would take for its end."""
-    return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
+    return sheet.html(title, body, specs)
 
 
 def _words(task: Task) -> str:
