@@ -1,0 +1,1 @@
+"""The gradient microscope: what happens to states and gradients inside a model, measured."""
