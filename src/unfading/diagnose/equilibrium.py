@@ -1,9 +1,9 @@
-"""How near an incremental cell comes to the equilibrium that its paper speaks of, and whether the paper's conditions hold there.
+"""How near an incremental cell comes to the equilibrium that its paper speaks of, and whether the conditions hold there.
 
     result = equilibrium(cell, x)             x [T, B, I]; any of IncrementalRNN, SiRNN, StableIncrementalRNN, DeepTransition
 
-The measures are those of `fixed_point` (distance, rate, bound) and `inner_steps` (conditions, Jacobians, dh_eq/dx), taken at every
-time step and inner step of the first rows of x. The result holds plain numbers and lists: `result._asdict()` is JSON.
+The measures are those of `fixed_point` (distance, rate, bound) and `inner_steps` (conditions, Jacobians, dh_eq/dx), taken at
+every time step and inner step of the first rows of x. The result holds plain numbers and lists: `result._asdict()` is JSON.
 """
 
 import math
@@ -37,7 +37,9 @@ class Equilibrium(NamedTuple):
     theorem_2: dict[str, Any]  # share of inner steps at which it holds, worst ||A F|| / ||F||, worst of each time step
     corollary_1: dict[str, Any]  # the same for ||A||
     eigenvalues: dict[str, Any]  # of phi' P U - alpha I where time steps end: largest and least real part, shares
-    jacobians: list[dict[str, float]]  # of the last step's first row: K, ||dh_m/dh_{m-1}||, ||. + I|| (||. - I||), mean diagonal
+    jacobians: list[
+        dict[str, float]
+    ]  # of the last step's first row: K, ||dh_m/dh_{m-1}||, ||. + I|| (||. - I||), mean diagonal
     input_response: dict[str, float] | None  # dh_eq/dx: largest difference of formula and measurement, relative; singular value
 
 

@@ -7,14 +7,15 @@ independent witness. `convergence` repeats the inner step with one eta and follo
 
     fitted rate       of d_k ~ rate^k near s*, by least squares on log d_k
     spectral radius   of A = I + eta (phi' P U - alpha I) at s*: what the rate tends to
-    bound             1 - alpha eta + eta ||P U||, Kag et al. 2020, Proposition 2: d_k <= bound^(k-1) d_1 (they print no exponent),
-                      where ||P U|| < alpha, 0 < eta alpha <= 1 and phi is 1-Lipschitz
+    bound             1 - alpha eta + eta ||P U||, Kag et al. 2020, Proposition 2: d_k <= bound^(k-1) d_1 (printed without the
+                      exponent), where ||P U|| < alpha, 0 < eta alpha <= 1 and phi is 1-Lipschitz
 
-The fit looks through a magnifying glass: each time s_k - s* is scaled back to a millionth of s*. Before rounding ends it, a plain
-sequence of distances is too short: where two eigenvalues of A are near each other, or turn, its slope is 5 to 10 % off.
+The fit looks through a magnifying glass: each time s_k - s* is scaled back to a millionth of s*. A plain sequence of distances
+ends in rounding too early: where two eigenvalues of A are near each other, or turn, its slope is up to 10 % off.
 """
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -41,8 +42,8 @@ class Equilibria(NamedTuple):
 def equilibria(path: Path, s: Tensor, u: Tensor) -> Equilibria:
     """The equilibrium near each s [N, D] for its input's part u [N, D], by Newton's method with shortened steps.
 
-    Where a step along Newton's direction cannot make the pull smaller (a kink of ReLU), s <- s + F / alpha is taken, which comes
-    nearer wherever ||P U|| < alpha. Where the matrix is singular the shortest step is taken.
+    Where a step along Newton's direction cannot make the pull smaller (a kink of ReLU), s <- s + F / alpha is taken, which
+    comes nearer wherever ||P U|| < alpha. Where the matrix is singular the shortest step is taken.
     """
     s = s.clone()
     for _ in range(NEWTON_STEPS):
@@ -66,9 +67,13 @@ def scipy_root(path: Path, s: Tensor, u: Tensor) -> Tensor:
     try:
         root = import_module("scipy.optimize").root
     except ModuleNotFoundError:
-        raise ValueError("scipy's root needs scipy, which is not installed. Get it with: pip install 'unfading[diagnose]'") from None
+        raise ValueError(
+            "scipy's root needs scipy, which is not installed. Get it with: pip install 'unfading[diagnose]'"
+        ) from None
     with torch.no_grad():
-        found = root(lambda a: path.cell.pull(torch.from_numpy(a), u, path.weights).numpy(), s.numpy(), method="hybr", tol=1e-14)
+        found = root(
+            lambda a: path.cell.pull(torch.from_numpy(a), u, path.weights).numpy(), s.numpy(), method="hybr", tol=1e-14
+        )
     return torch.from_numpy(found.x)
 
 
@@ -158,4 +163,4 @@ def _fitted(path: Path, error: Tensor, u: Tensor, root: Tensor, eta: float) -> f
 
 
 def _under(distances: list[float], bound: float, floor: float) -> bool:
-    return all(after <= bound * before + floor for before, after in zip(distances, distances[1:], strict=False))
+    return all(after <= bound * before + floor for before, after in pairwise(distances))

@@ -1,7 +1,7 @@
 """What is left in a state after a signal has been followed by nothing, or by noise.
 
-A cell reads a signal, then `steps` more inputs that carry nothing: zeros, or standard normal noise, the same for all rows. With v the
-state when the signal ends and w at the very end, for each part of the state:
+A cell reads a signal, then `steps` more inputs that carry nothing: zeros, or standard normal noise, the same for all rows.
+With v the state when the signal ends and w at the very end, for each part of the state:
 
     norm_before, norm_after      mean ||v||, mean ||w||
     cosine                       mean of v w / (||v|| ||w||): is it still the same state?
@@ -37,7 +37,9 @@ def after_noise(cell: Cell, signal: Tensor, *, steps: int = 972, seed: int = 0) 
     """
     check_count("steps", steps)
     if signal.dim() != 3 or signal.shape[1] < 2 or signal.shape[2] != cell.input_size:
-        raise ValueError(f"signal must be [T, B, {cell.input_size}] with B at least 2, to be told apart; got {list(signal.shape)}.")
+        raise ValueError(
+            f"signal must be [T, B, {cell.input_size}] with B at least 2, to be told apart; got {list(signal.shape)}."
+        )
     # In float64: what float32 rounds away is not what the cell forgets.
     cell, signal = deepcopy(cell).double().eval(), signal.double()
     T, B, size = signal.shape

@@ -4,8 +4,8 @@
     h_m                                                        the state, two numbers
     alpha s*(x) = phi(P U s*(x) + P (W x + b))                  for an incremental cell: the equilibrium curve, over all x met
 
-Kag et al. 2020, Fig. 2. The curve is one of sums: an incremental cell in equilibrium has h_m + h_{m-1} = s*(x_m) (h_m - h_{m-1} in
-the -h form), and `sums` gives that path.
+Kag et al. 2020, Fig. 2. The curve is one of sums: an incremental cell in equilibrium has h_m + h_{m-1} = s*(x_m) (h_m - h_{m-1}
+in the -h form), and `sums` gives that path.
 """
 
 from typing import Any
@@ -32,7 +32,9 @@ def random_walk(steps: int, deviation: float, *, seed: int) -> Tensor:
 def states(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
     """The states h_0 .. h_T of a cell of two units, in float64, from h [2] on x [T, 1, I], [T + 1, 2]."""
     if cell.output_size != 2:
-        raise ValueError(f"a phase portrait needs a state of two numbers; got {cell.output_size}. Build the cell with two units.")
+        raise ValueError(
+            f"a phase portrait needs a state of two numbers; got {cell.output_size}. Build the cell with two units."
+        )
     begin = cell.initial_state(1)
     if len(begin) > 1:
         raise ValueError(f"a phase portrait needs a state of one part; {type(cell).__name__} has {', '.join(begin._fields)}.")
@@ -46,10 +48,9 @@ def sums(cell: Cell, h: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def equilibrium_curve(cell: Cell, low: float, high: float, *, points: int = 201) -> Tensor:
-    """s*(x) for so many x from low to high, [points, 2]; nan where there is none."""
-    x = torch.linspace(low, high, points, dtype=torch.float64).reshape(1, points, 1)
-    path = walk(cell, x)
+def equilibrium_curve(cell: Cell, x: Tensor) -> Tensor:
+    """s*(x) for each x [N] of one feature, [N, 2]; nan where there is none."""
+    path = walk(cell, x.reshape(1, len(x), 1))
     found = equilibria(path, path.s[0, -1], path.u[0])
     return torch.where(found.found.unsqueeze(-1), found.s, torch.nan)
 
