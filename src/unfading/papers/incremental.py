@@ -111,9 +111,9 @@ def fig6(seeds: int = 20) -> Item:
         rows=[*rows, *distances, *pulled],
         findings=[
             f"Over {len(rows)} cells (three activations, three eta, {seeds} seeds) the fitted rate is within "
-            f"{100 * max(off):.2g} % of the spectral radius (median {100 * statistics.median(off):.2g} %), and Proposition 2's bound, "
-            f"with its exponent, {'holds at every step' if under else 'is broken'}. scipy's roots differ from ours by at most "
-            f"{max(row['scipy_gap'] for row in rows):.1g}.",
+            f"{100 * max(off):.2g} % of the spectral radius (median {100 * statistics.median(off):.2g} %), and Proposition 2's "
+            f"bound, with its exponent, {'holds at every step' if under else 'is broken'}. scipy's roots differ from ours by "
+            f"at most {max(row['scipy_gap'] for row in rows):.1g}.",
             f"The bound is loose: it promises {100 * slack:.0f} % of the speed, 1 - rate, in the median.",
             f"In the form of the experiments the pull does not vanish: after {pulled[-1]['k']} inner steps it is {last[1]:.2g} "
             f"times its first size, against {last[0]:.1g} in the form of the theorem. U = I + V H has a norm of at least 1 = "
@@ -217,8 +217,8 @@ def noise(steps: int = 972) -> Item:
             f"{still['norm_after']:.3g}, cosine {still['cosine']:.2f}) and does not suppress noise, it adds it up: norm "
             f"{noisy['norm_before']:.3g} to {noisy['norm_after']:.3g}, cosine {noisy['cosine']:.2f}. Signals stay apart "
             f"({noisy['kept']:.2f}).",
-            f"Stopped early, at its default start and with zeros alone, IncrementalRNN (K = 5) grows {grown:.1g} times: the growth "
-            f"that ||P U|| > alpha brings. The stable form grows {stable['growth']:.1f} times under noise (cosine "
+            f"Stopped early, at its default start and with zeros alone, IncrementalRNN (K = 5) grows {grown:.1g} times: the "
+            f"growth that ||P U|| > alpha brings. The stable form grows {stable['growth']:.1f} times under noise (cosine "
             f"{stable['cosine']:.2f}).",
             f"Two signals are as far apart after the noise as before, within a factor of two, in {', '.join(kept)}.",
         ],
