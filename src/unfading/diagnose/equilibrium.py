@@ -83,7 +83,7 @@ def equilibrium(cell: Cell, x: Tensor, *, rows: int = 2, inner_steps: int = 30, 
         corollary_1=_holds(at_steps.corollary_1.reshape(T, -1)),
         eigenvalues=spectrum(conditions(path, ends).eigenvalues, alpha),
         jacobians=_jacobians(path, inner_steps),
-        input_response=None if last_row is None else _response(path, x[-1, int(last[0])], near.s[last_row], start + T - 1),
+        input_response=None if last_row is None else _response(path, x[-1, int(last[0])], near.s[last_row]),
     )
 
 
@@ -147,8 +147,8 @@ def _jacobians(path: Path, most: int) -> list[dict[str, float]]:
     ]
 
 
-def _response(path: Path, x: Tensor, s: Tensor, start: int) -> dict[str, float]:
-    found = input_response(path, x, s, start=start)
+def _response(path: Path, x: Tensor, s: Tensor) -> dict[str, float]:
+    found = input_response(path, x, s)
     gap = (found.formula - found.measured).abs().max() / found.measured.abs().max().clamp_min(1e-300)
     return {"gap": float(gap), "smallest_singular_value": found.smallest}
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.diagnose.inner_path import Path, matrix_norm, slopes
+from unfading.diagnose.inner_path import CHUNK, Path, matrix_norm, slopes
 
-NEWTON_STEPS = 60
+NEWTON_STEPS = 40
 HALVINGS = 30
 # A point is an equilibrium when its pull is so many roundings of what it is the difference of.
 ROUNDINGS = 1e3
@@ -42,9 +42,14 @@ class Equilibria(NamedTuple):
 def equilibria(path: Path, s: Tensor, u: Tensor) -> Equilibria:
     """The equilibrium near each s [N, D] for its input's part u [N, D], by Newton's method with shortened steps.
 
-    Where a step along Newton's direction cannot make the pull smaller (a kink of ReLU), s <- s + F / alpha is taken, which
-    comes nearer wherever ||P U|| < alpha. Where the matrix is singular the shortest step is taken.
+    Where a step along Newton's direction cannot make the pull smaller (a kink of ReLU, a singular matrix), s <- s + F / alpha
+    is taken, which comes nearer wherever ||P U|| < alpha.
     """
+    pieces = [_equilibria(path, *piece) for piece in zip(s.split(CHUNK), u.split(CHUNK), strict=True)]
+    return Equilibria(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+
+
+def _equilibria(path: Path, s: Tensor, u: Tensor) -> Equilibria:
     s = s.clone()
     for _ in range(NEWTON_STEPS):
         moving = ~_settled(path, s, u)
@@ -124,9 +129,9 @@ def _settled(path: Path, s: Tensor, u: Tensor) -> Tensor:
 
 
 def _direction(path: Path, s: Tensor, u: Tensor) -> Tensor:
-    """Newton's step; the shortest, where there are many."""
+    """Newton's step; not finite, or of any size, where the matrix is singular."""
     F = path.cell.pull(s, u, path.weights)
-    return torch.linalg.lstsq(slopes(path, s, u), -F.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+    return torch.linalg.solve_ex(slopes(path, s, u), -F.unsqueeze(-1)).result.squeeze(-1)
 
 
 def _newton(path: Path, s: Tensor, u: Tensor) -> Tensor:

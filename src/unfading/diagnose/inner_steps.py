@@ -75,12 +75,12 @@ class InputResponse(NamedTuple):
 
 
 @torch.no_grad()
-def input_response(path: Path, x: Tensor, s: Tensor, *, start: int = 0) -> InputResponse:
+def input_response(path: Path, x: Tensor, s: Tensor) -> InputResponse:
     """dh_eq/dx at the input x [I] and its equilibrium s [D], by the formula and by moving the input."""
     x = x.double()
 
     def part(x: Tensor) -> Any:
-        return path.cell.project(x[None, None], start).u[0, 0]
+        return path.cell.project(x[None, None]).u[0, 0]
 
     u = part(x)
     dF = slopes(path, s[None], u[None])[0]
