@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import unfading
-from unfading import catalogue, cli, cli_data, cli_report, data
+from unfading import catalogue, cli, cli_data, cli_report, cli_reproduce, data
 from unfading.datasets import DATASETS
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,8 @@ LAYERS = [
     ["workers"],
     ["compare"],
     ["bench", "diagnose", "cli_data", "cli_report", "cli_settings", "doctor"],
-    ["cli_train", "cli_diagnose"],
+    ["papers"],
+    ["cli_train", "cli_diagnose", "cli_reproduce"],
     ["cli"],
     ["__init__"],
 ]
@@ -221,5 +222,13 @@ def test_a_wrong_command_line_exits_with_2(arguments, sentence):
 def test_every_public_name_is_documented():
     for name in unfading.__all__:
         assert inspect.getdoc(getattr(unfading, name)), name
-    for verb in (cli.cells, cli.tasks, cli_data.list_datasets, cli_data.fetch, cli_data.verify, cli_report.report):
+    for verb in (
+        cli.cells,
+        cli.tasks,
+        cli_data.list_datasets,
+        cli_data.fetch,
+        cli_data.verify,
+        cli_report.report,
+        cli_reproduce.reproduce,
+    ):
         assert verb.__doc__

@@ -9,7 +9,7 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from unfading import catalogue, cli_data, cli_report
+from unfading import catalogue, cli_data, cli_report, cli_reproduce
 from unfading import doctor as _doctor
 from unfading.errors import check_count
 from unfading.fuse import cache
@@ -228,6 +228,7 @@ def main() -> None:
         "compare": _later(cli_train.compare),
         "report": _later(cli_report.report),
         "diagnose": _later(cli_diagnose.diagnose),
+        "reproduce": _later(cli_reproduce.reproduce),
     }
     config = [tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes]
     act = tyro.extras.subcommand_cli_from_dict(verbs, prog="unfading", config=config)

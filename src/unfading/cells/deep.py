@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import linear
-from unfading.cells.incremental import InnerStepsCell, Inputs, State
+from unfading.cells.incremental import InnerStepsCell
 from unfading.errors import check_count
 from unfading.initialise import gaussian_, orthogonal_linear_
 
@@ -88,14 +88,9 @@ class DeepTransitionCell(InnerStepsCell):
     def weights(self) -> Weights:
         return Weights(self.U, tuple(self.f.parameters()))
 
-    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:  # type: ignore[override]
+    def pull(self, s: Tensor, u: Tensor, weights: Weights) -> Tensor:
         parameters = dict(zip((name for name, _ in self.f.named_parameters()), weights.f, strict=True))
-        h = g = state.h
-        for eta in inputs.eta.split(1, dim=-1):
-            s = g + h
-            a = inputs.u + linear(s, weights.U)
-            g = g + eta * (torch.func.functional_call(self.f, parameters, (a,)) - self.alpha * s)
-        return State(g)
+        return torch.func.functional_call(self.f, parameters, (u + linear(s, weights.U),)) - self.alpha * s
 
 
 @torch.no_grad()

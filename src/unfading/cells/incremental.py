@@ -30,7 +30,7 @@ b = 0. A table of eta belongs to sequences of its own length; past its end, here
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -108,13 +108,15 @@ class InnerStepsCell(Cell):
     def initial_state(self, batch: int) -> State:
         return State(self.from_input.weight.new_zeros(batch, self.output_size))
 
-    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
-        phi = activation(self.activation)
+    def pull(self, s: Tensor, u: Tensor, weights: Any) -> Tensor:
+        """F(s) = phi(M s + u) - alpha s, which is zero at an equilibrium; the paper's F, with s = g + h."""
+        return activation(self.activation)(linear(s, weights.M) + u) - self.alpha * s
+
+    def step(self, inputs: Inputs, state: State, weights: Any) -> State:
         h = -state.h if self.minus else state.h
         g = torch.zeros_like(state.h) if self.from_zero else state.h
         for eta in inputs.eta.split(1, dim=-1):
-            s = g + h
-            g = g + eta * (phi(linear(s, weights.M) + inputs.u) - self.alpha * s)
+            g = g + eta * self.pull(g + h, inputs.u, weights)
         return State(g)
 
 

@@ -6,5 +6,7 @@ lag           ||dh_T/dh_t|| and ||dL/dh_t|| over time and layers
 probe         the same for states too large to be written out: estimates that say how wrong they may be
 saturation    gates that saturate, ReLUs that are dead, sizes of states
 memory        which entries of a memory are written and read, and when
+equilibrium   of incremental cells: how far the inner steps come, how fast, and what the theorems ask for
+trajectory    states in the plane; noise: what a state keeps when nothing comes, or noise
 verdict       all of it in words; remedy measures what is worth trying
 """

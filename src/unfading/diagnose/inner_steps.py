@@ -1,0 +1,93 @@
+"""The inner steps of an incremental cell as linear maps: what the incremental RNN's theorems ask for, at each of them.
+
+At the point s that an inner step of size eta leaves, with F the pull and A = I + eta (phi' P U - alpha I):
+
+    Theorem 2's condition     eta^2 ||dF F||^2 + 2 eta F^T dF F < 0, which is ||A F|| < ||F||
+    Corollary 1               ||A|| < 1
+    step Jacobian             dh_m/dh_{m-1} = c A_K ... A_1 - I, with c = 2 for g_0 = h and c = 1 for g_0 = 0;
+                              in the -h form I - c' A_K ... A_1, with c' = 0 for g_0 = h and c' = 1 for g_0 = 0
+    dh_eq/dx                  -(dF/ds)^{-1} dF/du du/dx = (alpha I - phi' P U)^{-1} phi' P W, section 3.2
+
+Kag et al. 2020. Theorem 1 is the limit -I (or I) of the step Jacobian.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from unfading.diagnose.fixed_point import equilibria
+from unfading.diagnose.inner_path import Path, Points, in_chunks, slopes
+
+# Of the central differences that dh_eq/dx is held against, relative to the size of x.
+DIFFERENCE = 1e-5
+
+
+class Conditions(NamedTuple):
+    """At each of N points."""
+
+    theorem_2: Tensor  # [N] ||A F|| / ||F||; nan where nothing pulls
+    corollary_1: Tensor  # [N] ||A||
+    eigenvalues: Tensor  # [N, D] of phi' P U - alpha I, complex
+
+
+@torch.no_grad()
+def conditions(path: Path, points: Points) -> Conditions:
+    """Theorem 2's condition, Corollary 1 and the eigenvalues at points of a path. The first two hold below 1."""
+    found: list[tuple[Tensor, ...]] = []
+    for s, u, eta in in_chunks(points):
+        F, dF = path.cell.pull(s, u, path.weights), slopes(path, s, u)
+        A = torch.eye(s.shape[1], dtype=s.dtype) + eta[:, None, None] * dF
+        ratio = (A @ F.unsqueeze(-1)).squeeze(-1).norm(dim=-1) / F.norm(dim=-1)
+        found.append((ratio, torch.linalg.matrix_norm(A, 2), torch.linalg.eigvals(dF)))
+    return Conditions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+@torch.no_grad()
+def step_jacobians(path: Path, m: int, row: int, most: int) -> Tensor:
+    """dh_m/dh_{m-1} for K = 1 .. most inner steps from the state that the path has at m, [most, D, D].
+
+    Past the K of the cell its last step size holds.
+    """
+    cell, u = path.cell, path.u[m, row]
+    eye = torch.eye(len(u), dtype=u.dtype)
+    h = path.h[m, row]
+    before = -h if cell.minus else h
+    s = before if cell.from_zero else h + before
+    # ds_0/dh is this multiple of the identity, and A_k takes ds_{k-1}/dh to ds_k/dh.
+    product = ((-1.0 if cell.minus else 1.0) + (0.0 if cell.from_zero else 1.0)) * eye
+    found = []
+    for k in range(most):
+        eta = path.eta[m, min(k, path.eta.shape[1] - 1)]
+        product = product + eta * slopes(path, s[None], u[None])[0] @ product
+        s = s + eta * cell.pull(s, u, path.weights)
+        found.append(product + eye if cell.minus else product - eye)
+    return torch.stack(found)
+
+
+class InputResponse(NamedTuple):
+    """How the equilibrium answers to the input."""
+
+    formula: Tensor  # [D, I] section 3.2
+    measured: Tensor  # [D, I] central differences of the equilibrium itself
+    smallest: float  # singular value of alpha I - phi' P U, relative to its largest; 0 where the formula has no meaning
+
+
+@torch.no_grad()
+def input_response(path: Path, x: Tensor, s: Tensor) -> InputResponse:
+    """dh_eq/dx at the input x [I] and its equilibrium s [D], by the formula and by moving the input."""
+    x = x.double()
+
+    def part(x: Tensor) -> Any:
+        return path.cell.project(x[None, None]).u[0, 0]
+
+    u = part(x)
+    dF = slopes(path, s[None], u[None])[0]
+    by_input = vmap(jacrev(path.cell.pull, argnums=1), in_dims=(0, 0, None))(s[None], u[None], path.weights)[0].detach()
+    formula = -torch.linalg.lstsq(dF, by_input @ jacrev(part)(x).detach(), driver="gelsd").solution
+    step = DIFFERENCE * max(1.0, float(x.norm()))
+    moved = step * torch.eye(len(x), dtype=x.dtype)
+    ends = [equilibria(path, s.expand(len(x), -1), torch.stack([part(row) for row in x + sign * moved])).s for sign in (1, -1)]
+    values = torch.linalg.svdvals(dF)
+    return InputResponse(formula, (ends[0] - ends[1]).T / (2 * step), float(values[-1] / values[0]))

@@ -1,0 +1,180 @@
+"""Items of papers: found, made, written; and the verb that does it."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from torch.func import jacrev
+from torch.testing import assert_close
+
+from tests import laws
+from tests.test_project import run
+from unfading import cli_reproduce, data
+from unfading.cells.elman import ElmanCell
+from unfading.cells.incremental import IncrementalRNNCell
+from unfading.papers import incremental, shelf
+from unfading.papers.incremental_settings import histogram
+from unfading.papers.item import Item
+from unfading.papers.trained import first_to_last, on_the_way
+from unfading.run import Run
+from unfading.train import train
+
+SMALL = {
+    "fig2": lambda: incremental.fig2(steps=30),
+    "fig6": lambda: incremental.fig6(seeds=1),
+    "noise": lambda: incremental.noise(steps=2),
+}
+
+
+def test_items_are_found_and_say_what_they_are():
+    found = shelf.items()
+    assert {f"incremental/{name}" for name in ("fig2", "fig6", "fig7", "fig8", "noise")} <= set(found)
+    for make in found.values():
+        assert make.__doc__
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_item_is_made_and_written(name, tmp_path):
+    made = SMALL[name]()
+    assert made.title
+    assert len(made.caption) > 100
+    assert made.findings
+    assert not any("nan" in each or "None" in each for each in made.findings)
+    files = shelf.save(f"incremental/{name}", made, tmp_path / "new")
+    assert [path.name for path in files] == [f"incremental-{name}.{ending}" for ending in ("png", "svg", "json")]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in files[1].read_text()
+    assert json.loads(files[2].read_text())["rows"] == made.rows
+    assert made.findings[0][:30] in shelf.told(made, width=1000)
+
+
+def test_figure_six_meets_its_bar():
+    rows = [row for row in incremental.fig6(seeds=1).rows if "fitted_rate" in row]
+    assert len(rows) == 9
+    for row in rows:
+        assert abs(row["fitted_rate"] / row["spectral_radius"] - 1) < 0.02
+        assert row["fitted_rate"] <= row["bound"]
+        assert row["bound_holds"]
+        assert row["scipy_gap"] < 1e-10
+
+
+@pytest.mark.parametrize("name", ["fig7", "fig8"])
+def test_figures_of_training_are_made(name, made, tmp_path):
+    """On data made at random: what they show there means nothing, that they can be made does."""
+    item = getattr(incremental, name)(steps=2, windows=2)
+    assert len(item.findings) == {"fig7": 4, "fig8": 3}[name]
+    assert shelf.save(f"incremental/{name}", item, tmp_path)
+
+
+@pytest.mark.long
+def test_figure_seven_on_real_data(real):
+    real("har")
+    rows = {row["setting"]: row for row in incremental.fig7(steps=20, windows=4).rows if "zero" in row}
+    plain, stable = (next(row for label, row in rows.items() if label.startswith(kind)) for kind in ("incremental", "stable"))
+    assert plain["positive"] > 0
+    assert stable["largest"] < 1e-7
+
+
+def test_a_dataset_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
+    assert not data.present("har")
+    with pytest.raises(FileNotFoundError, match="dataset 'har' is not in"):
+        incremental.fig8(steps=1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ElmanCell(2, 5), lambda: IncrementalRNNCell(2, 5, steps=4, eta=0.2, activation="tanh")]
+)
+def test_first_to_last_is_the_jacobian_row_by_row(make):
+    cell = make().double()
+    x = torch.randn(6, 3, 2, dtype=torch.float64)
+    found = first_to_last(cell, x)
+    _, state = laws.run(cell, x[:1])
+    for row in range(3):
+
+        def last(h, row=row):
+            return laws.run(cell, x[1:, row : row + 1], type(state)(h[None]), start=1)[1].h[0]
+
+        assert_close(found[row], jacrev(last)(state.h[row].detach()).detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_a_model_on_its_way_is_the_one_that_train_trains():
+    run = Run(task="adding", task_options={"T": 8}, cell="Elman", hidden=6, batch=4, rate=1e-2, steps=7, valid_every=7, seed=3)
+    seen = []
+    for step, model in on_the_way(run, every=3):
+        seen.append(step)
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        if step == 0:
+            start = run.make_model().state_dict()
+            assert all(torch.equal(weights[name], start[name]) for name in start)
+    assert seen == [0, 3, 6, 7]
+    x = run.make_task().batch(0, 4, split="test", seed=0, device="cpu")
+    again = run.make_model()
+    again.load_state_dict(weights)
+    found = train(run)["test"]["mse"]
+    whole = [run.make_task().batch(i, 4, split="test", seed=0, device="cpu") for i in range(10)]
+    with torch.no_grad():
+        want = torch.stack([run.make_task().loss(again(b.x)[0], b) for b in whole]).mean()
+    assert found == pytest.approx(float(want), rel=1e-5)
+    assert x.x.shape[1] == 4
+
+
+def test_histogram_keeps_the_sides_of_zero_apart():
+    values = torch.tensor([-1.0, -0.95, -0.01, 0.0, 1e-9, 0.02, 0.31])
+    rows = histogram(values, 0.1)
+    assert sum(row["count"] for row in rows) == len(values)
+    assert {row["sign"]: row["count"] for row in rows if row["sign"] == "zero"} == {"zero": 2}
+    for row in rows:
+        if row["sign"] != "zero":
+            inside = ((values >= row["low"] - 1e-6) & (values < row["high"] - 1e-6) & (values.abs() > 1e-7)).sum()
+            assert inside == row["count"]
+            assert (row["low"] < -1e-6) == (row["sign"] == "negative")
+    assert not math.isnan(rows[0]["low"])
+
+
+def test_the_verb_lists(capsys):
+    cli_reproduce.reproduce(list=True)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(shelf.items())
+
+
+def test_the_verb_makes(tmp_path, monkeypatch, capsys):
+    def small() -> Item:
+        return SMALL["noise"]()
+
+    small.__module__ = incremental.__name__
+    monkeypatch.setattr(incremental, "small", small, raising=False)
+    monkeypatch.setattr(incremental, "_part", small, raising=False)
+    assert "incremental/_part" not in shelf.items()
+    cli_reproduce.reproduce(("incremental/small",), output=tmp_path)
+    said = capsys.readouterr().out
+    assert "is noise suppressed" in said
+    assert f"wrote {tmp_path / 'incremental-small.png'}" in said
+    assert (tmp_path / "incremental-small.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("items", "sentence"),
+    [
+        ((), "name an item, e.g. unfading reproduce incremental/fig6"),
+        (("incremental/fig66",), "unknown item 'incremental/fig66'. Did you mean 'incremental/fig6'?"),
+        (("incremental/fig6", "moon"), "unknown item 'moon'. Known: incremental/fig2"),
+    ],
+)
+def test_the_verb_answers_in_one_sentence(items, sentence, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        cli_reproduce.reproduce(items, output=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_verb_is_joined_to_the_command_line():
+    answer = run("reproduce", "incremental/fig66", "-o", "nowhere")
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("unfading: unknown item 'incremental/fig66'. Did you mean 'incremental/fig6'?")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be made"):
+        shelf.save("incremental/fig2", Item("t", "c", {}, [], []), tmp_path / "file" / "below")
