@@ -155,6 +155,23 @@ def faster_than(name: str) -> Callable[[Row], Numbers]:
     return read
 
 
+def captured(name: str) -> Callable[[Row], Numbers]:
+    """Our forward and backward over a peer's, both replayed from CUDA graphs."""
+
+    def read(row: Row) -> Numbers:
+        ours, theirs = row.peer("fused, captured"), row.peer(f"{name}, captured")
+        if ours is None or theirs is None or ours.both is None or theirs.both is None:
+            return {"both": None}
+        return {"both": ours.both.ms / theirs.both.ms}
+
+    return read
+
+
+def captured_ms(row: Row) -> Numbers:
+    ours = row.peer("fused, captured")
+    return {"both": None if ours is None or ours.both is None else ours.both.ms}
+
+
 def us_a_step(row: Row) -> Numbers:
     return {"forward": None if row.forward is None else 1e3 * row.forward.ms / row.T}
 
@@ -190,7 +207,7 @@ def gpu_bars() -> list[Bar]:
     """Of layers and fleets; what an epoch of training takes is told by the records of `unfading train`."""
     at_128, at_64, at_256, wide = gpu_cases.LONG, gpu_cases.SMALL, gpu_cases.LARGE, gpu_cases.WIDE
     usual = [at_128, at_64, gpu_cases.CATALOGUE]
-    lstm, gru, step = of_peer("cuDNN LSTM"), of_peer("cuDNN GRU"), "us a forward step"
+    lstm, step = of_peer("cuDNN LSTM"), "us a forward step"
     incremental, after = ("IncrementalRNN K=1",), ("GRU reset after",)
 
     def fused(case: Case) -> bool:
@@ -200,12 +217,18 @@ def gpu_bars() -> list[Bar]:
         return Bar(against, setting, asks, values, worst, at_most=True)
 
     return [
-        bar("cuDNN LSTM", "STAR, H=128 and 64", lines(("STAR",), (at_128, at_64)), lstm, 0.6),
-        bar("cuDNN LSTM", "incremental K=1, H=128 and 64", lines(incremental, (at_128, at_64)), lstm, 0.65),
-        bar("cuDNN GRU", "GRU reset after, H=128", lines(after, (at_128,)), gru, 0.8),
-        bar("cuDNN GRU", "GRU reset after, H=64", lines(after, (at_64,)), gru, 0.5),
-        bar("cuDNN LSTM", "LSTM, H=64", lines(("LSTM",), (at_64,)), lstm, 1.2),
-        bar("cuDNN LSTM", "LSTM, H=128", lines(("LSTM",), (at_128,)), lstm, 1.5),
+        *(
+            bar(f"{name}{how}", setting, asks, read(name), limit)
+            for how, read in (("", of_peer), (", both captured", captured))
+            for name, setting, asks, limit in (
+                ("cuDNN LSTM", "STAR, H=128 and 64", lines(("STAR",), (at_128, at_64)), 0.6),
+                ("cuDNN LSTM", "incremental K=1, H=128 and 64", lines(incremental, (at_128, at_64)), 0.65),
+                ("cuDNN GRU", "GRU reset after, H=128", lines(after, (at_128,)), 0.8),
+                ("cuDNN GRU", "GRU reset after, H=64", lines(after, (at_64,)), 0.5),
+                ("cuDNN LSTM", "LSTM, H=64", lines(("LSTM",), (at_64,)), 1.2),
+                ("cuDNN LSTM", "LSTM, H=128", lines(("LSTM",), (at_128,)), 1.5),
+            )
+        ),
         Bar("eager loop", "any cell that runs fused, B=128", fused, faster_than("eager loop"), 60.0, fused_only=True),
         Bar("graphed loop", "any cell that runs fused, B=128", fused, faster_than("graphed loop"), 4.0, fused_only=True),
         bar(step, "STAR, tf32, H=128", lines(("STAR",), (at_128,)), us_a_step, 1.3),
@@ -215,8 +238,11 @@ def gpu_bars() -> list[Bar]:
         bar("cuDNN LSTM", "LSTM, B=1024, H=128", lines(("LSTM",), (wide,)), lstm, 0.5),
         bar("cuDNN LSTM", "one-matrix cells, bf16, H=128", lines(gpu_cases.ONE_MATRIX, (at_128,), "bf16"), lstm, 0.12),
         bar("cuDNN LSTM", "one-matrix cells, bf16, H=256", lines(gpu_cases.ONE_MATRIX, (at_256,), "bf16"), lstm, 0.2),
-        bar("ms", "8 STAR together, H=128", lines(("STAR",), (at_128,), kind="fleet", models=8), reading("ms", "both"), 5.0),
-        bar("ms", "16 STAR together, H=128", lines(("STAR",), (at_128,), kind="fleet", models=16), reading("ms", "both"), 7.5),
+        *(
+            bar(how, f"{models} STAR together, H=128", lines(("STAR",), (at_128,), kind="fleet", models=models), read, limit)
+            for how, read in (("ms", reading("ms", "both")), ("ms, captured", captured_ms))
+            for models, limit in ((8, 5.0), (16, 7.5))
+        ),
         bar("ms", "NRU of psMNIST's size, fused or graphed", lambda c: c.variant == gpu_cases.NRU, fused_or_graphed, 60.0),
         agreement("float32"), agreement("tf32"), agreement("bf16"),
     ]  # fmt: skip

@@ -17,7 +17,9 @@ from unfading.bench.table import milliseconds
 BEGIN, END = "<!-- benchmarks/gpu_table.py begins -->", "<!-- benchmarks/gpu_table.py ends -->"
 COLUMNS = ("cell", "T, B, units", "precision", "us a forward step", "forward + backward ms")
 PEERS = {
+    "the same captured": ("fused, captured",),
     "cuDNN LSTM": ("cuDNN LSTM",),
+    "cuDNN LSTM captured": ("cuDNN LSTM, captured",),
     "cuDNN, same cell": ("cuDNN GRU", "cuDNN RNN"),
     "eager loop": ("eager loop",),
     "graphed loop": ("graphed loop",),
@@ -33,8 +35,8 @@ def markdown(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
     head = (
         f"{about['machine']['gpu']}, torch {versions['torch']}, Triton {versions['triton']}, cuDNN {versions['cudnn']}; input "
         f"size 1, one layer, loss on the last step, medians, in one process after agreement with the float64 reference "
-        f"(`{about['command']}`). Times of the others are forward + backward in ms; error is that of the output or gradient "
-        f"furthest from float64, of its norm."
+        f"(`{about['command']}`). Times of the others are forward + backward in ms; captured: replayed from a CUDA graph, as "
+        f"training does; error is that of the output or gradient furthest from float64, of its norm."
     )
     headings = [*COLUMNS, *PEERS, "error"]
     lines = [head, "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]

@@ -180,6 +180,37 @@ class Together(Contender):
         return {"the output": output} | {f"the gradient of {name}": part for name, part in gradients.items()}
 
 
+class Replayed(Contender):
+    """Another contender's work, captured as a CUDA graph and replayed: what `train` does, and what the GPU alone takes."""
+
+    def __init__(self, inner: Contender):
+        self.inner, self.exact = inner, inner.exact
+        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
+
+    def forward(self) -> None:
+        self._play("forward", self.inner.forward)
+
+    def both(self) -> None:
+        self._play("both", self.inner.both)
+
+    def computed(self) -> dict[str, Tensor]:
+        return self.inner.computed()
+
+    def _play(self, name: str, call: Call) -> None:
+        if name not in self.graphs:
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):  # until all that is made once is made
+                for _ in range(3):
+                    call()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+            self.graphs[name] = graph
+        self.graphs[name].replay()
+
+
 class OneByOne(Contender):
     """Several, one after the other."""
 

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from unfading.backend import IMPLEMENTATIONS
 from unfading.bench.cases import Case
-from unfading.bench.contenders import Contender, OneByOne, Single, by, nearest
+from unfading.bench.contenders import Contender, OneByOne, Replayed, Single, Together, by, nearest
 from unfading.bench.precision import HALVES
 from unfading.layer import Layer
 
@@ -31,15 +31,19 @@ Peers = dict[str, Callable[[], Contender]]
 
 def peers_of_layer(case: Case, made: Layer, x: Tensor, exact: Contender) -> Peers:
     """Who runs beside a layer over x [T, B, I]; `exact` is the layer in float64."""
+    around = by("fused", case.dtype, x.device)
     found: Peers = {
+        "fused, captured": partial(_captured, lambda: Single(made, x, around, exact), x.device),
         "eager loop": partial(_loop, "reference", case, made, x, exact),
         "graphed loop": partial(_loop, "graph", case, made, x, exact),
     }
     same = nearest(made)
     lstm = same if isinstance(same, nn.LSTM) else nn.LSTM(case.input_size, case.H).to(x.device)
-    found["cuDNN LSTM"] = partial(_other, lstm, nn.LSTM, case, x)
-    if same is not None and same is not lstm:
-        found[f"cuDNN {type(same).__name__}"] = partial(_other, same, type(same), case, x)
+    rivals = [lstm] if same is None or same is lstm else [lstm, same]
+    for rival in rivals:
+        name = f"cuDNN {type(rival).__name__}"
+        found[name] = partial(_other, rival, type(rival), case, x)
+        found[f"{name}, captured"] = partial(_captured, found[name], x.device)
     if same is lstm:
         found["FlashRNN Triton"] = partial(_other, lstm, FlashRNNTriton, case, x)
         found["FlashRNN CUDA"] = partial(_other, lstm, FlashRNN, case, x)
@@ -50,9 +54,18 @@ def peers_of_layer(case: Case, made: Layer, x: Tensor, exact: Contender) -> Peer
 
 
 def peers_of_fleet(case: Case, models: Sequence[Layer], x: Tensor) -> Peers:
-    """Who runs beside a fleet over x [E, T, B, I]: the same models by the same kernels, one by one."""
+    """Who runs beside a fleet over x [E, T, B, I]: the same captured, and the same models by the same kernels, one by one."""
     around = by("fused", case.dtype, x.device)
-    return {"one by one": lambda: OneByOne([Single(model, one, around) for model, one in zip(models, x, strict=True)])}
+    return {
+        "fused, captured": partial(_captured, lambda: Together(models, x, around), x.device),
+        "one by one": lambda: OneByOne([Single(model, one, around) for model, one in zip(models, x, strict=True)]),
+    }
+
+
+def _captured(make: Callable[[], Contender], device: torch.device) -> Contender:
+    if device.type != "cuda":
+        raise Absent("graphs are captured on a GPU")
+    return Replayed(make())
 
 
 def _loop(backend: str, case: Case, made: Layer, x: Tensor, exact: Contender) -> Contender:

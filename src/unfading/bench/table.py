@@ -21,6 +21,8 @@ def tables(rows: Sequence[Row], about: dict[str, Any]) -> RenderableType:
         some = [row for row in measured if row.kind == kind]
         if some:
             parts += [*make(some), ""]
+    replayed = _captured(measured)
+    parts += [*replayed, ""] if replayed else []
     for row in rows:
         if row.status != "measured":
             style = "bold red" if row.status in ("wrong", "failed") else "yellow"
@@ -119,6 +121,17 @@ def _last(rows: Sequence[Row]) -> list[RenderableType]:
         "output or gradient that is furthest from the float64 reference, relative to its norm."
     )
     return parts
+
+
+def _captured(rows: Sequence[Row]) -> list[RenderableType]:
+    """What the GPU alone takes: both passes replayed from a CUDA graph, as in training; nothing where none was captured."""
+    table = _table("dtype", "models", "fwd+bwd\nms", "cuDNN\nLSTM ms", "ratio")
+    for row in rows:
+        ours, theirs = _both_of(row, "fused, captured"), _both_of(row, "cuDNN LSTM, captured")
+        if ours is not None:
+            beside = ("", "") if theirs is None else (milliseconds(theirs.ms), f"{ours.ms / theirs.ms:.2f}")
+            table.add_row(*_size(row), row.dtype, str(row.models), milliseconds(ours.ms), *beside)
+    return [_title("Replayed from a CUDA graph, as in training"), table] if table.row_count else []
 
 
 def _fleets(rows: Sequence[Row]) -> list[RenderableType]:
