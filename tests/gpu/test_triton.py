@@ -2,6 +2,9 @@
 
 import copy
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -74,3 +77,41 @@ def test_more_entries_than_32_bits_can_count(device):
         last, _ = layer(x[-200:])  # long enough that the start is forgotten
         assert_close(output[-1], last[-1], rtol=1e-4, atol=1e-5)
         assert_close(state.h[0], output[-1])
+
+
+def test_offsets_past_two_to_the_thirty_first():
+    """T B H of 2.7e9 entries: the last steps of the last rows are those of a few rows alone."""
+    if torch.cuda.get_device_properties(0).total_memory < 40e9:
+        pytest.skip("needs 40 GB on the GPU")
+    T, B = 20_500, 1024
+    layer = unfading.STAR(1, 128).cuda()
+    x = torch.randn(T, B, 1, device="cuda")
+    with torch.no_grad():
+        whole, state = layer(x)
+        assert whole.numel() > 2**31
+        rows, _ = layer(x[:, -16:].contiguous())
+    assert torch.equal(whole[:, -16:], rows)
+    assert torch.equal(state.h[0], whole[-1])
+    del whole, rows
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing(tool, tmp_path):
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not on this machine")
+    script = tmp_path / "small.py"
+    script.write_text(
+        "import torch, unfading\n"
+        "for layer in (unfading.STAR(3, 5), unfading.LSTM(1, 20, bidirectional=True)):\n"
+        "    layer.cuda()\n"
+        "    x = torch.randn(3, 17, layer.input_size, device='cuda', requires_grad=True)\n"
+        "    lengths = torch.tensor([1 + i % 3 for i in range(17)], device='cuda')\n"
+        "    with unfading.use_backend('fused'):\n"
+        "        layer(x, lengths=lengths)[0].sum().backward()\n"
+        "torch.cuda.synchronize()\n"
+    )
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, str(script)]
+    answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    assert answer.returncode == 0, (answer.stdout + answer.stderr)[-2000:]
