@@ -17,10 +17,10 @@ Many draws go at a time through `torch.func.vmap`, the starts of their parameter
 to processes. A chunk is seeded by its own index: the result does not depend on the processes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,31 +57,31 @@ class Drawn(NamedTuple):
     draws: int
 
 
-def drawn(make_cell: MakeCell, draws: int, setup: Setup = STATED, *, seed: int = 0, processes: int = 1) -> dict[str, Drawn]:
+def drawn(
+    make_cell: MakeCell, draws: int, setup: Setup = STATED, *, seed: int = 0, pool: Executor | None = None
+) -> dict[str, Drawn]:
     """The lattices for both losses, "last" and "all".
 
     Args:
-        make_cell: of an input size; with more than one process it must be picklable: a function of a module, no lambda.
+        make_cell: of an input size; a pool of processes needs one that can be pickled: no lambda.
         draws: how many stacks.
         seed: of everything that is drawn.
-        processes: that share the draws, each with one thread of torch.
+        pool: whose workers share the draws, as `workers` makes it; None draws here.
     """
     check_count("draws", draws)
-    check_count("processes", processes)
     jobs = [(make_cell, setup, seed, i, min(CHUNK, draws - start)) for i, start in enumerate(range(0, draws, CHUNK))]
-    sums: Tensor = sum(_chunks(jobs, processes), start=torch.zeros(()))
+    share = map if pool is None else pool.map
+    sums: Tensor = sum(share(_chunk, *zip(*jobs, strict=True)), start=torch.zeros(()))
     mean = sums[0] / draws
     deviation = (sums[1] / draws - mean.square()).clamp(min=0.0).sqrt() / mean
     return {loss: Drawn(mean[i], deviation[i], draws) for i, loss in enumerate(LOSSES)}
 
 
-def _chunks(jobs: list[Any], processes: int) -> Iterator[Tensor]:
-    if processes == 1:
-        yield from (_chunk(*job) for job in jobs)
-        return
+def workers(processes: int) -> Executor:
+    """Processes that share draws, each with one thread of torch."""
+    check_count("processes", processes)
     # Not forked: torch's threads do not survive it.
-    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        yield from pool.map(_chunk, *zip(*jobs, strict=True))
+    return ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,))
 
 
 def _chunk(make_cell: MakeCell, setup: Setup, seed: int, index: int, draws: int) -> Tensor:

@@ -6,10 +6,10 @@ theta_{l,t}, all equal to theta_l. Then
     G_{l,t} = || d loss / d theta_{l,t} ||         Frobenius, over weights AND biases
 
 shows where the gradient of a layer comes from: summed over t, the gradients of the copies are that of theta_l. All of G is
-found in one sweep, from the last step of the top layer to the first of the bottom one. With s the states, y the outputs, u what a
-layer reads (y of the layer below), and a bar for the derivative of the loss:
+found in one sweep, from the last step of the top layer to the first of the bottom one. With s the states, y the outputs, u what
+a layer reads (y of the layer below), and a bar for the derivative of the loss:
 
-    G_{l,t}, u_bar_{l,t}, s_bar_{l,t-1} = point (l, t), backwards, at s_bar_{l,t} and y_bar_{l,t};    y_bar_{l-1,t} = u_bar_{l,t}
+    G_{l,t}, u_bar_{l,t}, s_bar_{l,t-1} = point (l, t), backwards, at s_bar_{l,t}, y_bar_{l,t};    y_bar_{l-1,t} = u_bar_{l,t}
 
 `run` and `sweep` are written for one stack; `torch.func.vmap` runs them for many (`draws.py`).
 

@@ -4,8 +4,8 @@ With theta the parameters, u_t what the layer reads, s_t its state and y_t its o
 
     (s_t, y_t) = f(theta, u_t, s_{t-1})            project, step and output, at one time
 
-Beside s_t and y_t, `Point.forward` returns the way back: from the cotangents of s_t and y_t to ||d theta||, over all parameters,
-and to the cotangents of u_t and s_{t-1}.
+Beside s_t and y_t, `Point.forward` returns the way back: from the cotangents of s_t and y_t to ||d theta||, over all
+parameters, and to the cotangents of u_t and s_{t-1}.
 
 Most parameters are matrices W that a step uses in one product a = v W^T alone. The gradient of such a copy is the outer product
 of da and v, and its Frobenius norm is the product of theirs:
