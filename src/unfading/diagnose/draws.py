@@ -32,7 +32,7 @@ from unfading.diagnose.point import Parameters, Point
 from unfading.errors import check_count
 from unfading.tasks.draw import stream
 
-CHUNK = 64  # draws at a time: more leave the processor's caches
+CHUNK = 128  # draws at a time: fewer leave the processor waiting for Python, more its caches
 ALPHA = 0.5
 LOSSES = ("last", "all")
 MakeCell = Callable[[int], Cell]

@@ -26,9 +26,9 @@ Row = dict[str, Any]
 DRAWS = 10_000
 LOSSES = {"last": "loss on the last step", "all": "loss on all steps"}
 SETTING = (
-    f"A stack of {STATED.layers} layers of {STATED.width} units runs for {STATED.steps} steps. A square is one layer at one step; "
-    "the loss is at the right of the top row. Its colour tells of the gradient of the weights and biases which this layer "
-    "used at this step alone (Frobenius norm). Each draw has orthogonal matrices, biases and states of zero, an input "
+    f"A stack of {STATED.layers} layers of {STATED.width} units runs for {STATED.steps} steps. A square is one layer at one "
+    "step; the loss is at the right of the top row. Its colour tells of the gradient of the weights and biases which this "
+    "layer used at this step alone (Frobenius norm). Each draw has orthogonal matrices, biases and states of zero, an input "
     "x_t = x_{t-1} / 2 + z / 2 and a random loss of its own."
 )
 COLOURS = "White is as large as where the loss is, red larger, blue smaller: the mean over {draws:,} draws."
@@ -127,7 +127,7 @@ def _points(cell: str, loss: str, lattice: Drawn) -> list[Row]:
 def _said(lattice: Drawn) -> str:
     numbers, deviation = flatness(lattice.mean), float(lattice.deviation.mean())
     return (
-        f"bottom layer {numbers.bottom_to_top:.2g} of the top one; corner (1, 1) {numbers.first_to_last:.2g} of that at the loss; "
-        f"{numbers.share_within_ten:.0%} of the points within a factor of ten of it; {numbers.gain_per_layer:.2f} x a layer "
-        f"down, {numbers.gain_per_step:.2f} x a step back; deviation {deviation:.2f} of the mean."
+        f"bottom layer {numbers.bottom_to_top:.2g} of the top one; corner (1, 1) {numbers.first_to_last:.2g} of that at the "
+        f"loss; {numbers.share_within_ten:.0%} of the points within a factor of ten of it; {numbers.gain_per_layer:.2f} x a "
+        f"layer down, {numbers.gain_per_step:.2f} x a step back; deviation {deviation:.2f} of the mean."
     )
