@@ -32,7 +32,7 @@ from unfading.papers.star import LOSSES, PATH, measured
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "lattice.md"
 # The exactly solved cell looks for its equilibria anew at every point: a draw takes a second.
-FEWER = {"EquilibriumRNN": 64}
+FEWER = {"EquilibriumRNN": 32}
 HEAD = "| cell | bottom / top | (1,1) / (L,T) | within ten | a layer down | a step back | deviation |\n"
 RULE = "|---|---|---|---|---|---|---|\n"
 
@@ -138,7 +138,7 @@ def times(cell: type[Cell]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=256)
+    parser.add_argument("--draws", type=int, default=128)
     parser.add_argument("--processes", type=int, default=machine.cores())
     parser.add_argument("--time", action="store_true", help="measure what a draw costs")
     arguments = parser.parse_args()
