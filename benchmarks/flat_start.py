@@ -2,8 +2,8 @@
 
 MNIST row by row (28 steps of 28 pixels), 32 units a layer, batch 64, Adam 1e-3, clipped at norm 1: the same weights, with and
 without `unfading.flat_start` on the first 16 training rows. One JSON line a run is appended to
-benchmarks/results/flat-start-MACHINE.jsonl: the accuracy on the batches of the last hundred steps, each before it is learnt from,
-and on the first 2,000 validation rows.
+benchmarks/results/flat-start-MACHINE.jsonl: the accuracy on the batches of the last hundred steps, each before it is
+learnt from, and on the first 2,000 validation rows.
 """
 
 import argparse
