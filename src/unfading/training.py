@@ -3,14 +3,13 @@
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from unfading import machine
+from unfading import checkpoint, machine
 from unfading.captured import Captured, Clock
 from unfading.evaluate import evaluate
 from unfading.fleet import Fleet
@@ -263,7 +262,7 @@ class Training:
         member = self.members[e]
         assert member.folder is not None
         member.restore(about)
-        _fill(self._places(e), tensors, member.folder.path / "last.safetensors")
+        checkpoint.fill(self._places(e), tensors, member.folder.path / "last.safetensors")
         self._save_best(e)  # the file may be of a later step than this, or gone
         self.step, self.seconds, self.time = about["step"], about["seconds"], about["time"]
         count = sum(name.startswith("state.") for name in tensors)
@@ -279,14 +278,6 @@ class Training:
             self.fleet.train()
         for place, part in zip(_pytree.tree_leaves(self.state), parts, strict=True):
             place[e].copy_(part)
-
-
-def _fill(places: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
-    """Copy what a checkpoint holds to its places."""
-    for name, place in places.items():
-        if name not in tensors or tensors[name].shape != place.shape:
-            raise ValueError(f"{path} lacks {name} as this run has it. Begin anew.")
-        place.copy_(tensors[name])
 
 
 def _seed_noise(seed: int, device: torch.device) -> None:
