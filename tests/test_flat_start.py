@@ -1,6 +1,7 @@
 """A flat start makes the layers of a lattice equally high, keeps all but the input's matrices, and says what it did."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -60,6 +61,18 @@ def test_a_flat_stack_and_a_single_layer_are_left_alone():
     again = unfading.flat_start(model, x)
     assert first.rounds > again.rounds == 0
     assert again.factors == (1.0, 1.0, 1.0)
+
+
+def test_a_round_that_made_it_worse_is_taken_back(monkeypatch):
+    heights = iter([[0.0, 1.0], [0.0, 0.2], [0.0, 3.0], [0.0, 2.0]])
+    told = lambda *_: torch.tensor(next(heights)).exp().unsqueeze(1).double()  # noqa: E731, as a lattice is told
+    monkeypatch.setattr(sys.modules["unfading.diagnose.flat_start"], "lattice", told)
+    model = deep(unfading.GRU, depth=2)
+    before = model.rnn.cells[1].from_input.weight.clone()
+    done = unfading.flat_start(model, torch.randn(3, 2, 5), rounds=3)
+    assert done.factors == pytest.approx((1.0, math.exp(0.5)))
+    assert done.spread == pytest.approx(math.exp(0.2))
+    torch.testing.assert_close(model.rnn.cells[1].from_input.weight, math.exp(0.5) * before)
 
 
 def test_where_it_cannot_become_flat_the_best_round_is_kept():
