@@ -63,7 +63,7 @@ def test_what_is_seen_is_what_autograd_finds(cell, T, ended):
 
 def test_a_model_that_was_watched_is_as_before():
     task = Adding(T=9)
-    model = unfading.Model(task.encoder(), unfading.LSTM(2, 4, 2, dropout=0.5), task.head(4))
+    model = unfading.Model(task.encoder(), unfading.LSTM(2, 4, 2, dropout=0.5, recurrent_dropout=0.4), task.head(4))
     model.train()
     model.head.eval()
     for p in model.parameters():
