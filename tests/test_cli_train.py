@@ -259,3 +259,11 @@ def test_examples_run(name, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     learnt = {"own_cell": "LeakyCell  test error 0.0", "own_data": "test accuracy 0.9", "swap_lstm": "100.0% right"}
     assert learnt[name] in out or (name == "own_data" and "test accuracy 1.0" in out)
+
+
+def test_watched_gradients_stand_in_the_record(unfading):
+    code, out, _ = unfading(
+        "train", "--task", "adding,T=6", "--cell", "STAR", *QUICK, "--watch", "gradients", "--json", "--quiet"
+    )
+    assert code == 0
+    assert len(json.loads(out)["curve"][0]["watched"]["layers"]) == 1

@@ -25,6 +25,7 @@ from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.compare import compare
 from unfading.convert import from_torch, to_torch
 from unfading.diagnose.diagnosis import Diagnosis, diagnose
+from unfading.diagnose.flat_start import flat_start
 from unfading.layer import layer
 from unfading.model import Model
 from unfading.recurrent import Recurrent, detach
@@ -95,6 +96,7 @@ __all__ = [
     "FastRNNCell",
     "ForgetLSTM",
     "ForgetLSTMCell",
+    "flat_start",
     "from_torch",
     "FullUnitaryRNN",
     "FullUnitaryRNNCell",

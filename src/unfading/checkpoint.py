@@ -87,3 +87,11 @@ def _said(path: Path, file: Any) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: no JSON in its metadata ({error}). Remove it, or begin anew.") from None
     return said
+
+
+def fill(places: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy what a checkpoint holds to its places."""
+    for name, place in places.items():
+        if name not in tensors or tensors[name].shape != place.shape:
+            raise ValueError(f"{path} lacks {name} as this run has it. Begin anew.")
+        place.copy_(tensors[name])

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from rich.console import Console
@@ -15,6 +15,7 @@ from tyro.conf import arg
 from unfading.cli_settings import Keeping, Settings, check_alone
 from unfading.compare import chosen
 from unfading.compare import compare as compare_runs
+from unfading.diagnose.watch import gradients
 from unfading.errors import check_count
 from unfading.folder import read_run, stopped_at
 from unfading.progress import Display
@@ -37,6 +38,7 @@ def train(
     threads: int = 1,
     record: Annotated[Path | None, arg(name="from")] = None,
     tensorboard: bool = False,
+    watch: Literal["gradients"] | None = None,
 ) -> None:
     """Train a cell on a task; Ctrl-C stops with a checkpoint, --resume goes on.
 
@@ -49,6 +51,7 @@ def train(
         threads: of torch.
         record: a record.json or run.json: run it again, as it was.
         tensorboard: write events for TensorBoard into the run's folder too.
+        watch: gradients: those of each layer, and back through time, every hundred steps; the report draws them.
     """
     check_count("--threads", threads)
     torch.set_num_threads(threads)
@@ -70,7 +73,8 @@ def train(
                 if tensorboard:
                     begun = 0 if keeping.again else stopped_at(where, each)
                     listen = stack.enter_context(also_written(where / each.key, listen, begun))
-                result = train_run(each, where, listen=listen, **keeping.options())
+                seen = None if watch is None else gradients
+                result = train_run(each, where, listen=listen, watch=seen, **keeping.options())
     if keeping.json:
         print(dumps(result))
     else:

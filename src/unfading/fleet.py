@@ -115,6 +115,22 @@ class Fleet:
         for model in self.models:
             model.eval()
 
+    def held(self) -> dict[str, Tensor]:
+        """What training must not change: running statistics, as BatchNorm has them, would be in no row."""
+        first = self.models[0]
+        return {name: buffer.clone() for name, buffer in first.named_buffers()}
+
+    def check_held(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Raise where a step has; nothing is left to look at then."""
+        buffers = dict(self.models[0].named_buffers())
+        for name, before in held.items():
+            if not torch.equal(buffers[name], before):
+                raise ValueError(
+                    f"training changes {name}, which is no parameter: it could neither go back nor be chosen with the weights. "
+                    "Use a layer without running statistics, as nn.LayerNorm or nn.BatchNorm1d(..., track_running_stats=False)."
+                )
+        return {}
+
     def gradients(self, batches: Sequence[Batch], state: Any, start: int, truncate: int | None) -> tuple[Tensor, Any]:
         """Fill g; return the losses [E] and the final states, each part with a first axis [E], cut from their graphs.
 
@@ -124,7 +140,7 @@ class Fleet:
             start: absolute index of the first step.
             truncate: as `Model` takes it.
         """
-        batches = [self._cast(batch) for batch in batches]
+        batches = [self.cast(batch) for batch in batches]
         if self.together and len({tuple(_shapes(batch)) for batch in batches}) == 1:
             return self._gradients_together(_stacked(batches), state, start, truncate)
         self.g.zero_()
@@ -149,7 +165,7 @@ class Fleet:
 
     def scores(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any]:
         """Loss and metrics of every model on ONE batch, each [E], and the final states."""
-        batch = self._cast(batch)
+        batch = self.cast(batch)
         with torch.no_grad():
             if self.together:
 
@@ -172,7 +188,7 @@ class Fleet:
         held = [{**dict(m.named_buffers()), **dict(m.named_parameters())} for m in self.models]
         return {f"model.{n}": torch.stack([h[n].detach() for h in held]) for n in held[0] if n not in self.places}
 
-    def _cast(self, batch: Batch) -> Batch:
+    def cast(self, batch: Batch) -> Batch:
         """Floating-point numbers in the precision of the parameters."""
         x, target = (part.to(self.w.dtype) if part.is_floating_point() else part for part in (batch.x, batch.target))
         return batch._replace(x=x, target=target)

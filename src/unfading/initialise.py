@@ -30,7 +30,8 @@ def orthogonal_linear_(layer: nn.Linear, *, blocks: int, generator: Generator | 
 @torch.no_grad()
 def identity_(tensor: Tensor, *, scale: float = 1.0) -> Tensor:
     """`scale` on the diagonal, zero elsewhere."""
-    return nn.init.eye_(tensor).mul_(scale)
+    tensor.zero_().diagonal().fill_(scale)
+    return tensor
 
 
 @torch.no_grad()
@@ -58,4 +59,5 @@ def chrono_(tensor: Tensor, max_lag: int, *, generator: Generator | None = None)
 
 def _blank(tensor: Tensor, generator: Generator | None, dtype: torch.dtype | None = None) -> Tensor:
     device = tensor.device if generator is None else generator.device
-    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
+    # Like the tensor, so that under `torch.func.vmap` each of many cells gets numbers of its own.
+    return torch.empty_like(tensor, dtype=dtype or tensor.dtype, device=device, memory_format=torch.contiguous_format)

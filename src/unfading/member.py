@@ -123,5 +123,6 @@ class Member:
                 f"{self.folder.path} holds a run that stopped at step {found[1]['step']} of {self.total}: resume (--resume) "
                 "goes on, again (--again) begins anew."
             )
-        self.folder.cut(0 if found is None else found[1]["step"])
+        # Of what never came to a checkpoint nothing stays, what was seen before its first step included.
+        self.folder.cut(-1 if found is None else found[1]["step"])
         return found

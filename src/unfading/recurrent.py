@@ -146,7 +146,7 @@ class Recurrent(nn.Module):
         check_count("batch", batch)
         if self.bidirectional:
             raise ValueError(f"{name} is bidirectional: its backward half begins at the end, which a stream has not.")
-        states = self._initial(batch)
+        states = self.initial_states(batch)
         if state is not None:
             states = enter_state(state, states, name, stacked=self.stacked_state, batched=True)
         return Stream(self.runners, [type(s)(*(part.detach() for part in s)) for s in states], start, self.backend)
@@ -163,7 +163,7 @@ class Recurrent(nn.Module):
         name, cells = type(self).__name__, self.runners
         like = cells[0].initial_state(1)[0]
         sequences = enter(x, lengths, start, name, self.input_size, batch_first=self.batch_first, like=like)
-        states = self._initial(sequences.x.shape[1])
+        states = self.initial_states(sequences.x.shape[1])
         if state is not None:
             states = enter_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
         output, lengths = sequences.x, sequences.lengths
@@ -199,7 +199,8 @@ class Recurrent(nn.Module):
                 self._noisy[i] = (cell, _with_noise(cell, self.recurrent_dropout, self.zoneout))
         return [runner for _, runner in self._noisy]
 
-    def _initial(self, batch: int) -> list[Any]:
+    def initial_states(self, batch: int) -> list[Any]:
+        """The state of every layer and direction before the first step, each part [batch, n]."""
         states = [cell.initial_state(batch) for cell in self.runners]
         if self.learned_state is None:
             return states

@@ -16,7 +16,7 @@ from unfading.folder import finished
 from unfading.member import Member
 from unfading.run import Run
 from unfading.stopping import Stopped, asked_to_stop
-from unfading.training import Listener, Training
+from unfading.training import Listener, Training, Watch
 
 # What runs of one pass may differ in.
 MAY_DIFFER = {
@@ -34,6 +34,7 @@ def train(
     listen: Listener | None = None,
     save_every: float = 60.0,
     command: str = "",
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Train a run and return its record; one that is done already is returned as it is.
 
@@ -45,9 +46,19 @@ def train(
         listen: called with a `Moment` for every line of the curve, and between them at most four times a second.
         save_every: seconds between checkpoints.
         command: what was typed, for the record.
+        watch: called with the model, its task and the batch of the step that comes, before the first step and every hundred
+            steps; what it returns, of JSON values, stands in the curve as `watched`. It must leave the model as it was.
     """
     return train_together(
-        [run], where, resume=resume, again=again, listen=listen, save_every=save_every, command=command, together=False
+        [run],
+        where,
+        resume=resume,
+        again=again,
+        listen=listen,
+        save_every=save_every,
+        command=command,
+        watch=watch,
+        together=False,
     )[0]
 
 
@@ -60,6 +71,7 @@ def train_together(
     listen: Listener | None = None,
     save_every: float = 60.0,
     command: str = "",
+    watch: Watch | None = None,
     together: bool = True,
 ) -> list[dict[str, Any]]:
     """Train runs side by side, one pass for all, and return their records, in order.
@@ -81,7 +93,7 @@ def train_together(
         left = [Member(run, task) for run, record in zip(runs, records, strict=True) if record is None]
         if left:
             # Before their folders are made: a run that cannot be built leaves none.
-            training = Training(left, listen, save_every, command, together=together)
+            training = Training(left, listen, save_every, command, together=together, watch=watch)
             if where is not None:
                 for member in left:
                     stack.callback(member.open(where).close)

@@ -3,36 +3,50 @@
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from unfading import machine
+from unfading import checkpoint, machine
 from unfading.captured import Captured, Clock
 from unfading.evaluate import evaluate
 from unfading.fleet import Fleet
 from unfading.member import Member, Moment
+from unfading.model import Model
 from unfading.record import described, plain
 from unfading.run import Run
 from unfading.stopping import Stopped
+from unfading.tasks.base import Batch, Task
 from unfading.tasks.draw import stream
 from unfading.update import Update
 
 Listener = Callable[[Moment], None]
+# Looks at a model on a batch, and says in JSON values what it saw.
+Watch = Callable[[Model, Task, Batch], dict[str, Any]]
 
 # What people watch changes so often a second at most.
 TOLD_PER_SECOND = 4
+WATCHED_EVERY = 100  # steps
 
 
 class Training:
     """Runs on their way, from where they are to their end."""
 
-    def __init__(self, members: list[Member], listen: Listener | None, save_every: float, command: str, *, together: bool):
+    def __init__(
+        self,
+        members: list[Member],
+        listen: Listener | None,
+        save_every: float,
+        command: str,
+        *,
+        together: bool,
+        watch: Watch | None = None,
+    ):
         self.members = members
         self.listen = listen
+        self.watch = watch
         self.save_every = save_every
         self.task = members[0].task
         run = members[0].run
@@ -72,11 +86,13 @@ class Training:
         self.fleet.train()
         self._finish()  # a process may have ended between a run's last step and its record
         running = self._running()
-        held = self._held()
+        if self.step == 0:
+            self._watch()
+        held = self.fleet.held()
         while running:
             self.advance(running)
             if held:  # after the first step alone
-                held = self._check_held(held)
+                held = self.fleet.check_held(held)
             running = self._running()
             signal = asked()
             if running and (signal is not None or time.monotonic() - self._saved > self.save_every):
@@ -91,23 +107,17 @@ class Training:
         if self.fleet.w.is_cuda and any(member.line_due(self.step) for member in self.members):
             torch.cuda.synchronize()  # the steps since the last line are counted when they are done
         self.seconds += time.perf_counter() - began
+        self._watch()
         self._look()
 
-    def _held(self) -> dict[str, Tensor]:
-        """What training must not change: running statistics, as BatchNorm has them, would be in no row."""
-        first = self.fleet.models[0]
-        return {name: buffer.clone() for name, buffer in first.named_buffers()}
-
-    def _check_held(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Raise where a step has; nothing is left to look at then."""
-        buffers = dict(self.fleet.models[0].named_buffers())
-        for name, before in held.items():
-            if not torch.equal(buffers[name], before):
-                raise ValueError(
-                    f"training changes {name}, which is no parameter: it could neither go back nor be chosen with the weights. "
-                    "Use a layer without running statistics, as nn.LayerNorm or nn.BatchNorm1d(..., track_running_stats=False)."
-                )
-        return {}
+    def _watch(self) -> None:
+        """A line of what the watch sees, on the batch of the step that comes; training does not notice."""
+        if self.watch is None or self.step % WATCHED_EVERY:
+            return
+        for member, model in ((self.members[e], self.fleet.models[e]) for e in self._running()):
+            run, device = member.run, self.fleet.w.device
+            batch = self.task.batch(self.step, run.batch, split=run.split, seed=run.seed, device=device)
+            member.add({"step": self.step, "watched": self.watch(model, self.task, self.fleet.cast(batch))})
 
     def _running(self) -> list[int]:
         return [e for e, member in enumerate(self.members) if not member.done]
@@ -252,7 +262,7 @@ class Training:
         member = self.members[e]
         assert member.folder is not None
         member.restore(about)
-        _fill(self._places(e), tensors, member.folder.path / "last.safetensors")
+        checkpoint.fill(self._places(e), tensors, member.folder.path / "last.safetensors")
         self._save_best(e)  # the file may be of a later step than this, or gone
         self.step, self.seconds, self.time = about["step"], about["seconds"], about["time"]
         count = sum(name.startswith("state.") for name in tensors)
@@ -268,14 +278,6 @@ class Training:
             self.fleet.train()
         for place, part in zip(_pytree.tree_leaves(self.state), parts, strict=True):
             place[e].copy_(part)
-
-
-def _fill(places: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
-    """Copy what a checkpoint holds to its places."""
-    for name, place in places.items():
-        if name not in tensors or tensors[name].shape != place.shape:
-            raise ValueError(f"{path} lacks {name} as this run has it. Begin anew.")
-        place.copy_(tensors[name])
 
 
 def _seed_noise(seed: int, device: torch.device) -> None:

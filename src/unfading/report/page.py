@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unfading.report import figures as _figures
-from unfading.report import sheet, tables
+from unfading.report import sheet, tables, watch_figures
 from unfading.report.records import Record
 from unfading.report.settings import Task, shown, tasks, varying
 from unfading.report.tables import score
@@ -22,6 +22,8 @@ CAPTIONS = {
     "loss": "Training loss over steps",
     "test": "Test score: a dot a seed, a bar at the mean",
     "seconds": "Time: a dot a seed, a bar at the median",
+    "gradients": "Gradient of each layer's parameters over training",
+    "through_time": "Gradient of the loss at the top layer's state, from the first step of the sequence to the last",
 }
 Charts = dict[str, dict[str, _figures.Spec]]
 
@@ -29,7 +31,7 @@ Charts = dict[str, dict[str, _figures.Spec]]
 def build(records: Sequence[Record]) -> str:
     """The page as text."""
     found = tasks(records)
-    return _page(found, {task.name: _figures.figures(task) for task in found})
+    return _page(found, _charts(found))
 
 
 def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list[Path]:
@@ -39,7 +41,7 @@ def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list
     """
     sheet.check(output)
     found = tasks(records)
-    charts = {task.name: _figures.figures(task) for task in found}
+    charts = _charts(found)
     files = {output: _page(found, charts).encode()}
     if png:
         for name, picture in _pictures(charts):
@@ -47,6 +49,10 @@ def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list
     for path, content in files.items():
         sheet.replace(path, content)
     return list(files)
+
+
+def _charts(found: Sequence[Task]) -> Charts:
+    return {task.name: {**_figures.figures(task), **watch_figures.figures(task)} for task in found}
 
 
 def _pictures(charts: Charts) -> Iterable[tuple[str, bytes]]:

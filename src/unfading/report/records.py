@@ -19,12 +19,21 @@ MAYBE = (int, float, type(None))
 RISING = ("accuracy",)
 
 
+class Watched(NamedTuple):
+    """What was seen of the gradients: sizes by layer, and by layer at some steps of time."""
+
+    layers: tuple[float | None, ...]
+    times: tuple[int, ...]
+    states: tuple[tuple[float | None, ...], ...]
+
+
 class Point(NamedTuple):
     """One line of a curve; numbers that are not finite are None, since no axis has a place for them."""
 
     step: int
     loss: float | None
     valid: Mapping[str, float | None] | None
+    watched: Watched | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +216,10 @@ def _curve(lines: Sequence[Any], where: str) -> tuple[Point, ...]:
         here = f"{where}, line {i} of the curve"
         if not isinstance(line, dict):
             raise ValueError(f"{here} must be an object with 'step' and 'loss'; got {line!r}. Run it again.")
+        if "watched" in line:
+            step = _take(line, "step", (int,), here)
+            points.append(Point(step, None, None, _watched(_take(line, "watched", (dict,), here), here)))
+            continue
         valid = _take(line, "valid", (dict,), here) if "valid" in line else None
         points.append(
             Point(
@@ -216,6 +229,20 @@ def _curve(lines: Sequence[Any], where: str) -> tuple[Point, ...]:
             )
         )
     return tuple(points)
+
+
+def _watched(value: dict[str, Any], where: str) -> Watched | None:
+    """What `train --watch gradients` writes; None for what a watch of the user's own has seen."""
+    if set(value) != set(Watched._fields):
+        return None
+
+    def numbers(found: Any) -> tuple[Any, ...]:
+        if not isinstance(found, list) or not all(isinstance(each, MAYBE) and not isinstance(each, bool) for each in found):
+            raise ValueError(f"{where}: 'watched' must hold lists of numbers; got {found!r}. Run it again.")
+        return tuple(found)
+
+    states = tuple(map(numbers, _take(value, "states", (list,), where)))
+    return Watched(numbers(value["layers"]), numbers(value["times"]), states)
 
 
 def _lines(file: Path) -> tuple[Point, ...]:

@@ -1,0 +1,96 @@
+"""The lattice of layers and time: how large the gradient is of the parameters that each layer used at each step.
+
+A stack of L layers that runs for T steps is a lattice of L x T points (`point.py`). Give every point parameters of its own,
+theta_{l,t}, all equal to theta_l. Then
+
+    G_{l,t} = || d loss / d theta_{l,t} ||         Frobenius, over weights AND biases
+
+shows where the gradient of a layer comes from: summed over t, the gradients of the copies are that of theta_l. All of G is
+found in one sweep, from the last step of the top layer to the first of the bottom one. With s the states, y the outputs, u what
+a layer reads (y of the layer below), and a bar for the derivative of the loss:
+
+    G_{l,t}, u_bar_{l,t}, s_bar_{l,t-1} = point (l, t), backwards, at s_bar_{l,t}, y_bar_{l,t};    y_bar_{l-1,t} = u_bar_{l,t}
+
+`run` and `sweep` are written for one stack; `torch.func.vmap` runs them for many (`draws.py`).
+
+Turkoglu et al. 2019 (STAR), section 3 and Fig. 2, 6, 7. The paper does not say whether biases count. They do here, and it
+matters: the weights of an LSTM's upper layers read small numbers, and have small gradients for that alone, so that without the
+biases the fall from top to bottom cannot be seen (1.7 for bottom / top in place of 1e-3).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from unfading.cells.base import Cell
+from unfading.diagnose.point import Back, Parameters, Point
+from unfading.model import Model
+from unfading.tasks.base import Batch
+
+
+def lattice(model: Model, batch: Batch, loss: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+    """G of a model on a batch: [L, T], float64. Noise (dropout, zoneout) is left out.
+
+    Args:
+        model: whose stack runs forward in time.
+        batch: what the model reads, and what it should answer.
+        loss: of the prediction and the batch, as `task.loss`.
+    """
+    rnn = model.rnn
+    if rnn.bidirectional:
+        raise ValueError(
+            "a lattice has one direction of time, and this stack is bidirectional. Measure one built with bidirectional=False."
+        )
+    with torch.no_grad():
+        x = model.encoder(batch.x)
+        initial = rnn.initial_states(x.shape[1])
+        points = [Point(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
+        y, backs = run(points, [point.theta() for point in points], x, initial, batch.lengths)
+        top = torch.stack(list(y)).requires_grad_()
+        with torch.enable_grad():
+            (y_bar,) = torch.autograd.grad(loss(model.head(top, batch.lengths), batch), top)
+        return sweep(backs, initial, y_bar)
+
+
+def run(
+    points: Sequence[Point], thetas: Sequence[Parameters], x: Tensor, initial: Sequence[Any], lengths: Tensor | None = None
+) -> tuple[Sequence[Tensor], list[list[Back]]]:
+    """Up through the layers: the output of the top one at every step, and for each layer and step the way back.
+
+    Args:
+        points: one for each layer.
+        thetas: their parameters.
+        x: [T, B, I].
+        initial: each layer's state before the first step.
+        lengths: int64 [B], where rows have lengths of their own.
+    """
+    backs: list[list[Back]] = []
+    y: Sequence[Tensor] = x.unbind(0)
+    for point, theta, state in zip(points, thetas, initial, strict=True):
+        outputs, row = [], []
+        for t, u_t in enumerate(y):
+            going = None if lengths is None else (t < lengths).unsqueeze(1)
+            state, y_t, back = point.forward(theta, u_t, state, t, going)
+            outputs.append(y_t)
+            row.append(back)
+        backs.append(row)
+        y = outputs
+    return y, backs
+
+
+def sweep(backs: Sequence[Sequence[Back]], initial: Sequence[Any], y_bar: Tensor) -> Tensor:
+    """Down through the layers: G [L, T], float64; y_bar [T, B, n] is what the loss sends back to the top layer's output."""
+    rows = []
+    bars: Sequence[Tensor] = y_bar.unbind(0)
+    for row, state in zip(reversed(backs), reversed(initial), strict=True):
+        s_bar = type(state)(*(torch.zeros_like(part) for part in state))
+        magnitudes, below = [], []
+        for back, y_bar_t in zip(reversed(row), reversed(bars), strict=True):
+            G, u_bar, s_bar = back(s_bar, y_bar_t)
+            magnitudes.append(G)
+            below.append(u_bar)
+        rows.append(torch.stack(magnitudes[::-1]))
+        bars = below[::-1]
+    return torch.stack(rows[::-1])

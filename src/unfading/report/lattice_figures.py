@@ -1,0 +1,75 @@
+"""Figures of the lattice of layers and time, from plain rows; each function gives a Vega-Lite specification.
+
+A panel is one lattice: time to the right, depth upwards, so that the loss stands at the right of the top row, and gradients
+flow to the left and down.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unfading.report.figures import FONT, GRID, INK, Spec, needed
+
+Rows = Sequence[Mapping[str, Any]]
+SIDE = 200  # of a panel, in points
+
+
+def magnitudes(rows: Rows) -> Spec:
+    """The magnitude at each point against that where the loss is, on a scale of decades: white as there, red more, blue less.
+
+    rows: cell, loss, layer, step, ratio, decades (its logarithm).
+    """
+    alt = needed("altair")
+    decades = max(1.0, *(abs(row["decades"]) for row in rows))
+    scale = alt.Scale(scheme="redblue", reverse=True, domain=[-min(decades, 4.0), min(decades, 4.0)], domainMid=0, clamp=True)
+    labels = (
+        "datum.value == 0 ? 'as at the loss' : (datum.value > 0 ? '10' : '1/10') + ['', '²', '³', '⁴'][abs(datum.value) - 1]"
+    )
+    legend = alt.Legend(title="gradient", labelExpr=labels, values=[-4, -3, -2, -1, 0, 1, 2, 3, 4], gradientLength=SIDE)
+    return _panels(alt, rows, alt.Color("decades:Q", scale=scale, legend=legend), "ratio", ".3~g")
+
+
+def deviations(rows: Rows) -> Spec:
+    """The standard deviation over the draws, divided by the mean, at each point.
+
+    rows: cell, loss, layer, step, deviation.
+    """
+    alt = needed("altair")
+    legend = alt.Legend(title=["deviation", "/ mean"], gradientLength=SIDE, format=".2~g")
+    top = max(row["deviation"] for row in rows)
+    scale = alt.Scale(scheme="viridis", domain=[0, top])
+    return _panels(alt, rows, alt.Color("deviation:Q", scale=scale, legend=legend), "deviation", ".3~g")
+
+
+def _panels(alt: Any, rows: Rows, colour: Any, field: str, numbers: str) -> Spec:
+    cells, losses = (list(dict.fromkeys(row[name] for row in rows)) for name in ("cell", "loss"))
+    steps, layers = (sorted({row[name] for row in rows}) for name in ("step", "layer"))
+    lines = []
+    for i, loss in enumerate(losses):
+        line = []
+        for j, cell in enumerate(cells):
+            bottom, left = i == len(losses) - 1, j == 0
+            here = alt.Chart(alt.NamedData("rows")).transform_filter(f"datum.cell == {cell!r} && datum.loss == {loss!r}")
+            x = alt.X("step:O", sort=steps, title="step t" if bottom else None, axis=_axis(alt, steps, shown=bottom))
+            y = alt.Y(
+                "layer:O", sort=layers[::-1], title=f"{loss}: layer l" if left else None, axis=_axis(alt, layers, shown=left)
+            )
+            tooltip = ["cell:N", "layer:O", "step:O", alt.Tooltip(f"{field}:Q", format=numbers)]
+            here = here.mark_rect().encode(x, y, colour, tooltip=tooltip)
+            line.append(here.properties(width=SIDE, height=SIDE, title=cell if i == 0 else ""))
+        lines.append(alt.hconcat(*line, spacing=14))
+    return _spec(alt.vconcat(*lines, spacing=14), {"rows": list(rows)})
+
+
+def _axis(alt: Any, values: Sequence[int], *, shown: bool) -> Any:
+    some = [value for value in values if value in (values[0], values[-1]) or value % 4 == 0]
+    return alt.Axis(values=some if shown else [], labelAngle=0, ticks=False, domain=False)
+
+
+def _spec(chart: Any, rows: Mapping[str, Any]) -> Spec:
+    text = {"labelFontSize": 12, "titleFontSize": 13, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
+    chart = chart.configure(font=FONT, background="transparent", padding=8).configure_view(stroke=None)
+    chart = chart.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK).configure_legend(**text)
+    chart = chart.configure_title(fontSize=14, color=INK, fontWeight=600)
+    spec: Spec = chart.to_dict()
+    spec["datasets"] = {**spec.get("datasets", {}), **rows}
+    return spec

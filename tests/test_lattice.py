@@ -1,0 +1,265 @@
+"""The lattice of parameter gradients is what autograd finds with a copy of the parameters for every layer and step."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import unfading
+from unfading import catalogue
+from unfading.diagnose.draws import Setup, drawn, is_bias, magnitudes, signals, stack, started, workers
+from unfading.diagnose.flatness import flatness
+from unfading.diagnose.lattice import lattice
+from unfading.diagnose.point import Point
+from unfading.tasks import Adding, Copying
+from unfading.tasks.base import Batch
+
+CELLS = catalogue.cells()
+named = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+
+
+class Loop(nn.Module):
+    """One step of a cell, written here once more."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, u, state, t):
+        inputs = self.cell.project(u.unsqueeze(0), t)
+        new = self.cell.step(type(inputs)(*(field[0] for field in inputs)), state, self.cell.weights())
+        return new, self.cell.output(new)
+
+
+def with_copies(cells, thetas, x, loss, lengths=None):
+    """G by brute force: parameters of its own for every layer and step, all of them leaves of one graph."""
+    outputs, copies = list(x), []
+    for cell, theta in zip(cells, thetas, strict=True):
+        state, row, new_outputs = cell.initial_state(x.shape[1]), [], []
+        for t, u in enumerate(outputs):
+            copy = {name: part.detach().clone().requires_grad_(part.is_floating_point()) for name, part in theta.items()}
+            row.append([part for part in copy.values() if part.requires_grad])
+            new, output = functional_call(Loop(cell), copy, (u, state, t))
+            if lengths is not None:
+                going = (t < lengths).unsqueeze(1)
+                new = type(new)(*(torch.where(going, n, old) for n, old in zip(new, state, strict=True)))
+                output = output * going
+            state = new
+            new_outputs.append(output)
+        copies.append(row)
+        outputs = new_outputs
+    leaves = [part for row in copies for copy in row for part in copy]
+    found = iter(torch.autograd.grad(loss(torch.stack(outputs)), leaves, allow_unused=True))
+    squares = [[[next(found) for _ in copy] for copy in row] for row in copies]
+    norms = [[math.sqrt(sum(float(g.square().sum()) for g in copy if g is not None)) for copy in row] for row in squares]
+    return torch.tensor(norms, dtype=torch.float64)
+
+
+def own(cells):
+    return [{f"cell.{name}": part for name, part in cell.named_parameters()} for cell in cells]
+
+
+@named
+@pytest.mark.parametrize("B", [1, 3])
+def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
+    torch.manual_seed(B)
+    rnn = unfading.Recurrent(lambda size: cell(size, 8), 5, 3, dtype=torch.float64)
+    model = unfading.Model(nn.Identity(), rnn, unfading.MeanOverTime(rnn.output_size, 2).double())
+    x = torch.randn(4, B, 5, dtype=torch.float64)
+    batch = Batch(x, torch.randn(B, 2, dtype=torch.float64))
+
+    def loss(prediction, batch):
+        return (prediction - batch.target).square().mean()
+
+    found = lattice(model, batch, loss)
+    wanted = with_copies(rnn.cells, own(rnn.cells), x, lambda y: loss(model.head(y), batch))
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
+
+
+@named
+def test_many_draws_at_once_are_one_after_the_other(cell):
+    torch.manual_seed(0)
+    setup, draws = Setup(layers=2, steps=3, width=8), 3
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        cells = stack(lambda size: cell(size, 8), setup)
+        thetas = [started(each, draws) for each in cells]
+        x, v = signals(setup, cells[-1].output_size, draws)
+        found = magnitudes(cells, thetas, x, v)
+        for d in range(draws):
+            one = [{name: part[d] for name, part in theta.items()} for theta in thetas]
+            for i in range(2):
+                wanted = with_copies(cells, one, x[d], lambda y, d=d, i=i: (y * v[d, i]).sum())
+                torch.testing.assert_close(found[d, i], wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
+    finally:
+        torch.set_default_dtype(before)
+
+
+@named
+def test_draws_start_as_the_cell_does_with_biases_at_zero(cell):
+    torch.manual_seed(0)
+    made = cell(8, 8)
+    kept = {name: part.clone() for name, part in made.state_dict().items()}
+    many = started(made, 3)
+    for name, part in made.state_dict().items():
+        assert torch.equal(part, kept[name])  # the cell itself is left alone
+        drawn_part = many[f"cell.{name}"]
+        if is_bias(name):
+            assert not drawn_part.any(), name
+        elif name in dict(made.named_parameters()) and kept[name].unique().numel() > 2:  # drawn, and not set
+            assert not torch.equal(drawn_part[0], drawn_part[1]), name
+    if cell in (unfading.LSTMCell, unfading.STARCell):
+        for W in many["cell.W_h"]:
+            for block in W.chunk(len(W) // 8):
+                torch.testing.assert_close(block @ block.T, torch.eye(8), rtol=0, atol=1e-5)
+
+
+def test_rows_that_have_ended_send_nothing_back():
+    torch.manual_seed(0)
+    rnn = unfading.LSTM(3, 4, 2, dtype=torch.float64)
+    model = unfading.Model(nn.Identity(), rnn, unfading.LastStep(4, 1).double())
+    x, lengths = torch.randn(5, 3, 3, dtype=torch.float64), torch.tensor([2, 5, 3])
+    batch = Batch(x, torch.zeros(3, 1), lengths)
+
+    def loss(prediction, batch):
+        return prediction.square().sum()
+
+    wanted = with_copies(rnn.cells, own(rnn.cells), x, lambda y: loss(model.head(y, lengths), batch), lengths)
+    torch.testing.assert_close(lattice(model, batch, loss), wanted, rtol=1e-8, atol=0)
+    # Without the two rows that have ended, the last two steps are the same.
+    alone = lattice(model, Batch(x[:, 1:2], batch.target[1:2], lengths[1:2]), loss)
+    torch.testing.assert_close(lattice(model, batch, loss)[:, 3:], alone[:, 3:])
+
+
+def test_over_one_step_the_lattice_is_the_gradient_of_each_layer():
+    torch.manual_seed(0)
+    task = Copying(T=5)
+    rnn = unfading.GRU(task.input_size, 7, 3)
+    model = unfading.Model(task.encoder(), rnn, task.head(7))
+    batch = task.batch(0, 4, split="train", seed=0, device="cpu")
+    batch = Batch(batch.x[:1], batch.target[:1])
+    task.loss(model(batch.x)[0], batch).backward()
+    wanted = [torch.cat([p.grad.flatten() for p in cell.parameters()]).norm().double() for cell in rnn.cells]
+    torch.testing.assert_close(lattice(model, batch, task.loss).squeeze(1), torch.stack(wanted), rtol=1e-4, atol=0)
+
+
+def test_measuring_leaves_the_model_as_it_was():
+    task = Adding(T=6)
+    model = unfading.Model(task.encoder(), rnn := unfading.STAR(2, 5, 2, dropout=0.5), task.head(5))
+    model.train()
+    before, random = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    batch = task.batch(0, 3, split="train", seed=0, device="cpu")
+    first = lattice(model, batch, task.loss)
+    assert torch.equal(first, lattice(model, batch, task.loss))  # dropout is left out
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    assert rnn.training
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_a_seed_is_a_lattice_and_the_generator_is_left_alone():
+    random = torch.get_rng_state()
+    setup = Setup(layers=2, steps=2, width=4)
+    first, again, other = (drawn(_elman, 5, setup, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(random, torch.get_rng_state())
+    for loss in ("last", "all"):
+        assert torch.equal(first[loss].mean, again[loss].mean)
+        assert not torch.equal(first[loss].mean, other[loss].mean)
+
+
+def _elman(size):
+    return unfading.ElmanCell(size, 4)
+
+
+@pytest.mark.long
+def test_processes_change_nothing():
+    setup = Setup(layers=2, steps=2, width=4)
+    alone = drawn(_elman, 150, setup)
+    with workers(2) as pool:
+        shared = drawn(_elman, 150, setup, pool=pool)
+    assert torch.equal(alone["all"].mean, shared["all"].mean)
+    assert torch.equal(alone["all"].deviation, shared["all"].deviation)
+
+
+def test_mean_and_deviation_are_over_the_draws():
+    setup = Setup(layers=2, steps=3, width=4)
+    torch.manual_seed(0)
+    found = drawn(_elman, 7, setup)["last"]
+    from unfading.tasks.draw import stream
+
+    torch.manual_seed(stream(0, "train", 0, "cpu", purpose="lattice").initial_seed())
+    cells = stack(_elman, setup)
+    thetas = [started(cell, 7) for cell in cells]
+    G = magnitudes(cells, thetas, *signals(setup, 4, 7))[:, 0]
+    torch.testing.assert_close(found.mean, G.mean(0))
+    torch.testing.assert_close(found.deviation, G.std(0, correction=0) / G.mean(0))
+
+
+def test_stars_claims_of_plain_lstm_and_star_stacks():
+    """Down the layers a plain network's gradients grow, an LSTM's vanish, STAR's stay within a factor of two (Fig. 2)."""
+    ratios = {}
+    for cell in (unfading.ElmanCell, unfading.LSTMCell, unfading.STARCell):
+        found = drawn(lambda size, cell=cell: cell(size, 32), 24, Setup(width=32))["last"]
+        ratios[cell] = flatness(found.mean).bottom_to_top
+    assert ratios[unfading.ElmanCell] > 1.8
+    assert ratios[unfading.LSTMCell] < 3e-3
+    assert 0.5 < ratios[unfading.STARCell] < 2
+
+
+def test_the_numbers_of_a_lattice_that_is_known():
+    down, back = torch.arange(4.0).flip(0), torch.arange(5.0).flip(0)
+    numbers = flatness(3 * 2.0 ** down.unsqueeze(1) * 0.5**back)
+    assert numbers.gain_per_layer == pytest.approx(2)
+    assert numbers.gain_per_step == pytest.approx(0.5)
+    assert numbers.bottom_to_top == pytest.approx(8)
+    assert numbers.first_to_last == pytest.approx(8 / 16)
+    # 2^(a - b) with a of 0..3 and b of 0..4: only 2^-4 is further than ten from 1.
+    assert numbers.share_within_ten == pytest.approx(19 / 20)
+    flat = flatness(torch.ones(1, 1))
+    assert (flat.gain_per_layer, flat.gain_per_step) == pytest.approx((1, 1))
+    assert math.isnan(flatness(torch.zeros(2, 2)).gain_per_layer)
+
+
+def test_a_matrix_that_is_used_in_two_ways_gets_its_whole_gradient():
+    class Both(unfading.ElmanCell):
+        def step(self, inputs, state, weights):
+            return (
+                super().step(inputs, state, weights)._replace(h=state.h @ weights.W_h + unfading.linear(state.h, weights.W_h))
+            )
+
+    torch.manual_seed(0)
+    point = Point(Both(4, 4), 1)
+    assert "cell.W_h" in point.others
+    rnn = unfading.Recurrent(lambda size: Both(size, 4), 4, 2, learn_initial_state=False, dtype=torch.float64)
+    for cell in rnn.cells:
+        cell.initial_state = lambda batch, like=cell: type(unfading.ElmanCell(4, 4).initial_state(1))(
+            torch.ones(batch, 4, dtype=torch.float64)
+        )
+    model = unfading.Model(nn.Identity(), rnn, unfading.LastStep(4, 1).double())
+    batch = Batch(torch.randn(3, 1, 4, dtype=torch.float64), torch.zeros(1, 1))
+
+    def loss(prediction, batch):
+        return prediction.square().sum()
+
+    wanted = with_copies(rnn.cells, own(rnn.cells), batch.x, lambda y: loss(model.head(y), batch))
+    torch.testing.assert_close(lattice(model, batch, loss), wanted, rtol=1e-8, atol=0)
+
+
+def test_bad_input_is_told_in_a_sentence():
+    model = unfading.Model(nn.Identity(), unfading.GRU(2, 3, bidirectional=True), unfading.LastStep(6, 1))
+    with pytest.raises(ValueError, match="one direction of time, and this stack is bidirectional"):
+        lattice(model, Batch(torch.zeros(2, 1, 2), torch.zeros(1)), lambda p, b: p.sum())
+
+    class NoStart(unfading.ElmanCell):
+        reset_parameters = property()
+
+    cell = unfading.ElmanCell(2, 2)
+    cell.__class__ = NoStart
+    with pytest.raises(TypeError, match="NoStart has no reset_parameters"):
+        started(cell, 2)
+    with pytest.raises(ValueError, match="draws must be at least 1"):
+        drawn(_elman, 0)

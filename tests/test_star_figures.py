@@ -1,0 +1,71 @@
+"""STAR's figures hold the numbers that were drawn, and can be drawn themselves."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import vl_convert
+
+from unfading.cells.janet import ForgetLSTMCell
+from unfading.cells.lstm import LSTMCell
+from unfading.diagnose.draws import STATED, drawn
+from unfading.papers import star
+from unfading.papers.without_output_gate import WithoutOutputGateCell
+from unfading.report.figures import language
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The figures at two layers, three steps and four units, drawn in this process."""
+    setup = STATED._replace(layers=2, steps=3, width=4)
+    monkeypatch.setattr(star, "STATED", setup)
+    monkeypatch.setattr(star, "workers", lambda processes: ThreadPoolExecutor(1))
+    monkeypatch.setattr(star, "measured", lambda cell, draws, pool: drawn(lambda size: cell(size, 4), draws, setup))
+    star._found.cache_clear()
+    yield setup
+    star._found.cache_clear()
+
+
+@pytest.mark.parametrize("figure", [star.fig2, star.fig6, star.fig7], ids=lambda figure: figure.__name__)
+def test_a_figure_of_stars_holds_what_was_drawn(figure, small):
+    item = figure(5)
+    cells = list(dict.fromkeys(row["cell"] for row in item.rows))
+    assert cells[-1] == "STAR"
+    assert len(item.rows) == 3 * 2 * small.layers * small.steps
+    for row in item.rows:
+        loss = {words: name for name, words in star.LOSSES.items()}[row["loss"]]
+        found = drawn(lambda size, row=row: star.CELLS[row["cell"]](size, 4), 5, small)[loss]
+        assert row["mean"] == pytest.approx(float(found.mean[row["layer"] - 1, row["step"] - 1]))
+        assert row["deviation"] == pytest.approx(float(found.deviation[row["layer"] - 1, row["step"] - 1]))
+        assert row["ratio"] == pytest.approx(row["mean"] / float(found.mean[-1, -1]))
+        assert row["decades"] == pytest.approx(math.log10(row["ratio"]))
+    assert len(item.findings) == 6
+    assert "5 draws" in item.caption
+    assert vl_convert.vegalite_to_svg(item.chart, vl_version=language()).count(">STAR<") == 1
+
+
+def test_the_way_from_lstm_to_star_changes_one_thing_at_a_time():
+    """Without output gate: the LSTM's with o = 1, c for h and the tanh on the state; with i = 1 - f it is ForgetLSTM."""
+    torch.manual_seed(0)
+    cell, other = WithoutOutputGateCell(3, 4).double(), ForgetLSTMCell(3, 4).double()
+    x, h = torch.randn(1, 2, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    (a,), state = cell.project(x), cell.initial_state(2)._replace(h=h)
+    i, f, z = (a[0] + h @ cell.W_h.T).chunk(3, dim=-1)
+    got = cell.step(type(cell.project(x))(a[0]), state, cell.weights()).h
+    torch.testing.assert_close(got, torch.tanh(torch.sigmoid(f) * h + torch.sigmoid(i) * torch.tanh(z)))
+    # The input gate's weights as minus the forget gate's: sigmoid(-f) = 1 - sigmoid(f).
+    with torch.no_grad():
+        for mine, theirs in (
+            (cell.from_input.weight, other.from_input.weight),
+            (cell.from_input.bias, other.from_input.bias),
+            (cell.W_h, other.W_h),
+        ):
+            forget, candidate = theirs.chunk(2)
+            mine.copy_(torch.cat([-forget, forget, candidate]))
+    for made in (cell, other):
+        inputs = made.project(x)
+        made.after = made.step(type(inputs)(inputs.a[0]), made.initial_state(2)._replace(h=h), made.weights()).h
+    torch.testing.assert_close(cell.after, other.after)
+    assert next(iter(star.PATH.values())) is LSTMCell
+    assert list(star.PATH.values())[2] is ForgetLSTMCell
