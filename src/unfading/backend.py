@@ -106,7 +106,7 @@ def _run(implementation: Callable[..., tuple[Any, Any]], cell: Cell, x: Tensor, 
 def outputs(cell: Cell, x: Tensor, state: Any, how: How) -> tuple[Tensor, Any]:
     """As `run`, but of the states only `cell.output`; where no gradient is wanted, the states are not even kept."""
     implementation = choose(cell, how.backend)
-    if not torch.is_grad_enabled() and not traced() and implementation is fused:
+    if not torch.is_grad_enabled() and not traced() and implementation is fused and not x.is_cuda:
         made = fused_outputs(cell, x, state, cell.weights(), lengths=how.lengths, reverse=how.reverse, start=how.start)
         if made is not None:
             return made

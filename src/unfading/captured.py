@@ -105,14 +105,14 @@ class Captured:
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.empty_cache()  # a graph has memory of its own, and what the first steps had is free now
         try:
             with torch.cuda.graph(graph):
                 self._run(self.batches)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # something in the step waits for the GPU
+        except RuntimeError as error:  # something in the step waits for the GPU, or there is no memory for a graph beside it
             self.trouble = str(error).splitlines()[0]
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()
             return
         self.graph = graph
 
