@@ -154,7 +154,7 @@ def test_gradients_of_all_layers_are_those_of_autograd(cell):
     (value - target).square().mean().backward()
 
     seen = observe(rnn, Batch(x, target))
-    found = lag.gradients(seen.chains, (seen.prediction - target).square().mean())
+    found = lag.gradients(seen.chains, lag.swept(seen.chains, (seen.prediction - target).square().mean()))
     for each in found:
         zeros = added[int(each.layer[-1]) - 1, T - 1 - each.lag]
         grads = [zero.grad if zero.grad is not None else torch.zeros_like(zero) for zero in zeros]
@@ -279,7 +279,8 @@ def test_pieces_that_are_joined_are_the_whole_and_those_that_are_cut_end_there()
 
     def swept(model):
         chains = observe(model, Batch(x, x)).chains
-        return [each[1:] for each in lag.gradients(chains, end(chains, torch.Generator().manual_seed(0)))]
+        bars = lag.swept(chains, end(chains, torch.Generator().manual_seed(0)))
+        return [each[1:] for each in lag.gradients(chains, bars)]
 
     whole, joined, cut = swept(rnn), swept(Pieces(False)), swept(Pieces(True))
     assert joined == [pytest.approx(each) for each in whole]

@@ -16,8 +16,11 @@ from unfading.cells.incremental import IncrementalRNNCell, InnerStepsCell
 from unfading.cells.star import STARCell
 from unfading.diagnose.equilibrium import equilibrium, spectrum
 from unfading.diagnose.fixed_point import convergence, equilibria, scipy_root
-from unfading.diagnose.inner_path import left, matrix_norm, reached, slopes, walk
+from unfading.diagnose.inner_path import left, matrix_norm, reached, revisit, slopes, walk
 from unfading.diagnose.inner_steps import conditions, input_response, step_jacobians
+from unfading.diagnose.observe import observe
+from unfading.layer import layer
+from unfading.tasks.base import Batch
 
 D = 12
 PHI = {"tanh": np.tanh, "relu": lambda a: np.maximum(a, 0), "sigmoid": lambda a: 1 / (1 + np.exp(-a))}
@@ -50,6 +53,17 @@ def test_the_path_ends_where_the_cell_does(cell, options):
     assert_close(path.h[1:], laws.run(made, x, start=2)[0].h.detach(), **laws.EXACT)
     before = -path.h[:-1] if made.minus else path.h[:-1]
     assert_close(path.s[:, -1], path.h[1:] + before, **laws.EXACT)
+
+
+@pytest.mark.parametrize(("cell", "options"), INCREMENTAL)
+def test_steps_that_are_visited_again_are_those_of_the_path(cell, options):
+    rnn = layer(cell)(3, 8, zoneout=0.0, dtype=torch.float64, **options)
+    x = torch.randn(6, 3, 3, dtype=torch.float64)
+    again = revisit(observe(rnn, Batch(x, x)).chains[0], [1, 2, 5], [2, 0])
+    path = walk(rnn.cells[0], x[:, [2, 0]])
+    for field in ("s", "u", "eta"):
+        assert_close(getattr(again, field), getattr(path, field)[[1, 2, 5]].detach(), **laws.EXACT)
+    assert_close(again.h, path.h[[1, 2, 5, 6]].detach(), **laws.EXACT)
 
 
 def test_a_cell_in_float32_is_looked_at_in_float64_and_left_as_it_is():

@@ -11,7 +11,9 @@ import unfading
 from unfading import catalogue
 from unfading.diagnose.draws import Setup, drawn, is_bias, magnitudes, signals, stack, started, workers
 from unfading.diagnose.flatness import flatness
-from unfading.diagnose.lattice import lattice
+from unfading.diagnose.lag import swept
+from unfading.diagnose.lattice import has_one, lattice, observed
+from unfading.diagnose.observe import observe
 from unfading.diagnose.point import Point
 from unfading.tasks import Adding, Copying
 from unfading.tasks.base import Batch
@@ -77,6 +79,39 @@ def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
     wanted = with_copies(rnn.cells, own(rnn.cells), x, lambda y: loss(model.head(y), batch))
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
+
+
+@named
+@pytest.mark.parametrize("lengths", [None, [4, 1, 3]], ids=["whole", "lengths"])
+def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
+    torch.manual_seed(0)
+    rnn = unfading.Recurrent(lambda size: cell(size, 8), 5, 2, dtype=torch.float64)
+    model = unfading.Model(nn.Identity(), rnn, unfading.MeanOverTime(rnn.output_size, 2).double())
+    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    batch = Batch(x, torch.randn(3, 2, dtype=torch.float64), None if lengths is None else torch.tensor(lengths))
+
+    def loss(prediction, batch):
+        return (prediction - batch.target).square().mean()
+
+    prediction, chains = observe(model, batch)
+    bars = swept(chains, loss(prediction, batch))
+    wanted = lattice(model, batch, loss)
+    # Those of its parameters that make the output out of the state are not seen from the state.
+    assert [has_one(chain) for chain in chains] == [cell is not unfading.StatisticalRNNCell] * 2
+    for l, chain in enumerate(chains):
+        if has_one(chain):
+            points = observed(chain, [3, 1], {"loss": bars[l]})
+            assert [(point.depth, point.step, point.of) for point in points] == [(l + 1, 4, "loss"), (l + 1, 2, "loss")]
+            found = torch.tensor([point.value for point in points], dtype=torch.float64)
+            torch.testing.assert_close(found, wanted[l, [3, 1]], rtol=1e-8, atol=1e-12 * float(wanted.max()))
+
+
+def test_gains_of_some_steps_are_those_of_all():
+    down, back = torch.arange(3, -1, -1.0).unsqueeze(1), torch.arange(19, -1, -1.0)
+    G = 0.8**down * 0.9**back
+    some = [0, 3, 4, 11, 19]
+    assert flatness(G[:, some], some)[3:] == pytest.approx((0.8, 0.9))
+    assert flatness(G)[3:] == pytest.approx((0.8, 0.9))
 
 
 @named

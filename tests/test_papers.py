@@ -6,18 +6,13 @@ import re
 
 import pytest
 import torch
-from torch.func import jacrev
-from torch.testing import assert_close
 
-from tests import laws
 from tests.test_project import run
 from unfading import cli_reproduce, data
-from unfading.cells.elman import ElmanCell
-from unfading.cells.incremental import IncrementalRNNCell
+from unfading.diagnose.equilibrium import histogram
 from unfading.papers import incremental, shelf
-from unfading.papers.incremental_settings import histogram
 from unfading.papers.item import Item
-from unfading.papers.trained import first_to_last, on_the_way
+from unfading.papers.trained import on_the_way
 from unfading.run import Run
 from unfading.train import train
 
@@ -82,22 +77,6 @@ def test_a_dataset_that_is_missing_is_named(tmp_path, monkeypatch):
     assert not data.present("har")
     with pytest.raises(FileNotFoundError, match="dataset 'har' is not in"):
         incremental.fig8(steps=1)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: ElmanCell(2, 5), lambda: IncrementalRNNCell(2, 5, steps=4, eta=0.2, activation="tanh")]
-)
-def test_first_to_last_is_the_jacobian_row_by_row(make):
-    cell = make().double()
-    x = torch.randn(6, 3, 2, dtype=torch.float64)
-    found = first_to_last(cell, x)
-    _, state = laws.run(cell, x[:1])
-    for row in range(3):
-
-        def last(h, row=row):
-            return laws.run(cell, x[1:, row : row + 1], type(state)(h[None]), start=1)[1].h[0]
-
-        assert_close(found[row], jacrev(last)(state.h[row].detach()).detach(), rtol=1e-10, atol=1e-12)
 
 
 def test_a_model_on_its_way_is_the_one_that_train_trains():

@@ -14,6 +14,7 @@ import unfading
 from tests.test_project import run as command
 from unfading import cli_diagnose
 from unfading.cells.elman import ElmanCell
+from unfading.papers.incremental_settings import theorem_cell
 from unfading.tasks import Adding
 from unfading.tasks.base import Batch, EveryStep
 
@@ -293,6 +294,67 @@ def test_large_states_are_estimated_and_say_so():
         assert each.spectral == pytest.approx(exact[each.lag].spectral, rel=0.3)
 
 
+def test_a_diagnosis_holds_the_lattice_of_the_model():
+    task = Adding(T=40)
+    model = unfading.Model(task.encoder(), unfading.LSTM(2, 8, num_layers=3, zoneout=0.2), task.head(8)).eval()
+    batch = task.batch(0, 4, split="train", seed=0, device="cpu")
+    found = unfading.diagnose(model, batch, loss=task.loss)
+    assert found.measures.capped == ("The lattice is measured at 32 of 40 steps.",)
+    rows = [row for row in found.rows()["lattice"] if row["of"] == "loss"]
+    assert len(rows) == 3 * 32
+    assert {row["layer"] for row in rows} == {"rnn layer 1", "rnn layer 2", "rnn layer 3"}
+    # Over all steps the gradients of the copies add up to that of the parameters: of the last step alone it is that.
+    short = unfading.diagnose(model, Batch(batch.x[-1:], batch.target), loss=task.loss)
+    task.loss(model(batch.x[-1:])[0], batch).backward()
+    for row in short.rows()["lattice"]:
+        if row["of"] == "loss":
+            gradients = [p.grad for p in model.rnn.cells[row["depth"] - 1].parameters()]
+            assert row["value"] == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-4)
+    told = {row["of"]: row for row in found.rows()["flat"]}
+    sums = [sum(row["value"] for row in rows if row["depth"] == depth) for depth in (1, 3)]
+    assert told["loss"]["bottom_to_top"] == pytest.approx(sums[0] / sums[1])
+    assert "the bottom layer has" in str(found)
+
+
+def test_a_stack_that_has_no_one_lattice_still_has_its_points():
+    both = unfading.diagnose(unfading.GRU(8, 8, num_layers=2, bidirectional=True), noise(6))
+    assert len(both.measures.lattice) == 4 * 6
+    assert not both.measures.flat
+    other = unfading.diagnose(unfading.StatisticalRNN(8, 8), noise(6))
+    assert not other.measures.lattice
+    assert "its output has parameters of its own" in other.measures.capped[0]
+
+
+def test_a_diagnosis_of_inner_steps_holds_what_the_theorems_speak_of(tmp_path):
+    rnn = unfading.Recurrent(lambda size: theorem_cell(8, eta=0.5, inputs=size), 3, num_layers=2, dtype=torch.float64)
+    found = unfading.diagnose(rnn, 0.1 * noise(20, size=3).double())
+    first, second = found.rows()["equilibria"]
+    assert (first["layer"], second["layer"]) == ("layer 1", "layer 2")
+    assert first["steps"][0] == 1
+    assert first["steps"][-1] == 20
+    assert "The equilibrium is measured at 8 of 20 steps, of one row." in found.measures.capped
+    for row in (first, second):
+        assert row["hypotheses"]
+        assert row["found"] == 1.0
+        assert row["theorem_2"]["holds"] == row["corollary_1"]["holds"] == 1.0
+        way = row["convergence"]
+        assert way["fitted_rate"] == pytest.approx(way["spectral_radius"], rel=0.02)
+        assert way["fitted_rate"] <= way["bound"]
+        assert row["pulls"][-1] < 1e-6
+    assert "come nearer at a rate of" in str(found)
+    text, again = (found.write(tmp_path / name)[0].read_text() for name in ("page.html", "again.html"))
+    assert text == again
+    assert "Distance to the equilibrium over inner steps" in text
+    assert "<th scope='row'>Theorem 2&#x27;s condition holds at</th><td>100%</td><td>100%</td>" in text
+    assert unfading.diagnose(unfading.STAR(3, 8), noise(20, size=3)).rows()["equilibria"] == []
+
+
+def test_an_equilibrium_that_costs_too_much_is_left_out_in_words():
+    found = unfading.diagnose(unfading.IncrementalRNN(2, 257, inner_steps=1, rank=2), noise(2, 1, 2))
+    assert not found.measures.equilibria
+    assert "more than 256 entries" in found.measures.capped[0]
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -331,7 +393,7 @@ def test_a_page_stands_alone_with_the_verdict_on_top(tmp_path):
     assert re.search(r"<h1>(.*?)</h1>", text)[1] == found.verdict
     assert not re.findall(r"(?:src|href)=['\"]?https?:", text)
     assert "default-src 'none'" in text
-    assert text.count("<figure>") == 7
+    assert text.count("<figure>") == 8
     again = found.write(tmp_path / "again.html")
     assert again[0].read_bytes() == written[0].read_bytes()
     with pytest.raises(ValueError, match="is a folder"):
@@ -342,7 +404,7 @@ def test_a_page_stands_alone_with_the_verdict_on_top(tmp_path):
 def test_every_figure_can_be_a_picture(tmp_path):
     found = unfading.diagnose(unfading.LSTM(8, 16, num_layers=2), Batch(50 * noise(30), noise(30, size=16)))
     pictures = found.write(tmp_path / "page.html", png=True)[1:]
-    names = ("gradient", "loss", "map", "lags", "spectra", "activations", "states", "written", "read")
+    names = ("gradient", "loss", "map", "lags", "spectra", "activations", "states", "written", "read", "lattice")
     assert {path.name for path in pictures} == {f"page-{name}.png" for name in names}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from unfading.diagnose import jacobian, lag, memory, probe, remedy, saturation, verdict
+from unfading.diagnose import jacobian, lag, memory, probe, remedy, sampled, saturation, verdict
 from unfading.diagnose.measures import Measures
 from unfading.diagnose.observe import Chain, evaluating, observe
 from unfading.diagnose.remedy import Advice
@@ -78,6 +78,15 @@ class Diagnosis:
         if m.ratios:
             told = ", ".join(f"{layer} {value:.2g}" for layer, value in m.ratios.items())
             lines += ["", *_wrapped("", f"||dh_T/dh_1|| / ||dh_T/dh_(T-1)||: {told}.")]
+        for of, flat in m.flat.items() if len(m.layers) > 1 else ():
+            told = f"the bottom layer has {flat.bottom_to_top:.2g} of the top one's, {flat.gain_per_layer:.2g} x a layer down"
+            lines += [
+                "",
+                *_wrapped("", f"Gradient of the parameters, of the {'loss' if of == 'loss' else 'last output'}: {told}."),
+            ]
+        for each in m.equilibria:
+            lines += ["", *_wrapped("", f"Inner steps of {each.layer}: {each.found}")]
+        lines += ["", *(line for said in m.capped for line in _wrapped("", said))]
         return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip()
 
 
@@ -157,6 +166,11 @@ def _measured(
     rows = first.ends.argsort(descending=True, stable=True).tolist()
     names = [str(chain.place) for chain in chains]
     ratios = {name: ratio for name in names if (ratio := lag.ratio(lags, name)) is not None}
+    bars = {"end": lag.swept(chains, remedy.end(chains, generator))} if sound else {}
+    if sound and value is not None:
+        bars["loss"] = lag.swept(chains, value)
+    lattice = sampled.lattice(chains, bars) if sound else sampled.Lattice([], {}, [])
+    equilibria, left_out = sampled.equilibria(chains) if sound else ([], [])
     return Measures(
         model=_described(model),
         layers=tuple(names),
@@ -170,11 +184,15 @@ def _measured(
         spectra=tuple(spectra),
         lags=tuple(lags),
         ratios=ratios,
-        end=tuple(lag.gradients(chains, remedy.end(chains, generator))) if sound else (),
-        gradients=tuple(lag.gradients(chains, value)) if sound and value is not None else (),
+        end=tuple(lag.gradients(chains, bars["end"])) if "end" in bars else (),
+        gradients=tuple(lag.gradients(chains, bars["loss"])) if "loss" in bars else (),
         activations=tuple(activations),
         sizes=tuple(each for chain in chains for each in saturation.sizes(chain)) if sound else (),
         memory=tuple(memory.maps(first, rows[:ROWS], probes=PROBES, generator=generator)) if sound else (),
+        lattice=tuple(lattice.points),
+        flat=lattice.flat,
+        equilibria=tuple(equilibria),
+        capped=(*lattice.capped, *left_out),
     )
 
 

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
-from unfading.diagnose.fixed_point import convergence, equilibria, scipy_root
+from unfading.diagnose.fixed_point import convergence, equilibria, pulled, scipy_root
 from unfading.diagnose.inner_path import Path, left, matrix_norm, reached, walk
 from unfading.diagnose.inner_steps import conditions, input_response, step_jacobians
 from unfading.errors import check_count
 
 # An eigenvalue, or a real part, within this of a value is that value.
 EXACTLY = 1e-7
+# Inner steps along which the pull is followed.
+PULLS = 200
 
 
 class Equilibrium(NamedTuple):
@@ -37,10 +39,29 @@ class Equilibrium(NamedTuple):
     theorem_2: dict[str, Any]  # share of inner steps at which it holds, worst ||A F|| / ||F||, worst of each time step
     corollary_1: dict[str, Any]  # the same for ||A||
     eigenvalues: dict[str, Any]  # of phi' P U - alpha I where time steps end: largest and least real part, shares
-    jacobians: list[
-        dict[str, float]
-    ]  # of the last step's first row: K, ||dh_m/dh_{m-1}||, ||. + I|| (||. - I||), mean diagonal
+    bins: list[dict[str, Any]]  # their real parts, counted; see `histogram`
+    pulls: list[
+        float
+    ]  # ||F|| along inner steps of the last time step's first row, repeated with one eta, relative to the first
+    # Of the last step's first row: K, ||dh_m/dh_{m-1}||, ||. + I|| (||. - I||), mean diagonal.
+    jacobians: list[dict[str, float]]
     input_response: dict[str, float] | None  # dh_eq/dx: largest difference of formula and measurement, relative; singular value
+
+    def __str__(self) -> str:
+        norm = "" if self.matrix_norm is None else f"||P U|| is {self.matrix_norm:.3g} (alpha {self.alpha:.3g}), "
+        said = [f"{norm}eta {self.eta['least']:.2g} to {self.eta['most']:.2g}"]
+        said.append(f"Theorem 1's hypotheses {'hold' if self.hypotheses else 'do not hold'}")
+        if self.theorem_2["holds"] is not None:
+            said.append(f"Theorem 2's condition holds at {self.theorem_2['holds']:.0%} of the inner steps")
+        said.append(f"an equilibrium is near at {self.found:.0%} of the time steps")
+        way = self.convergence
+        if way is not None and way["fitted_rate"] is not None:
+            bound = "" if way["bound"] is None else f", bound {way['bound']:.4f}"
+            said.append(
+                f"repeated steps come nearer at a rate of {way['fitted_rate']:.4f} (spectral radius "
+                f"{way['spectral_radius']:.4f}{bound})"
+            )
+        return "; ".join(said) + "."
 
 
 def equilibrium(cell: Cell, x: Tensor, *, rows: int = 2, inner_steps: int = 30, start: int = 0) -> Equilibrium:
@@ -61,11 +82,16 @@ def equilibrium(cell: Cell, x: Tensor, *, rows: int = 2, inner_steps: int = 30, 
     if not torch.isfinite(path.s).all():
         m = int(torch.isfinite(path.s).all(-1).all(-1).all(-1).int().argmin())
         raise ValueError(f"the state overflows at step {m} of {len(x)}; shorten x, or shrink eta and the recurrent matrix.")
+    return along(path, x[-1, :rows], inner_steps=inner_steps)
+
+
+def along(path: Path, x: Tensor, *, inner_steps: int) -> Equilibrium:
+    """The same along a path whose last time step read x [B, I]."""
     T, B, D = path.u.shape
     ends = reached(path)
     near = equilibria(path, ends.s, ends.u)
     at_steps = conditions(path, left(path))
-    found = near.found.reshape(T, B)
+    found, values = near.found.reshape(T, B), conditions(path, ends).eigenvalues
     last = found[-1].nonzero().flatten()
     gaps = (ends.s - near.s).norm(dim=-1) / near.s.norm(dim=-1).clamp_min(1e-300)
     norm, alpha = matrix_norm(path), path.cell.alpha
@@ -81,9 +107,11 @@ def equilibrium(cell: Cell, x: Tensor, *, rows: int = 2, inner_steps: int = 30, 
         convergence=None if last_row is None else _convergence(path, near.s[last_row], row=int(last[0])),
         theorem_2=_holds(at_steps.theorem_2.reshape(T, -1)),
         corollary_1=_holds(at_steps.corollary_1.reshape(T, -1)),
-        eigenvalues=spectrum(conditions(path, ends).eigenvalues, alpha),
+        eigenvalues=spectrum(values, alpha),
+        bins=histogram(values.real.flatten(), 0.1),
+        pulls=[size for size in _pulls(path) if math.isfinite(size)],
         jacobians=_jacobians(path, inner_steps),
-        input_response=None if last_row is None else _response(path, x[-1, int(last[0])], near.s[last_row]),
+        input_response=None if last_row is None else _response(path, x[int(last[0])], near.s[last_row]),
     )
 
 
@@ -99,6 +127,23 @@ def spectrum(eigenvalues: Tensor, alpha: float) -> dict[str, Any]:
         "minus_alpha": _share((eigenvalues + alpha).abs() <= EXACTLY),  # units that are off
         "points_all_negative": _share((real < -EXACTLY).all(-1)),
     }
+
+
+def histogram(values: Tensor, width: float) -> list[dict[str, Any]]:
+    """Counts of values in bins of one width that never hold both sides of zero, and a bin of their own for zeros."""
+    zero = values.abs() <= EXACTLY
+    places, counts = (values[~zero] / width).floor().unique(return_counts=True)
+    rows: list[dict[str, Any]] = [
+        {"low": place * width, "high": (place + 1) * width, "count": count, "sign": "negative" if place < 0 else "positive"}
+        for place, count in zip(places.tolist(), counts.tolist(), strict=True)
+    ]
+    # The last is drawn over the others.
+    return [*rows, {"low": -width / 6, "high": width / 6, "count": int(zero.sum()), "sign": "zero"}] if zero.any() else rows
+
+
+def _pulls(path: Path) -> list[float]:
+    sizes = pulled(path.cell, path.s[-1, 0, :1], path.u[-1, :1], float(path.eta[-1, -1]), PULLS, path.weights)
+    return (sizes / sizes[0].clamp_min(1e-300)).flatten().tolist()
 
 
 def _eta(path: Path) -> dict[str, Any]:
@@ -127,7 +172,7 @@ def _holds(values: Tensor) -> dict[str, Any]:
     known = values[~values.isnan()]
     worst = values.nan_to_num(-math.inf).amax(1).tolist()
     return {
-        "holds": _share(known < 1),
+        "holds": _share(known < 1) if len(known) else None,
         "worst": float(known.max()) if len(known) else None,
         "worst_of_step": [None if value == -math.inf else value for value in worst],
     }
@@ -154,7 +199,7 @@ def _response(path: Path, x: Tensor, s: Tensor) -> dict[str, float]:
 
 
 def _share(true: Tensor) -> float:
-    return float(true.double().mean()) if true.numel() else math.nan
+    return float(true.double().mean())
 
 
 def _mean(values: Tensor) -> float | None:

@@ -16,11 +16,12 @@ ends in rounding too early: where two eigenvalues of A are near each other, or t
 
 import math
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from unfading.cells.incremental import InnerStepsCell
 from unfading.diagnose.inner_path import CHUNK, Path, matrix_norm, slopes
 
 NEWTON_STEPS = 40
@@ -116,6 +117,17 @@ def convergence(path: Path, s: Tensor, u: Tensor, root: Tensor, eta: float, *, s
         bound,
         _under(distances, bound, floor) if speaks and bound is not None else None,
     )
+
+
+@torch.no_grad()
+def pulled(cell: InnerStepsCell, s: Tensor, u: Tensor, eta: float, steps: int, weights: Any) -> Tensor:
+    """||F|| at s [N, D] and along so many inner steps from there, [steps + 1, N]."""
+    sizes = []
+    for _ in range(steps + 1):
+        F = cell.pull(s, u, weights)
+        sizes.append(F.norm(dim=-1))
+        s = s + eta * F
+    return torch.stack(sizes)
 
 
 def _size(path: Path, s: Tensor, u: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ A gain of 1 in both directions is a flat lattice; 1.26 is a factor of ten in ten
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,11 +29,11 @@ class Flatness(NamedTuple):
     gain_per_step: float
 
 
-def flatness(G: Tensor) -> Flatness:
-    """The numbers of a lattice G [L, T], the bottom layer and the first step first."""
+def flatness(G: Tensor, steps: Sequence[int] | None = None) -> Flatness:
+    """The numbers of a lattice G [L, T], the bottom layer and the first step first; `steps`: of which steps, None all."""
     G = G.double()
     corner = G[-1, -1]
-    gain_per_layer, gain_per_step = _gains(G)
+    gain_per_layer, gain_per_step = _gains(G, range(G.shape[1]) if steps is None else steps)
     return Flatness(
         bottom_to_top=float(G[0].sum() / G[-1].sum()),
         first_to_last=float(G[0, 0] / corner),
@@ -42,10 +43,10 @@ def flatness(G: Tensor) -> Flatness:
     )
 
 
-def _gains(G: Tensor) -> tuple[float, float]:
+def _gains(G: Tensor, steps: Sequence[int]) -> tuple[float, float]:
     L, T = G.shape
     down = torch.arange(L - 1, -1, -1, dtype=G.dtype).unsqueeze(1).expand(L, T)
-    back = torch.arange(T - 1, -1, -1, dtype=G.dtype).expand(L, T)
+    back = (steps[-1] - torch.tensor(list(steps), dtype=G.dtype)).expand(L, T)
     seen = (G > 0) & torch.isfinite(G)
     if not seen.any():
         return math.nan, math.nan

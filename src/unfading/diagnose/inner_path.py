@@ -9,7 +9,7 @@ Everything is computed in float64 on a copy of the cell, whatever the cell is ke
 K inner steps, N points.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from torch.func import jacrev, vmap
 
 from unfading.cells.base import Cell
 from unfading.cells.incremental import InnerStepsCell
+from unfading.cells.wrap import innermost
+from unfading.diagnose.observe import Chain, taken
 
 # Points whose Jacobians are held at a time.
 CHUNK = 256
@@ -30,7 +32,7 @@ class Path(NamedTuple):
     cell: InnerStepsCell  # the copy, in float64
     weights: Any
     s: Tensor  # [T, K + 1, B, D] points, from s_0 to s_K
-    h: Tensor  # [T + 1, B, D] states, from h_0 to h_T
+    h: Tensor  # [T + 1, B, D] the state before each time step, and after the last
     u: Tensor  # [T, B, D] the input's part of the argument of phi
     eta: Tensor  # [T, K]
 
@@ -61,14 +63,32 @@ def walk(cell: Cell, x: Tensor, state: Any = None, *, start: int = 0) -> Path:
     h = (cell.initial_state(x.shape[1]) if state is None else state).h.double()
     states, visited = [h], []
     for u, etas in zip(inputs.u, inputs.eta[:, 0], strict=True):
-        before = -h if cell.minus else h
-        points = [before if cell.from_zero else h + before]
-        for eta in etas:
-            points.append(points[-1] + eta * cell.pull(points[-1], u, weights))
-        h = points[-1] - before
+        visited.append(_visited(cell, h, u, etas, weights))
+        h = visited[-1][-1] - (-h if cell.minus else h)
         states.append(h)
-        visited.append(torch.stack(points))
     return Path(cell, weights, torch.stack(visited), torch.stack(states), inputs.u, inputs.eta[:, 0])
+
+
+@torch.no_grad()
+def revisit(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> Path:
+    """The inner steps of some time steps that were observed, counted from 0; h has the state before each, and the last."""
+    cell = deepcopy(incremental(innermost(chain.cell))).double().eval()
+    weights = cell.weights()
+    inputs = [cell.project(taken(chain.x[t], rows).double().unsqueeze(0), chain.index[t]) for t in times]
+    u, eta = (torch.cat([getattr(each, name) for each in inputs]) for name in ("u", "eta"))
+    h = torch.stack([taken(chain.states[t].h, rows).double() for t in times])
+    s = torch.stack([_visited(cell, *each, weights) for each in zip(h, u, eta[:, 0], strict=True)])
+    last = s[-1, -1] - (-h[-1] if cell.minus else h[-1])
+    return Path(cell, weights, s, torch.cat([h, last.unsqueeze(0)]), u, eta[:, 0])
+
+
+def _visited(cell: InnerStepsCell, h: Tensor, u: Tensor, etas: Tensor, weights: Any) -> Tensor:
+    """s_0 .. s_K of one time step from h [B, D], [K + 1, B, D]."""
+    before = -h if cell.minus else h
+    points = [before if cell.from_zero else h + before]
+    for eta in etas:
+        points.append(points[-1] + eta * cell.pull(points[-1], u, weights))
+    return torch.stack(points)
 
 
 def left(path: Path) -> Points:

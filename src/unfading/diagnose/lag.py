@@ -59,6 +59,18 @@ def chosen(T: int, *, all_up_to: int = 32, factor: float = 1.05) -> list[int]:
 
 def exact(chain: Chain, rows: list[int], lags: list[int]) -> list[Lag]:
     """The norms at the given lags, from the Jacobians themselves."""
+    told = []
+    for (part, lag), both in norms(chain, rows, lags).items():
+        if all(math.isfinite(value) for pair in both for value in pair):
+            spectral, frobenius = (
+                float(torch.tensor(values, dtype=torch.float64).median()) for values in zip(*both, strict=True)
+            )
+            told.append(Lag(str(chain.place), part, lag, *[spectral] * 3, *[frobenius] * 3))
+    return sorted(told, key=lambda each: (list(chain.blocks).index(each.part), each.lag))
+
+
+def norms(chain: Chain, rows: list[int], lags: list[int]) -> dict[tuple[str, int], list[tuple[float, float]]]:
+    """By part of the state and lag: the spectral and the Frobenius norm of each row that is so long."""
     n = chain.size
     parts = chain.blocks
     ends = [int(chain.ends[b]) for b in rows]
@@ -77,18 +89,9 @@ def exact(chain: Chain, rows: list[int], lags: list[int]) -> list[Lag]:
                 for part, size in parts.items():
                     block = P[b, :size, :size]
                     spectral = torch.linalg.matrix_norm(block, 2) if block.isfinite().all() else torch.tensor(math.nan)
-                    norms = (_scaled(spectral, logs[b]), _scaled(torch.linalg.matrix_norm(block), logs[b]))
-                    found.setdefault((part, ends[b] - t), []).append(norms)
-    rows_of = []
-    for part in parts:
-        for lag in lags:
-            both = found.get((part, lag), [])
-            if both and all(math.isfinite(value) for pair in both for value in pair):
-                spectral, frobenius = (
-                    float(torch.tensor(values, dtype=torch.float64).median()) for values in zip(*both, strict=True)
-                )
-                rows_of.append(Lag(str(chain.place), part, lag, *[spectral] * 3, *[frobenius] * 3))
-    return rows_of
+                    both = (_scaled(spectral, logs[b]), _scaled(torch.linalg.matrix_norm(block), logs[b]))
+                    found.setdefault((part, ends[b] - t), []).append(both)
+    return found
 
 
 def estimated(chain: Chain, rows: list[int], lags: list[int], *, probes: int, generator: Generator) -> list[Lag]:
@@ -114,20 +117,27 @@ def ratio(lags: list[Lag], layer: str) -> float | None:
     return own[-1][1] / own[0][1] if len(own) > 1 and own[0][0] == 1 and own[0][1] > 0 else None
 
 
-def gradients(chains: list[Chain], loss: Tensor) -> list[Gradient]:
-    """||dL/ds_t|| for every layer and step after the first, in one backward pass; the graph is kept."""
+# dL/ds_t of every chain, step and part; None where the graph does not lead.
+Swept = list[list[list[Tensor | None]]]
+
+
+def swept(chains: list[Chain], loss: Tensor) -> Swept:
+    """dL/ds_t for every layer and step after the first, in one backward pass; the graph is kept."""
     nodes = [part for chain in chains for state in chain.states[1:] for part in state]
     nothing = [None] * len(nodes)
-    swept = torch.autograd.grad(loss, nodes, retain_graph=True, allow_unused=True) if loss.requires_grad else nothing
-    given = iter(swept)
+    given = iter(torch.autograd.grad(loss, nodes, retain_graph=True, allow_unused=True) if loss.requires_grad else nothing)
+    return [[[next(given) for _ in chain.parts] for _ in range(chain.T)] for chain in chains]
+
+
+def gradients(chains: list[Chain], bars: Swept) -> list[Gradient]:
+    """||dL/ds_t|| for every layer and step after the first."""
     found = []
-    for chain in chains:
+    for chain, bar in zip(chains, bars, strict=True):
         ends, B = chain.ends, len(chain.ends)
         squares = torch.zeros(2, chain.T, B, dtype=torch.float64)  # of the whole state, of h
         reached = torch.zeros(chain.T, dtype=torch.bool)
-        for t in range(chain.T):
-            for i in range(len(chain.parts)):
-                gradient = next(given)
+        for t, parts in enumerate(bar):
+            for i, gradient in enumerate(parts):
                 if gradient is not None:
                     square = gradient.detach().double().square().sum(dim=-1).cpu()
                     squares[0, t] += square

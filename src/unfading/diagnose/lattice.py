@@ -11,23 +11,36 @@ a layer reads (y of the layer below), and a bar for the derivative of the loss:
 
     G_{l,t}, u_bar_{l,t}, s_bar_{l,t-1} = point (l, t), backwards, at s_bar_{l,t}, y_bar_{l,t};    y_bar_{l-1,t} = u_bar_{l,t}
 
-`run` and `sweep` are written for one stack; `torch.func.vmap` runs them for many (`draws.py`).
+`run` and `sweep` are written for one stack; `torch.func.vmap` runs them for many (`draws.py`). Where the states of a model have
+been observed (`observe.py`) and dL/ds_t is known, through outputs and later steps alike, `observed` needs no sweep: it takes a
+point back from there with y_bar = 0, and any few of the steps will do.
 
 Turkoglu et al. 2019 (STAR), section 3 and Fig. 2, 6, 7. The paper does not say whether biases count. They do here, and it
 matters: the weights of an LSTM's upper layers read small numbers, and have small gradients for that alone, so that without the
 biases the fall from top to bottom cannot be seen (1.7 for bottom / top in place of 1e-3).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
+from unfading.diagnose.observe import Chain
 from unfading.diagnose.point import Back, Parameters, Point
 from unfading.model import Model
 from unfading.tasks.base import Batch
+
+
+class Magnitude(NamedTuple):
+    """G at one point of an observed model."""
+
+    layer: str
+    depth: int  # the layer's number in its stack, 1 the bottom
+    step: int  # from 1, in the order of processing
+    of: str  # loss, or end: a random direction of the last output
+    value: float
 
 
 def lattice(model: Model, batch: Batch, loss: Callable[[Tensor, Batch], Tensor]) -> Tensor:
@@ -94,3 +107,35 @@ def sweep(backs: Sequence[Sequence[Back]], initial: Sequence[Any], y_bar: Tensor
         rows.append(torch.stack(magnitudes[::-1]))
         bars = below[::-1]
     return torch.stack(rows[::-1])
+
+
+def observed(chain: Chain, times: Sequence[int], bars: Mapping[str, Sequence[Sequence[Tensor | None]]]) -> list[Magnitude]:
+    """G of one layer at some steps, counted from 0.
+
+    Args:
+        chain: what its cell went through.
+        times: the steps.
+        bars: dL/ds_t for each L by name, as `lag.swept` gives it for this chain.
+    """
+    point = Point(chain.cell, len(chain.x[0]))
+    theta, found = point.theta(), []
+    for t in times:
+        u, state = chain.x[t], type(chain.states[t])(*(part.detach() for part in chain.states[t]))
+        going = None if chain.lengths is None else (t < chain.lengths).unsqueeze(1)
+        with torch.no_grad():
+            new, y, back = point.forward(theta, u, state, chain.index[t], going)
+            for of, bar in bars.items():
+                given = zip(bar[t], new, strict=True)
+                s_bar = type(new)(*(torch.zeros_like(part) if g is None else g for g, part in given))
+                value = float(back(s_bar, torch.zeros_like(y))[0])
+                found.append(Magnitude(str(chain.place), chain.place.layer, t + 1, of, value))
+    return found
+
+
+def has_one(chain: Chain) -> bool:
+    """Whether dL/ds_t tells the whole gradient: the cell has parameters, and none of them makes its output from its state."""
+    own = [parameter for parameter in chain.cell.parameters() if parameter.requires_grad]
+    with torch.enable_grad():
+        y = chain.cell.output(type(chain.states[0])(*(part.detach() for part in chain.states[0])))
+        made = torch.autograd.grad(y.sum(), own, allow_unused=True) if own and y.requires_grad else []
+    return bool(own) and all(gradient is None for gradient in made)

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from unfading.diagnose.flatness import Flatness
 from unfading.diagnose.jacobian import Spectrum
 from unfading.diagnose.lag import Gradient, Lag
+from unfading.diagnose.lattice import Magnitude
 from unfading.diagnose.memory import Square
+from unfading.diagnose.sampled import LayerEquilibrium
 from unfading.diagnose.saturation import Activation, Size
 
 
@@ -30,6 +33,10 @@ class Measures:
     activations: tuple[Activation, ...]
     sizes: tuple[Size, ...]
     memory: tuple[Square, ...]  # of the layer that reads the input
+    lattice: tuple[Magnitude, ...]
+    flat: dict[str, Flatness]  # what the lattice comes to, for the loss and for the end; of one stack that runs forward
+    equilibria: tuple[LayerEquilibrium, ...]  # of layers that take inner steps
+    capped: tuple[str, ...]  # what was measured in part, or not at all, to save time: a sentence each
 
     def curve(self, layer: str, *, loss: bool) -> list[Gradient]:
         """||dL/ds_t|| of a layer by lag, for the loss or for the end."""
@@ -39,8 +46,10 @@ class Measures:
         """The same as JSON has it: rows of dicts under the names of the measures."""
         rows = {
             name: [each._asdict() for each in getattr(self, name)]
-            for name in ("spectra", "lags", "end", "gradients", "activations", "sizes", "memory")
+            for name in ("spectra", "lags", "end", "gradients", "activations", "sizes", "memory", "lattice")
         }
-        alone = ("model", "layers", "top", "steps", "rows", "parameters", "loss", "broken", "features", "ratios")
+        rows["equilibria"] = [{"layer": each.layer, "steps": each.steps, **each.found._asdict()} for each in self.equilibria]
+        rows["flat"] = [{"of": of, **numbers._asdict()} for of, numbers in self.flat.items()]
+        alone = ("model", "layers", "top", "steps", "rows", "parameters", "loss", "broken", "features", "ratios", "capped")
         about = {name: getattr(self, name) for name in alone}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in about.items()} | rows

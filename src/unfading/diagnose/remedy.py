@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from unfading.diagnose.lag import Gradient, gradients
+from unfading.diagnose.lag import Gradient, gradients, swept
 from unfading.diagnose.measures import Measures
 from unfading.diagnose.observe import Chain, observe
 from unfading.diagnose.verdict import BAR, Finding, depth
@@ -127,7 +127,7 @@ def _trial(
             **options,
         )
     chains = observe(made, Batch(x, x, lengths)).chains
-    found = gradients(chains, end(chains, torch.Generator().manual_seed(0)))
+    found = gradients(chains, swept(chains, end(chains, torch.Generator().manual_seed(0))))
     top = tuple(str(chain.place) for chain in chains if chain.place.layer == made.num_layers)
     kept = left(found, str(chains[0].place), top)
     return math.nan if kept is None else kept

@@ -6,7 +6,7 @@ Where the paper leaves a setting open, the caption says ours.
 import math
 import statistics
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,25 +14,27 @@ from torch import Tensor
 from unfading import catalogue
 from unfading.cells.base import Cell
 from unfading.diagnose import trajectory
-from unfading.diagnose.equilibrium import spectrum
+from unfading.diagnose.equilibrium import histogram, spectrum
 from unfading.diagnose.inner_path import matrix_norm, reached, walk
 from unfading.diagnose.inner_steps import conditions
+from unfading.diagnose.lag import norms
 from unfading.diagnose.noise import after_noise
+from unfading.diagnose.observe import observe
 from unfading.model import Model
 from unfading.papers.incremental_settings import (
     HAR2,
     approached,
     grid,
     har2,
-    histogram,
     pulls,
     same_weights,
-    scaled,
     theorem_cell,
 )
 from unfading.papers.item import Item
-from unfading.papers.trained import first_to_last, on_the_way
+from unfading.papers.trained import on_the_way
+from unfading.recurrent import Recurrent
 from unfading.report import equilibrium_figures as figures
+from unfading.tasks.base import Batch
 from unfading.tasks.sensors import HAR2 as HAR2Task
 
 Row = dict[str, Any]
@@ -93,7 +95,7 @@ def fig6(seeds: int = 20) -> Item:
                 numbers = {name: getattr(found, name) for name in ("fitted_rate", "spectral_radius", "bound", "bound_holds")}
                 rows.append({"activation": activation, "eta": eta, "seed": seed, "scipy_gap": gap, **numbers})
                 if activation == "tanh" and seed == 0:
-                    distances += scaled(found)
+                    distances += figures.scaled(found._asdict())
     forms = ("theorem: full U, norm 0.6", "experiments: P = U = I + V H")
     pulled = [row for form in forms for row in pulls(form)]
     off = [abs(row["fitted_rate"] / row["spectral_radius"] - 1) for row in rows]
@@ -128,7 +130,8 @@ def fig7(steps: int = 400, windows: int = 16) -> Item:
     bins: list[Row] = []
     for setting in list(HAR2)[1:]:
         for step, model in on_the_way(har2(setting, steps), every=steps):
-            path = walk(*_in_double(model, windows))
+            rnn, x = _in_double(model, windows)
+            path = walk(cast(Cell, rnn.cells[0]), x)
             values = conditions(path, reached(path)).eigenvalues
             label = f"{setting}, {f'after {step} steps' if step else 'at its start'}"
             eta = {"eta_least": float(path.eta.min()), "eta_most": float(path.eta.max())}
@@ -157,8 +160,8 @@ def fig8(steps: int = 400, windows: int = 8) -> Item:
     rows: list[Row] = []
     for setting in HAR2:
         for step, model in on_the_way(har2(setting, steps), every=max(1, steps // 20)):
-            norms = torch.linalg.matrix_norm(first_to_last(*_in_double(model, windows)), 2).clamp_min(1e-300).log10()
-            numbers = {"median": norms.median(), "least": norms.min(), "most": norms.max()}
+            logs = _first_to_last(*_in_double(model, windows)).clamp_min(1e-300).log10()
+            numbers = {"median": logs.median(), "least": logs.min(), "most": logs.max()}
             rows.append({"setting": setting, "step": step, **{name: float(number) for name, number in numbers.items()}})
     rates = ", ".join(str(each["rate"]) for each in HAR2.values())
     return Item(
@@ -180,11 +183,16 @@ def _range(setting: str, rows: list[Row]) -> str:
     )
 
 
-def _in_double(model: Model, windows: int) -> tuple[Cell, Tensor]:
-    """A copy of the model's first cell in float64, and test windows of HAR-2 for it."""
-    cell = model.rnn.cells[0]
-    assert isinstance(cell, Cell)
-    return deepcopy(cell).double(), HAR2Task().batch(0, windows, split="test", seed=0, device="cpu").x.double()
+def _in_double(model: Model, windows: int) -> tuple[Recurrent, Tensor]:
+    """A copy of the model's stack in float64, and test windows of HAR-2 for it."""
+    return deepcopy(model.rnn).double(), HAR2Task().batch(0, windows, split="test", seed=0, device="cpu").x.double()
+
+
+def _first_to_last(rnn: Recurrent, x: Tensor) -> Tensor:
+    """||dh_T/dh_1|| of the first layer for every row of x, [B]."""
+    chain = observe(rnn, Batch(x, x)).chains[0]
+    found = norms(chain, list(range(x.shape[1])), [len(x) - 1])["h", len(x) - 1]
+    return torch.tensor([spectral for spectral, _ in found], dtype=torch.float64)
 
 
 def noise(steps: int = 972) -> Item:

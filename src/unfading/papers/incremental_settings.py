@@ -14,8 +14,7 @@ from unfading.cells.base import Activation
 from unfading.cells.elman import ElmanCell
 from unfading.cells.fast import FastRNNCell
 from unfading.cells.incremental import IncrementalRNNCell
-from unfading.diagnose.equilibrium import EXACTLY
-from unfading.diagnose.fixed_point import Convergence, convergence, equilibria, scipy_root
+from unfading.diagnose.fixed_point import Convergence, convergence, equilibria, pulled, scipy_root
 from unfading.diagnose.inner_path import walk
 from unfading.run import Run
 
@@ -87,25 +86,6 @@ def approached(activation: Activation, eta: float, seed: int) -> tuple[Convergen
     return convergence(path, h[0], path.u[0, 0], near.s[0], eta), gap
 
 
-def scaled(found: Convergence) -> list[Row]:
-    """Distances relative to the first; the line of the spectral radius goes through the last."""
-    assert found.bound is not None
-    rate, radius, bound = found.fitted_rate, found.spectral_radius, found.bound
-    label = f"eta = {found.eta:g}: fitted rate {rate:.3f}, spectral radius {radius:.3f}, bound {bound:.3f}"
-    d = [distance / found.distances[0] for distance in found.distances]
-    end = len(d) - 2
-    return [
-        {
-            "setting": label,
-            "k": k,
-            "distance": d[k],
-            "predicted": d[end] * radius ** (k - end),
-            "bound": bound**k,
-        }
-        for k in range(end + 1)
-    ]
-
-
 @torch.no_grad()
 def pulls(form: str, eta: float = 0.1, steps: int = 300) -> list[Row]:
     """||F|| along the inner steps, relative to the first, in the median over 16 inputs."""
@@ -116,21 +96,5 @@ def pulls(form: str, eta: float = 0.1, steps: int = 300) -> list[Row]:
         cell = IncrementalRNNCell(3, 128, rank=16, eta=eta).double()
         cell.reset_parameters(generator)
     u = torch.randn(16, 128, generator=generator, dtype=torch.float64)
-    s, weights, sizes = torch.zeros_like(u), cell.weights(), []
-    for _ in range(steps + 1):
-        F = cell.pull(s, u, weights)
-        sizes.append(F.norm(dim=1))
-        s = s + eta * F
+    sizes = pulled(cell, torch.zeros_like(u), u, eta, steps, cell.weights())
     return [{"form": form, "k": k, "pull": float((size / sizes[0]).median())} for k, size in enumerate(sizes)]
-
-
-def histogram(values: Tensor, width: float) -> list[Row]:
-    """Counts of values in bins of one width that never hold both sides of zero, and a bin of their own for zeros."""
-    zero = values.abs() <= EXACTLY
-    places, counts = (values[~zero] / width).floor().unique(return_counts=True)
-    rows: list[Row] = [
-        {"low": place * width, "high": (place + 1) * width, "count": count, "sign": "negative" if place < 0 else "positive"}
-        for place, count in zip(places.tolist(), counts.tolist(), strict=True)
-    ]
-    # The last is drawn over the others.
-    return [*rows, {"low": -width / 6, "high": width / 6, "count": int(zero.sum()), "sign": "zero"}] if zero.any() else rows

@@ -6,7 +6,7 @@ Each function takes rows (dicts of JSON values, their fields named in its docstr
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures import COLOURS, FONT, GRID, INK, Spec, needed
+from unfading.report.figures import COLOURS, INK, Spec, needed, panels
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -17,11 +17,11 @@ def portraits(paths: Rows, curves: Rows) -> Spec:
     paths: walk, panel, step, a, b.  curves: walk, panel, order, a, b.
     """
     alt = needed("altair")
-    walks, panels = _values(paths, "walk"), _values(paths, "panel")
+    walks, labels = _values(paths, "walk"), _values(paths, "panel")
     lines = []
     for i, walk in enumerate(walks):
         line = []
-        for j, panel in enumerate(panels):
+        for j, panel in enumerate(labels):
             here = {"walk": walk, "panel": panel}
             tight = alt.Scale(zero=False, nice=False, padding=8)
             place = {
@@ -43,7 +43,7 @@ def portraits(paths: Rows, curves: Rows) -> Spec:
                 ).properties(width=215, height=200, title=panel if i == 0 else "")
             )
         lines.append(alt.hconcat(*line, spacing=14))
-    return _spec(alt.vconcat(*lines, spacing=14), {"paths": paths, "curves": curves})
+    return panels(alt.vconcat(*lines, spacing=14), {"paths": paths, "curves": curves})
 
 
 def approach(distances: Rows, pulls: Rows) -> Spec:
@@ -52,22 +52,11 @@ def approach(distances: Rows, pulls: Rows) -> Spec:
     distances: setting, k, distance, predicted, bound (all relative to the first distance).  pulls: form, k, pull.
     """
     alt = needed("altair")
-    settings, forms = _values(distances, "setting"), _values(pulls, "form")
-    log = alt.Scale(type="log", clamp=True, domain=[1e-13, 2])
-    k = alt.X("k:Q", title="inner step k", axis=alt.Axis(grid=False))
-    colour = alt.Color("setting:N", title=None, scale=_scale(alt, settings), legend=alt.Legend(orient="bottom", columns=1))
-    axis = alt.Axis(format=".0e", tickCount=7)
-
-    def y(field: str) -> Any:
-        return alt.Y(f"{field}:Q", title="distance to the equilibrium, relative", scale=log, axis=axis)
-
-    base = _chart(alt, "distances")
-    dots = base.mark_point(size=22, filled=True, opacity=0.8).encode(k, y("distance"), colour)
-    rate = base.mark_line(strokeWidth=1.5, clip=True).encode(k, y("predicted"), colour)
-    bound = base.mark_line(strokeWidth=1.5, strokeDash=[5, 4], clip=True).encode(k, y("bound"), colour)
-    left = alt.layer(bound, rate, dots).properties(
+    forms = _values(pulls, "form")
+    left = _distances(alt, distances).properties(
         width=430, height=300, title="hypotheses hold: dots measured, line spectral radius, dashes the bound"
     )
+    k, axis = alt.X("k:Q", title="inner step k", axis=alt.Axis(grid=False)), alt.Axis(format=".0e", tickCount=7)
     pull = _chart(alt, "pulls").mark_line(strokeWidth=2.5)
     right = pull.encode(
         k,
@@ -75,16 +64,63 @@ def approach(distances: Rows, pulls: Rows) -> Spec:
         alt.Color("form:N", title=None, scale=_scale(alt, forms, skip=3), legend=alt.Legend(orient="bottom", columns=1)),
     ).properties(width=330, height=300, title="the form of the theorem and that of the experiments")
     chart = alt.hconcat(left, right, spacing=30).resolve_scale(color="independent")
-    return _spec(chart, {"distances": distances, "pulls": pulls})
+    return panels(chart, {"distances": distances, "pulls": pulls})
 
 
-def eigenvalues(bins: Rows) -> Spec:
+def approached(distances: Rows) -> Spec:
+    """The first half of `approach` alone, as wide as a column of a page."""
+    alt = needed("altair")
+    return panels(_distances(alt, distances).properties(width=440, height=260), {"distances": distances})
+
+
+def _distances(alt: Any, rows: Rows) -> Any:
+    log = alt.Scale(type="log", clamp=True, domain=[1e-13, 2])
+    k = alt.X("k:Q", title="inner step k", axis=alt.Axis(grid=False))
+    legend = alt.Legend(orient="bottom", columns=1)
+    colour = alt.Color("setting:N", title=None, scale=_scale(alt, _values(rows, "setting")), legend=legend)
+
+    def y(field: str) -> Any:
+        axis = alt.Axis(format=".0e", tickCount=7)
+        return alt.Y(f"{field}:Q", title="distance to the equilibrium, relative", scale=log, axis=axis)
+
+    base = _chart(alt, "distances")
+    dots = base.mark_point(size=22, filled=True, opacity=0.8).encode(k, y("distance"), colour)
+    rate = base.mark_line(strokeWidth=1.5, clip=True).encode(k, y("predicted"), colour)
+    bound = base.mark_line(strokeWidth=1.5, strokeDash=[5, 4], clip=True).encode(k, y("bound"), colour)
+    return alt.layer(bound, rate, dots)
+
+
+def scaled(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `approach`: distances relative to the first; the line of the spectral radius goes through the last but one.
+
+    found: eta, distances, fitted_rate, spectral_radius, bound; None for what is not known.
+    """
+    if not found["distances"][0]:
+        return []
+    rate, radius, bound = found["fitted_rate"], found["spectral_radius"], found["bound"]
+    told = {"fitted rate": rate, "spectral radius": radius, "bound": bound}
+    numbers = ", ".join(f"{name} {number:.3f}" for name, number in told.items() if number is not None)
+    d = [distance / found["distances"][0] for distance in found["distances"]]
+    end = max(0, len(d) - 2)
+    return [
+        {
+            "setting": f"eta = {found['eta']:.3g}: {numbers}",
+            "k": k,
+            "distance": d[k],
+            "predicted": d[end] * radius ** (k - end),
+            "bound": None if bound is None else bound**k,
+        }
+        for k in range(end + 1)
+    ]
+
+
+def eigenvalues(bins: Rows, width: int = 640) -> Spec:
     """Histograms of real parts, a panel a setting, on a logarithmic scale of counts.
 
     bins: setting, low, high, count; sign: negative, zero or positive.
     """
     alt = needed("altair")
-    panels = []
+    histograms = []
     for setting in _values(bins, "setting"):
         chart = _chart(alt, "bins").transform_filter(f"datum.setting == {setting!r}").mark_bar(binSpacing=0)
         chart = chart.encode(
@@ -104,8 +140,8 @@ def eigenvalues(bins: Rows) -> Spec:
                 legend=alt.Legend(orient="top"),
             ),
         )
-        panels.append(chart.properties(width=640, height=130, title=setting))
-    return _spec(alt.vconcat(*panels, spacing=12).resolve_scale(x="shared"), {"bins": bins})
+        histograms.append(chart.properties(width=width, height=130, title=setting))
+    return panels(alt.vconcat(*histograms, spacing=12).resolve_scale(x="shared"), {"bins": bins})
 
 
 def gradients(rows: Rows) -> Spec:
@@ -125,7 +161,7 @@ def gradients(rows: Rows) -> Spec:
     band = base.mark_area(opacity=0.2).encode(alt.Y("least:Q", title=title), alt.Y2("most:Q"))
     line = base.mark_line(strokeWidth=2.5).encode(alt.Y("median:Q", title=title))
     one = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[5, 4], color=INK).encode(alt.Y("at:Q"))
-    return _spec(alt.layer(one, band, line).properties(width=720, height=340), {"rows": rows})
+    return panels(alt.layer(one, band, line).properties(width=720, height=340), {"rows": rows})
 
 
 def noise(rows: Rows) -> Spec:
@@ -135,7 +171,7 @@ def noise(rows: Rows) -> Spec:
     """
     alt = needed("altair")
     names = _values(rows, "state")
-    panels: list[Any] = []
+    columns: list[Any] = []
     for field, title, lowest in (
         ("cosine", "cosine with the state before", None),
         ("growth", "norm, relative to before", 1e-8),
@@ -146,13 +182,13 @@ def noise(rows: Rows) -> Spec:
         axis = alt.Axis(tickCount=5) if lowest is None else alt.Axis(format=".0e", values=[1e-8, 1e-4, 1, 1e4])
         dots = shown.mark_point(filled=True, size=60, opacity=0.85).encode(
             alt.X(f"{field}:Q", title=title, scale=scale, axis=axis),
-            alt.Y("state:N", title=None, sort=names, axis=alt.Axis(labels=not panels, ticks=False, grid=True, labelLimit=200)),
+            alt.Y("state:N", title=None, sort=names, axis=alt.Axis(labels=not columns, ticks=False, grid=True, labelLimit=200)),
             alt.Color("after:N", title="972 steps of", scale=_scale(alt, ["zeros", "noise"]), legend=alt.Legend(orient="top")),
             alt.Shape("after:N", title="972 steps of", scale=alt.Scale(domain=["zeros", "noise"], range=["circle", "diamond"])),
         )
         rule = alt.Chart(alt.Data(values=[{"at": 0 if lowest is None else 1}])).mark_rule(color=INK).encode(alt.X("at:Q"))
-        panels.append(alt.layer(rule, dots).properties(width=220, height=15 * len(names)))
-    return _spec(alt.hconcat(*panels, spacing=16), {"rows": rows})
+        columns.append(alt.layer(rule, dots).properties(width=220, height=15 * len(names)))
+    return panels(alt.hconcat(*columns, spacing=16), {"rows": rows})
 
 
 def _values(rows: Rows, field: str) -> list[Any]:
@@ -166,19 +202,3 @@ def _chart(alt: Any, name: str) -> Any:
 
 def _scale(alt: Any, labels: Sequence[str], skip: int = 0) -> Any:
     return alt.Scale(domain=list(labels), range=[COLOURS[(i + skip) % len(COLOURS)] for i in range(len(labels))])
-
-
-def _spec(chart: Any, rows: Mapping[str, Rows]) -> Spec:
-    text = {"labelFontSize": 11, "titleFontSize": 12, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
-    chart = (
-        chart.configure(font=FONT, padding=8)
-        .configure_view(stroke=None)
-        .configure_title(fontSize=13, color=INK, fontWeight=600)
-    )
-    chart = chart.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)
-    chart = chart.configure_legend(
-        labelFontSize=12, titleFontSize=12, labelColor=INK, titleColor=INK, labelLimit=420, symbolStrokeWidth=3
-    )
-    spec: Spec = chart.to_dict()
-    spec["datasets"] = {**spec.get("datasets", {}), **{name: list(values) for name, values in rows.items()}}
-    return spec

@@ -9,7 +9,7 @@ and no page would be made twice.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from unfading.report.records import Record
 from unfading.report.settings import Setting, Task
@@ -25,6 +25,15 @@ DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3))
 MOST = 400  # points of one line: more cannot be seen, and each is an element of the page
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 INK, GRID = "#444444", "#dddddd"
+TEXT = {"labelFontSize": 12, "titleFontSize": 13, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
+
+
+class Figure(NamedTuple):
+    """A chart with its words."""
+
+    caption: str
+    note: str
+    chart: Spec
 
 
 def figures(task: Task) -> dict[str, Spec]:
@@ -47,9 +56,11 @@ def figures(task: Task) -> dict[str, Spec]:
 def png(spec: Spec) -> bytes:
     """The figure as a picture on white, twice as fine as a screen."""
     # A picture has no pointer: the points that answer it would only take time.
-    layers = [layer for layer in spec["layer"] if layer["name"] != "dots"]
     params = [param for param in spec.get("params", []) if param["name"] != "pointed"]
-    still = {**spec, "layer": layers, "params": params, "width": 720, "background": "white"}
+    still = {**spec, "params": params, "background": "white"}
+    # Panels have sizes of their own.
+    if spec.get("width") == "container":
+        still |= {"layer": [layer for layer in spec["layer"] if layer["name"] != "dots"], "width": 720}
     return bytes(needed("vl_convert").vegalite_to_png(still, vl_version=language(), scale=2))
 
 
@@ -233,15 +244,28 @@ def _guess(alt: Any, guess: float | None, axis: str, side: str) -> tuple[list[An
 
 
 def finished(chart: Any, height: int, rows: Mapping[str, Any]) -> Spec:
-    """A chart over named data with the looks of all our figures, and the rows of those data."""
-    text = {"labelFontSize": 12, "titleFontSize": 13, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
-    chart = chart.properties(width="container", height=height).configure(font=FONT, background="transparent", padding=5)
-    chart = chart.configure_view(stroke=None).configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)
+    """A chart over named data with the looks of all our figures, as wide as its place, and the rows of those data."""
+    chart = _dressed(chart.properties(width="container", height=height), padding=5)
     chart = chart.configure_legend(
         orient="top", direction="horizontal", columns=2, labelLimit=250, labelFontSize=12, labelColor=INK, symbolStrokeWidth=3,
         symbolSize=220, columnPadding=24, offset=10,
     )  # fmt: skip
+    return _with_rows(chart, rows)
+
+
+def panels(chart: Any, rows: Mapping[str, Any]) -> Spec:
+    """The same for charts beside each other, which have sizes of their own."""
+    chart = _dressed(chart, padding=8).configure_title(fontSize=14, color=INK, fontWeight=600)
+    return _with_rows(chart.configure_legend(**TEXT, labelLimit=420, symbolStrokeWidth=3), rows)
+
+
+def _dressed(chart: Any, padding: int) -> Any:
+    chart = chart.configure(font=FONT, background="transparent", padding=padding).configure_view(stroke=None)
+    return chart.configure_axis(**TEXT, gridColor=GRID, domainColor=INK, tickColor=INK)
+
+
+def _with_rows(chart: Any, rows: Mapping[str, Any]) -> Spec:
     spec: Spec = chart.to_dict()
     # The rows join after Altair has checked the rest: it would check and copy every one of them, for seconds.
-    spec["datasets"] = {**spec.get("datasets", {}), **rows}
+    spec["datasets"] = {**spec.get("datasets", {}), **{name: list(values) for name, values in rows.items()}}
     return spec

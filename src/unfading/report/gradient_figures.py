@@ -6,9 +6,11 @@ on a logarithmic axis and are left out.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from unfading.report.figures import COLOURS, INK, Spec, decades, finished, needed
+from unfading.report import inner_figures, lattice_figures
+from unfading.report.figures import COLOURS, INK, Figure, finished, needed
+from unfading.report.lines import lines
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -17,14 +19,6 @@ ACROSS = 120
 # Decades on either side of the value at the loss; beyond them a map has one colour.
 DECADES = 6
 BARS = 24
-
-
-class Figure(NamedTuple):
-    """A chart with its words."""
-
-    caption: str
-    note: str
-    chart: Spec
 
 
 def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
@@ -41,7 +35,8 @@ def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
         "written": _memory(rows["memory"], "write"),
         "read": _memory(rows["memory"], "read"),
     }
-    return {name: figure for name, figure in made.items() if figure is not None}
+    found = {name: figure for name, figure in made.items() if figure is not None}
+    return found | lattice_figures.of_diagnosis(rows) | inner_figures.of_diagnosis(rows)
 
 
 def _gradient(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure | None:
@@ -54,10 +49,10 @@ def _gradient(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure 
     alt = needed("altair")
     values = [row["value"] for row in shown]
     bars = [{"value": bar} for bar in (1e-3, 1e3) if min(values) < 10 * bar and max(values) > bar / 10]
-    lines = _lines(alt, "gradient", layers, ("lag", "steps before the end"), f"gradient of {of}, at the end = 1")
+    drawn = lines(alt, "gradient", layers, ("lag", "steps before the end"), f"gradient of {of}, at the end = 1")
     rule = alt.Chart(alt.NamedData("bars"), name="guess").mark_rule(strokeDash=[5, 4], strokeWidth=1.2, color=INK)
     rule = rule.encode(y=alt.Y("value:Q", scale=alt.Scale(type="log")))
-    chart = finished(alt.layer(*([rule] if bars else []), lines), 300, {"gradient": shown, "bars": bars})
+    chart = finished(alt.layer(*([rule] if bars else []), drawn), 300, {"gradient": shown, "bars": bars})
     note = (
         "Where a line falls, steps so far back get no signal; where it rises, training jumps. A flat line is what one wants. "
         "Dashed: 1/1,000 and 1,000 times."
@@ -118,15 +113,15 @@ def _lags(rows: Rows, layers: list[str]) -> Figure | None:
     if len({row["lag"] for row in shown}) < 2:
         return None
     alt = needed("altair")
-    lines = _lines(alt, "lags", layers, ("lag", "lag T - t"), "largest singular value of dh_T/dh_t", parts=True)
+    line = lines(alt, "lags", layers, ("lag", "lag T - t"), "largest singular value of dh_T/dh_t", parts=True)
     note = (
         "1 keeps a gradient's size over so many steps of a layer. h: other parts of the state are held; all: the whole state."
     )
-    drawn = [lines]
+    drawn = [line]
     if any(row["high"] > 1.001 * row["low"] for row in shown):
         band = alt.Chart(alt.NamedData("lags"), name="band").mark_area(opacity=0.25, clip=True)
         low = alt.Y("low:Q", scale=alt.Scale(type="log"))
-        drawn.insert(0, band.encode(x="lag:Q", y=low, y2="high:Q", color=lines.encoding.color, detail="part:N"))
+        drawn.insert(0, band.encode(x="lag:Q", y=low, y2="high:Q", color=line.encoding.color, detail="part:N"))
         note += " The band holds the true value: the state is large, and random probes were used."
     chart = finished(alt.layer(*drawn), 300, {"lags": shown})
     return Figure("How strongly the last state depends on earlier ones", note, chart)
@@ -145,12 +140,12 @@ def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
     if len({row["step"] for row in shown}) < 2:
         return None
     alt = needed("altair")
-    lines = _lines(alt, "spectra", layers, ("step", "step"), "of ds_t/ds_(t-1)", parts=True)
+    drawn = lines(alt, "spectra", layers, ("step", "step"), "of ds_t/ds_(t-1)", parts=True)
     note = (
         "What one step does to a gradient that goes back through it: above 1 it can grow, below 1 it shrinks. Largest and "
         "median singular value, and the radius: the largest absolute eigenvalue."
     )
-    chart = finished(alt.layer(lines), 300, {"spectra": shown})
+    chart = finished(alt.layer(drawn), 300, {"spectra": shown})
     return Figure("Singular values and spectral radius of every step", note, chart)
 
 
@@ -192,9 +187,9 @@ def _sizes(rows: Rows, layers: list[str]) -> Figure | None:
     if len({row["step"] for row in shown}) < 2:
         return None
     alt = needed("altair")
-    lines = _lines(alt, "states", layers, ("step", "step"), "root mean square of the state", parts=True)
+    drawn = lines(alt, "states", layers, ("step", "step"), "root mean square of the state", parts=True)
     note = "Growing without end: the state overflows on longer sequences. Going to 0: what came in is forgotten."
-    return Figure("Size of the state over time", note, finished(alt.layer(lines), 260, {"states": shown}))
+    return Figure("Size of the state over time", note, finished(alt.layer(drawn), 260, {"states": shown}))
 
 
 def _memory(rows: Rows, which: str) -> Figure | None:
@@ -244,33 +239,6 @@ def _memory(rows: Rows, which: str) -> Figure | None:
         tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("entry:Q"), alt.Tooltip("value:Q", format=".3~g")],
     )
     return Figure(caption, note, finished(alt.layer(marks), 220, {"memory": shown}))
-
-
-def _lines(alt: Any, data: str, layers: list[str], x: tuple[str, str], title: str, *, parts: bool = False) -> Any:
-    """Lines over time or lag, a colour a layer, on a logarithmic axis."""
-    name, x_title = x
-    ticks = decades(alt, True)
-    ticks.format = ".0e"
-    told = ["layer:N", *(["part:N"] if parts else []), f"{name}:Q", alt.Tooltip("value:Q", format=".3~e")]
-    legend = alt.Legend(title=None, symbolType="stroke", columns=3)
-    across = alt.Axis(format=",d", grid=False, tickCount=6, tickMinStep=1)
-    encoding = {
-        "x": alt.X(f"{name}:Q", title=x_title, scale=alt.Scale(nice=False), axis=across),
-        "y": alt.Y("value:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=8), axis=ticks),
-        "color": alt.Color("layer:N", scale=alt.Scale(domain=layers, range=colours(len(layers))), legend=legend),
-        "tooltip": [alt.Tooltip(each) if isinstance(each, str) else each for each in told],
-    }
-    if parts:
-        encoding["strokeDash"] = alt.StrokeDash("part:N", legend=alt.Legend(title=None, symbolType="stroke"), sort=None)
-    return alt.Chart(alt.NamedData(data), name=data).mark_line(strokeWidth=2, clip=True).encode(**encoding)
-
-
-def colours(n: int) -> list[str]:
-    """A colour for each layer from the input up: told apart where they are few, a ramp where they are many."""
-    if n <= 4:
-        return list(COLOURS[:n])
-    ends = [[int(colour[k : k + 2], 16) for k in (1, 3, 5)] for colour in ("#e69f00", "#0072b2")]
-    return ["#" + "".join(f"{round(a + (b - a) * i / (n - 1)):02x}" for a, b in zip(*ends, strict=True)) for i in range(n)]
 
 
 def _ramp(alt: Any) -> Any:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from unfading.report import figures as _figures
-from unfading.report import gradient_figures, sheet
+from unfading.report import gradient_figures, inner_figures, sheet
+from unfading.report.figures import Figure
 
 
 def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[Path]:
@@ -21,7 +22,7 @@ def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[P
     return list(files)
 
 
-def _page(rows: Mapping[str, Any], drawn: Mapping[str, gradient_figures.Figure]) -> str:
+def _page(rows: Mapping[str, Any], drawn: Mapping[str, Figure]) -> str:
     loss = rows["loss"] or "none given; a random direction of the last output stands for it"
     body = [
         f"<h1>{escape(rows['verdict'])}</h1>",
@@ -40,7 +41,9 @@ def _page(rows: Mapping[str, Any], drawn: Mapping[str, gradient_figures.Figure])
     body.append("<section><h2>What was measured</h2><div class='figures'>")
     for i, figure in enumerate(drawn.values(), 1):
         body.append(sheet.figure(figure.caption, i, figure.note))
-    body += ["</div></section>", "<section><h2>In numbers</h2>", _layers(rows), "</section>"]
+    body += ["</div></section>", "<section><h2>In numbers</h2>", _layers(rows), *_flat(rows), *_equilibria(rows)]
+    body += [f"<p class='dim'>{escape(said)}</p>" for said in rows["capped"]]
+    body.append("</section>")
     return sheet.html(rows["verdict"], body, [figure.chart for figure in drawn.values()])
 
 
@@ -76,9 +79,45 @@ def _layers(rows: Mapping[str, Any]) -> str:
             "-" if not gates else f"{sum(gates) / len(gates):.0%}",
             _number(state[0] if state else None),
         ]
-        lines += f"<tr><th scope='row'>{escape(layer)}</th>{''.join(f'<td>{number}</td>' for number in numbers)}</tr>"
+        lines += _line(layer, numbers)
+    return _table(heads, lines)
+
+
+def _flat(rows: Mapping[str, Any]) -> list[str]:
+    """A row a loss."""
+    heads = {
+        "lattice": "gradient of the parameters that each layer used at each step",
+        "bottom / top": "sum over steps, of the lowest layer and of the highest",
+        "first / last": "lowest layer at the first step, highest layer at the last",
+        "within ten": "share of points within a factor of ten of the highest layer at the last step",
+        "a layer down": "by what it is multiplied from a layer to the one below, fitted",
+        "a step back": "by what it is multiplied from a step to the one before, fitted",
+    }
+    lines = ""
+    for row in rows["flat"] if len(rows["layers"]) > 1 else []:
+        numbers = [_number(row[name]) for name in ("bottom_to_top", "first_to_last")]
+        numbers += [f"{row['share_within_ten']:.0%}", *(_number(row[name]) for name in ("gain_per_layer", "gain_per_step"))]
+        lines += _line("of the loss" if row["of"] == "loss" else "of the last output", numbers)
+    return [_table(heads, lines)] if lines else []
+
+
+def _equilibria(rows: Mapping[str, Any]) -> list[str]:
+    """A row a measure, a column a layer."""
+    if not rows["equilibria"]:
+        return []
+    told = [inner_figures.numbers(each) for each in rows["equilibria"]]
+    heads = {"equilibrium of inner steps": "s* with F(s*) = phi(P U s* + u) - alpha s* = 0"}
+    heads |= {each["layer"]: "" for each in rows["equilibria"]}
+    return [_table(heads, "".join(_line(name, [each[name] for each in told]) for name in told[0]))]
+
+
+def _line(name: str, cells: list[str]) -> str:
+    return f"<tr><th scope='row'>{escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _table(heads: Mapping[str, str], lines: str) -> str:
     head = "".join(
-        f"<th title='{escape(why, quote=True)}'>{escape(name)}</th>" if why else f"<th>{name}</th>"
+        f"<th title='{escape(why, quote=True)}'>{escape(name)}</th>" if why else f"<th>{escape(name)}</th>"
         for name, why in heads.items()
     )
     return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"

@@ -4,10 +4,11 @@ A panel is one lattice: time to the right, depth upwards, so that the loss stand
 flow to the left and down.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures import FONT, GRID, INK, Spec, needed
+from unfading.report.figures import Figure, Spec, needed, panels
 
 Rows = Sequence[Mapping[str, Any]]
 SIDE = 200  # of a panel, in points
@@ -40,6 +41,36 @@ def deviations(rows: Rows) -> Spec:
     return _panels(alt, rows, alt.Color("deviation:Q", scale=scale, legend=legend), "deviation", ".3~g")
 
 
+def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
+    """The lattice of a diagnosed model, a panel for each stack and direction of it; none where all are one layer high."""
+    points = rows["lattice"]
+    if max((point["depth"] for point in points), default=1) < 2:
+        return {}
+    names = {"loss": "loss", "end": "last output"}
+    values: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+    for point in points:
+        # What is left of "rnn layer 2 backward" is the stack and its direction.
+        stack = " ".join(point["layer"].replace(f"layer {point['depth']}", "").split())
+        values.setdefault((stack, names[point["of"]]), {})[point["depth"], point["step"]] = point["value"]
+    shown = []
+    for (stack, loss), G in values.items():
+        top = max(depth for depth, _ in G)
+        # Where the loss is; a masked last step has no gradient.
+        corner = next((G[at] for at in sorted(G, reverse=True) if at[0] == top and G[at] > 0), 0.0)
+        for (depth, step), value in G.items() if corner > 0 else ():
+            ratio = value / corner
+            decades = math.log10(max(ratio, 1e-300))
+            shown.append({"cell": stack, "loss": loss, "layer": depth, "step": step, "ratio": ratio, "decades": decades})
+    if not shown:
+        return {}
+    note = (
+        "A square is one layer at one step: the gradient of the weights and biases that it used there alone. The loss is at "
+        "the right of the top row. White is as large as there, red larger, blue smaller. Where the colour stays from the top "
+        "row down to the bottom one, all layers learn."
+    )
+    return {"lattice": Figure("Where the gradient of the parameters comes from", note, magnitudes(shown))}
+
+
 def _panels(alt: Any, rows: Rows, colour: Any, field: str, numbers: str) -> Spec:
     cells, losses = (list(dict.fromkeys(row[name] for row in rows)) for name in ("cell", "loss"))
     steps, layers = (sorted({row[name] for row in rows}) for name in ("step", "layer"))
@@ -57,19 +88,13 @@ def _panels(alt: Any, rows: Rows, colour: Any, field: str, numbers: str) -> Spec
             here = here.mark_rect().encode(x, y, colour, tooltip=tooltip)
             line.append(here.properties(width=SIDE, height=SIDE, title=cell if i == 0 else ""))
         lines.append(alt.hconcat(*line, spacing=14))
-    return _spec(alt.vconcat(*lines, spacing=14), {"rows": list(rows)})
+    return panels(alt.vconcat(*lines, spacing=14), {"rows": rows})
 
 
 def _axis(alt: Any, values: Sequence[int], *, shown: bool) -> Any:
-    some = [value for value in values if value in (values[0], values[-1]) or value % 4 == 0]
+    ends = (values[0], values[-1])
+    # Steps that were picked from many are no multiples of anything.
+    picked = len(values) < values[-1] - values[0] + 1
+    every = max(1, math.ceil(len(values) / 4))
+    some = list(values[::every]) if picked else [value for value in values if value in ends or value % 4 == 0]
     return alt.Axis(values=some if shown else [], labelAngle=0, ticks=False, domain=False)
-
-
-def _spec(chart: Any, rows: Mapping[str, Any]) -> Spec:
-    text = {"labelFontSize": 12, "titleFontSize": 13, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
-    chart = chart.configure(font=FONT, background="transparent", padding=8).configure_view(stroke=None)
-    chart = chart.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK).configure_legend(**text)
-    chart = chart.configure_title(fontSize=14, color=INK, fontWeight=600)
-    spec: Spec = chart.to_dict()
-    spec["datasets"] = {**spec.get("datasets", {}), **rows}
-    return spec

@@ -16,7 +16,7 @@ p { max-width: 78ch; margin: 8px 0; }
 @media (max-width: 900px) { .figures { grid-template-columns: minmax(0, 1fr); } }
 figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; color: var(--ink); font-size: 15px; margin-bottom: 4px; }
-.plot { width: 100%; }
+.plot { width: 100%; overflow-x: auto; }
 .plot svg { display: block; }
 .plot svg text { fill: var(--ink); }
 .plot svg .role-axis-grid line { stroke: var(--line); }

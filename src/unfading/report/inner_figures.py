@@ -1,0 +1,93 @@
+"""What a diagnosis shows of layers that take inner steps towards an equilibrium: figures, and numbers in words.
+
+Letters as in the incremental RNN's paper: F(s) = phi(P U s + u) - alpha s is the pull, s* with F(s*) = 0 the equilibrium, and
+A = I + eta (phi' P U - alpha I) what an inner step does to a small difference.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from unfading.report import equilibrium_figures
+from unfading.report.figures import Figure, Spec, finished, needed
+from unfading.report.lines import lines
+
+
+def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
+    """Every figure for which there is something to show, by name."""
+    layers = [each["layer"] for each in rows["equilibria"]]
+    if not layers:
+        return {}
+    pulls, distances, jacobians, bins = [], [], [], []
+    for each in rows["equilibria"]:
+        name = {"layer": each["layer"]}
+        pulls += [{**name, "k": k, "value": size, "part": "pull"} for k, size in enumerate(each["pulls"]) if size > 1e-290]
+        if each["convergence"] is not None:
+            scaled = equilibrium_figures.scaled(each["convergence"])
+            distances += [{**row, "setting": f"{each['layer']}, {row['setting']}"} for row in scaled]
+        jacobians += [{**name, "k": row["K"], "value": row["norm"], "part": "norm"} for row in each["jacobians"]]
+        jacobians += [
+            {**name, "k": row["K"], "value": row["from_limit"], "part": "distance from the limit"} for row in each["jacobians"]
+        ]
+        bins += [{"setting": each["layer"], **row} for row in each["bins"]]
+    made = {
+        "pull": Figure(
+            "Does it come to rest? The pull over inner steps",
+            "Size of F, which is 0 at an equilibrium, when the inner step of the last time step is repeated with its last eta, "
+            "relative to the first. Falling: the state goes to an equilibrium. Rising: it goes to none.",
+            _over_k("pull", pulls, layers, "pull ||F||, at first = 1"),
+        ),
+        "inner": Figure(
+            "Step Jacobian over the number of inner steps",
+            "Norm of dh_m/dh_(m-1) if the cell took so many inner steps, and its distance from the limit that Theorem 1 "
+            "promises (-I, or I with -h): at the limit the norm is 1 and a gradient keeps its size.",
+            _over_k("inner", jacobians, layers, "||dh_m/dh_(m-1)||"),
+        ),
+        "eigenvalues": Figure(
+            "Eigenvalues of phi' P U - alpha I",
+            "Real parts at the points where time steps end. Stability asks that all be negative. Grey: exactly zero, the "
+            "matrix has no inverse. Orange: positive, such a direction leads away from an equilibrium.",
+            equilibrium_figures.eigenvalues(bins, width=440),
+        ),
+    }
+    if distances:
+        made["distance"] = Figure(
+            "Distance to the equilibrium over inner steps",
+            "Dots: measured, with one eta. Line: the rate of the spectral radius of A. Dashes: Proposition 2's bound.",
+            equilibrium_figures.approached(distances),
+        )
+    return made
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, str]:
+    """The measures of one layer in words, by name."""
+    eta, way, eigenvalues, response = row["eta"], row["convergence"] or {}, row["eigenvalues"], row["input_response"]
+    return {
+        "norm of P U, alpha": f"{_number(row['matrix_norm'])}, {_number(row['alpha'])}",
+        "Theorem 1's hypotheses": "hold" if row["hypotheses"] else "do not hold",
+        "eta": f"{_number(eta['least'])} to {_number(eta['most'])}",
+        "eta negative, above 1 / alpha": f"{eta['negative']:.0%}, {eta['above_1_over_alpha']:.0%}",
+        "time steps with an equilibrium near": f"{row['found']:.0%}",
+        "distance from it, last": _number(row["distance"][-1]),
+        "scipy's root differs by": _number(row["scipy_gap"]),
+        "fitted rate": _number(way.get("fitted_rate")),
+        "spectral radius of A": _number(way.get("spectral_radius")),
+        "Proposition 2's bound": _number(way.get("bound")),
+        "Theorem 2's condition holds at": _share(row["theorem_2"]["holds"]),
+        "Corollary 1 holds at": _share(row["corollary_1"]["holds"]),
+        "eigenvalues negative, zero, positive": ", ".join(f"{eigenvalues[s]:.0%}" for s in ("negative", "zero", "positive")),
+        "dh_eq/dx: formula off by": _number(None if response is None else response["gap"]),
+    }
+
+
+def _over_k(name: str, rows: list[dict[str, Any]], layers: list[str], title: str) -> Spec:
+    alt = needed("altair")
+    drawn = lines(alt, name, layers, ("k", "inner steps"), title, parts=len({row["part"] for row in rows}) > 1)
+    return finished(alt.layer(drawn), 260, {name: rows})
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
