@@ -57,7 +57,9 @@ def test_the_path_ends_where_the_cell_does(cell, options):
 
 @pytest.mark.parametrize(("cell", "options"), INCREMENTAL)
 def test_steps_that_are_visited_again_are_those_of_the_path(cell, options):
-    rnn = layer(cell)(3, 8, zoneout=0.0, dtype=torch.float64, **options)
+    rnn = layer(cell)(3, 8, dtype=torch.float64, **{"steps": 6, **options})
+    with torch.no_grad():
+        rnn.cells[0].eta.add_(0.1 * torch.rand_like(rnn.cells[0].eta))
     x = torch.randn(6, 3, 3, dtype=torch.float64)
     again = revisit(observe(rnn, Batch(x, x)).chains[0], [1, 2, 5], [2, 0])
     path = walk(rnn.cells[0], x[:, [2, 0]])
