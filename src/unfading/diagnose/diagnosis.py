@@ -31,6 +31,9 @@ SPECTRA, ROWS, HEARD, PROBES = 16, 2, 8, 16
 # States of more entries than this are looked at in one row and at fewer steps and lags: decompositions cost their cube.
 LARGE = 128
 
+# What L is, in words.
+OF = {"loss": "loss", "end": "last output"}
+
 Loss = Callable[[Any, Batch], Tensor]
 
 
@@ -79,11 +82,11 @@ class Diagnosis:
             told = ", ".join(f"{layer} {value:.2g}" for layer, value in m.ratios.items())
             lines += ["", *_wrapped("", f"||dh_T/dh_1|| / ||dh_T/dh_(T-1)||: {told}.")]
         for of, flat in m.flat.items() if len(m.layers) > 1 else ():
-            told = f"the bottom layer has {flat.bottom_to_top:.2g} of the top one's, {flat.gain_per_layer:.2g} x a layer down"
-            lines += [
-                "",
-                *_wrapped("", f"Gradient of the parameters, of the {'loss' if of == 'loss' else 'last output'}: {told}."),
-            ]
+            told = (
+                f"the bottom layer has {flat.bottom_to_top:.2g} of the top one's; {flat.share_within_ten:.0%} of all layers "
+                f"and steps are within a factor of ten of the top layer's last step"
+            )
+            lines += ["", *_wrapped("", f"Gradient of the parameters, of the {OF[of]}: {told}.")]
         for each in m.equilibria:
             lines += ["", *_wrapped("", f"Inner steps of {each.layer}: {each.found}")]
         lines += ["", *(line for said in m.capped for line in _wrapped("", said))]

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from unfading.backend import How, outputs
 from unfading.cells.base import Cell
+from unfading.diagnose.jacobian import spread
+from unfading.diagnose.observe import evaluating
 from unfading.model import Model
 from unfading.record import plain
 from unfading.tasks.base import Batch, Task
@@ -33,22 +35,16 @@ def gradients(model: Model, task: Task, batch: Batch) -> dict[str, Any]:
     rnn = model.rnn
     if rnn.bidirectional:
         raise ValueError("gradients are watched back through time, and this stack is bidirectional. Train it without --watch.")
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            y = model.encoder(batch.x)
-            T, B = y.shape[:2]
-            times = sorted({round(i * (T - 1) / (TIMES - 1)) for i in range(TIMES)})
-            nodes: list[Tensor] = []
-            for cell, state in zip(rnn.runners, rnn.initial_states(B), strict=True):
-                y = _through(cell, y, state, times, batch.lengths, rnn.backend, nodes)
-            loss = task.loss(model.head(y, batch.lengths), batch)
-            cells = [[p for p in cell.parameters() if p.requires_grad] for cell in rnn.cells]
-            found = list(torch.autograd.grad(loss, [*nodes, *(p for cell in cells for p in cell)], allow_unused=True))
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        y = model.encoder(batch.x)
+        T, B = y.shape[:2]
+        times = spread(T, TIMES)
+        nodes: list[Tensor] = []
+        for cell, state in zip(rnn.runners, rnn.initial_states(B), strict=True):
+            y = _through(cell, y, state, times, batch.lengths, rnn.backend, nodes)
+        loss = task.loss(model.head(y, batch.lengths), batch)
+        cells = [[p for p in cell.parameters() if p.requires_grad] for cell in rnn.cells]
+        found = list(torch.autograd.grad(loss, [*nodes, *(p for cell in cells for p in cell)], allow_unused=True))
     sizes = iter([0.0 if g is None else float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in found])
     states = [[next(sizes) for _ in times] for _ in cells]
     layers = [sum(next(sizes) ** 2 for _ in cell) ** 0.5 for cell in cells]

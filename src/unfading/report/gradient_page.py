@@ -8,6 +8,7 @@ from typing import Any
 from unfading.report import figures as _figures
 from unfading.report import gradient_figures, inner_figures, sheet
 from unfading.report.figures import Figure
+from unfading.report.inner_figures import number
 
 
 def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[Path]:
@@ -71,13 +72,13 @@ def _layers(rows: Mapping[str, Any]) -> str:
         gates = [r["low"] + r["high"] for r in rows["activations"] if r["layer"] == layer and r["kind"] != "relu"]
         state = [r["rms"] for r in rows["sizes"] if r["layer"] == layer][-1:]
         numbers = [
-            _number(totals[layer] / most if most else None),
-            _number(first[0] / value if first and value else None),
-            _number(rows["ratios"].get(layer)),
-            _number(_median([r["largest"] for r in steps])),
-            _number(_median([r["radius"] for r in steps if r["radius"] is not None])),
+            number(totals[layer] / most if most else None),
+            number(first[0] / value if first and value else None),
+            number(rows["ratios"].get(layer)),
+            number(_median([r["largest"] for r in steps])),
+            number(_median([r["radius"] for r in steps if r["radius"] is not None])),
             "-" if not gates else f"{sum(gates) / len(gates):.0%}",
-            _number(state[0] if state else None),
+            number(state[0] if state else None),
         ]
         lines += _line(layer, numbers)
     return _table(heads, lines)
@@ -95,9 +96,9 @@ def _flat(rows: Mapping[str, Any]) -> list[str]:
     }
     lines = ""
     for row in rows["flat"] if len(rows["layers"]) > 1 else []:
-        numbers = [_number(row[name]) for name in ("bottom_to_top", "first_to_last")]
-        numbers += [f"{row['share_within_ten']:.0%}", *(_number(row[name]) for name in ("gain_per_layer", "gain_per_step"))]
-        lines += _line("of the loss" if row["of"] == "loss" else "of the last output", numbers)
+        cells = [number(row[name]) for name in ("bottom_to_top", "first_to_last")]
+        cells += [f"{row['share_within_ten']:.0%}", *(number(row[name]) for name in ("gain_per_layer", "gain_per_step"))]
+        lines += _line("of the loss" if row["of"] == "loss" else "of the last output", cells)
     return [_table(heads, lines)] if lines else []
 
 
@@ -131,7 +132,3 @@ def _code(sentence: str) -> str:
 
 def _median(values: list[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"

@@ -62,20 +62,20 @@ def numbers(row: Mapping[str, Any]) -> dict[str, str]:
     """The measures of one layer in words, by name."""
     eta, way, eigenvalues, response = row["eta"], row["convergence"] or {}, row["eigenvalues"], row["input_response"]
     return {
-        "norm of P U, alpha": f"{_number(row['matrix_norm'])}, {_number(row['alpha'])}",
+        "norm of P U, alpha": f"{number(row['matrix_norm'])}, {number(row['alpha'])}",
         "Theorem 1's hypotheses": "hold" if row["hypotheses"] else "do not hold",
-        "eta": f"{_number(eta['least'])} to {_number(eta['most'])}",
+        "eta": f"{number(eta['least'])} to {number(eta['most'])}",
         "eta negative, above 1 / alpha": f"{eta['negative']:.0%}, {eta['above_1_over_alpha']:.0%}",
         "time steps with an equilibrium near": f"{row['found']:.0%}",
-        "distance from it, last": _number(row["distance"][-1]),
-        "scipy's root differs by": _number(row["scipy_gap"]),
-        "fitted rate": _number(way.get("fitted_rate")),
-        "spectral radius of A": _number(way.get("spectral_radius")),
-        "Proposition 2's bound": _number(way.get("bound")),
+        "distance from it, last": number(row["distance"][-1]),
+        "scipy's root differs by": number(row["scipy_gap"]),
+        "fitted rate": number(way.get("fitted_rate")),
+        "spectral radius of A": number(way.get("spectral_radius")),
+        "Proposition 2's bound": number(way.get("bound")),
         "Theorem 2's condition holds at": _share(row["theorem_2"]["holds"]),
         "Corollary 1 holds at": _share(row["corollary_1"]["holds"]),
         "eigenvalues negative, zero, positive": ", ".join(f"{eigenvalues[s]:.0%}" for s in ("negative", "zero", "positive")),
-        "dh_eq/dx: formula off by": _number(None if response is None else response["gap"]),
+        "dh_eq/dx: formula off by": number(None if response is None else response["gap"]),
     }
 
 
@@ -85,7 +85,8 @@ def _over_k(name: str, rows: list[dict[str, Any]], layers: list[str], title: str
     return finished(alt.layer(drawn), 260, {name: rows})
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Three digits, or a dash for what is not known."""
     return "-" if value is None else f"{value:.3g}"
 
 

@@ -96,5 +96,7 @@ def _axis(alt: Any, values: Sequence[int], *, shown: bool) -> Any:
     # Steps that were picked from many are no multiples of anything.
     picked = len(values) < values[-1] - values[0] + 1
     every = max(1, math.ceil(len(values) / 4))
-    some = list(values[::every]) if picked else [value for value in values if value in ends or value % 4 == 0]
+    some = (
+        list(values[::every]) if picked else [value for value in values if value in ends or value % 4 == 0 or len(values) < 8]
+    )
     return alt.Axis(values=some if shown else [], labelAngle=0, ticks=False, domain=False)
