@@ -25,7 +25,13 @@ def heights(model, x):
     return G.log().mean(dim=1)
 
 
-@pytest.mark.parametrize("layer", [unfading.LSTM, unfading.GRU, unfading.FastGRNN, unfading.Elman], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        pytest.param(kind, id=kind.__name__, marks=[] if kind in (unfading.LSTM, unfading.Elman) else pytest.mark.long)
+        for kind in (unfading.LSTM, unfading.GRU, unfading.FastGRNN, unfading.Elman)
+    ],
+)
 def test_the_layers_become_equally_high(layer):
     model = deep(layer)
     x = torch.randn(8, 12, 5)

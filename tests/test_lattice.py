@@ -83,7 +83,7 @@ def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
 
 
 @named
-@pytest.mark.parametrize("lengths", [None, [4, 1, 3]], ids=["whole", "lengths"])
+@pytest.mark.parametrize("lengths", [pytest.param(None, marks=pytest.mark.long), [4, 1, 3]], ids=["whole", "lengths"])
 def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
     torch.manual_seed(0)
     # A cell that counts its steps does something else at each.

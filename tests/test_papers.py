@@ -30,7 +30,7 @@ def test_items_are_found_and_say_what_they_are():
         assert make.__doc__
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param("fig2", marks=pytest.mark.long), "fig6", "noise"])
 def test_an_item_is_made_and_written(name, tmp_path):
     made = SMALL[name]()
     assert made.title
@@ -55,7 +55,7 @@ def test_figure_six_meets_its_bar():
         assert row["scipy_gap"] < 1e-10
 
 
-@pytest.mark.parametrize("name", ["fig7", "fig8"])
+@pytest.mark.parametrize("name", ["fig7", pytest.param("fig8", marks=pytest.mark.long)])
 def test_figures_of_training_are_made(name, made, tmp_path):
     """On data made at random: what they show there means nothing, that they can be made does."""
     item = getattr(incremental, name)(steps=2, windows=2)

@@ -452,6 +452,7 @@ def test_the_verb_looks_into_cells_models_tasks_and_runs(tmp_path, capsys):
     assert trained["features"] != list(fresh.measures.features)
 
 
+@pytest.mark.long
 def test_the_command_exits_with_1_on_a_fault():
     answer = command("diagnose", "--cell", "Elman", "--hidden", "8", "--steps", "60")
     assert answer.returncode == 1, answer.stderr
