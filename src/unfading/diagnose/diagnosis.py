@@ -87,8 +87,8 @@ class Diagnosis:
                 f"and steps are within a factor of ten of the top layer's last step"
             )
             lines += ["", *_wrapped("", f"Gradient of the parameters, of the {OF[of]}: {told}.")]
-        for each in m.equilibria:
-            lines += ["", *_wrapped("", f"Inner steps of {each.layer}: {each.found}")]
+        for inner in m.equilibria:
+            lines += ["", *_wrapped("", f"Inner steps of {inner.layer}: {inner.found}")]
         lines += ["", *(line for said in m.capped for line in _wrapped("", said))]
         return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip()
 
