@@ -112,6 +112,7 @@ def test_a_run_that_never_came_to_a_checkpoint_leaves_nothing_twice(tmp_path):
     assert [line["step"] for line in record["curve"] if "watched" in line] == [0]
 
 
+@pytest.mark.long
 def test_the_report_draws_what_was_watched(tmp_path):
     curves = {}
     for cell in ("STAR", "LSTM"):
