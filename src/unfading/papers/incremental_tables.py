@@ -46,22 +46,30 @@ def _images(task: str, published: dict[str, float], printed: dict[str, str], mor
 
 _PLACE = {"pixel_mnist": "pixel", "permuted_mnist": "permuted", "noisy_mnist": "noisy MNIST", "noisy_cifar": "noisy CIFAR"}
 _PIXEL = {
-    **{"FastRNN": 96.44, "FastGRNN-LSQ": 98.72, "RNN": 94.10, "SpectralRNN": 97.7, "LSTM": 97.81, "URNN": 95.1},
+    "FastRNN": 96.44,
+    "FastGRNN-LSQ": 98.72,
+    "RNN": 94.10,
+    "SpectralRNN": 97.7,
+    "LSTM": 97.81,
+    "URNN": 95.1,
     "Antisymmetric": 98.01,
 }
 _PERMUTED = {"FastRNN": 92.68, "SpectralRNN": 92.7, "LSTM": 92.61, "URNN": 91.4, "Antisymmetric": 93.59}
 _PIXEL_PRINTED = {
-    **{"FastRNN": "33k, 15.10 h", "FastGRNN-LSQ": "14k, 12.57 h", "RNN": "14k, 45.56 h", "SpectralRNN": "6k"},
-    **{"LSTM": "53k, 26.57 h", "URNN": "16k", "Antisymmetric": "14k, 8.61 h"},
+    "FastRNN": "33k, 15.10 h",
+    "FastGRNN-LSQ": "14k, 12.57 h",
+    "RNN": "14k, 45.56 h",
+    "SpectralRNN": "6k",
+    "LSTM": "53k, 26.57 h",
+    "URNN": "16k",
+    "Antisymmetric": "14k, 8.61 h",
 }
 _PERMUTED_PRINTED = {
-    **{
-        "FastRNN": "8.75k, 9.32 h",
-        "SpectralRNN": "8.5k",
-        "LSTM": "35k, 19.31 h",
-        "URNN": "12k",
-        "Antisymmetric": "14k, 4.75 h",
-    },
+    "FastRNN": "8.75k, 9.32 h",
+    "SpectralRNN": "8.5k",
+    "LSTM": "35k, 19.31 h",
+    "URNN": "12k",
+    "Antisymmetric": "14k, 4.75 h",
 }
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,8 @@ class Making(NamedTuple):
 
     def _figure(self, name: str, make: Callable[..., Item]) -> str:
         """A figure that is made here and now."""
-        made = make(**budgets.numbers(make, self.budget))
+        device = {"device": self.way.device} if "device" in signature(make).parameters else {}
+        made = make(**budgets.numbers(make, self.budget), **device)
         written = shelf.save(name, made, self.output)
         about = {"kind": "drawn", "item": name, "title": made.title, "budget": self.budget, "findings": made.findings}
         kept.add(self.file, [{**about, "about": machine.about(self.way.command)}])

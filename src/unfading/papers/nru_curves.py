@@ -12,13 +12,13 @@ from unfading.papers.row import Curves, Row
 from unfading.report.curves import over_steps, to_solve
 
 CAPTION = (
-    "Validation cross entropy on fresh sequences over training steps; a thin line is a seed, a strong one their median; dashed: "
-    "what a guesser without memory has. Cells of about 23,500 parameters, batch 10, Adam 1e-3."
+    "Validation cross entropy on fresh sequences over training steps; a thin line is a seed, a strong one their median; "
+    "dashed: what a guesser without memory has. Cells of about 23,500 parameters, batch 10, Adam 1e-3."
 )
 
 
 def _rows(task: str, T: int, solved: tuple[str, ...], stuck: tuple[str, ...] = ()) -> list[Row]:
-    told = {cell: True for cell in solved} | {cell: False for cell in stuck}
+    told = dict.fromkeys(solved, True) | dict.fromkeys(stuck, False)
     return [recalled(cell, task, T, solved=told.get(cell)) for cell in CELLS]
 
 

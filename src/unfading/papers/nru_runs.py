@@ -20,8 +20,8 @@ TOP3 = ("NRU", "JANET", "LSTM-chrono")
 # Units of each cell: recall tasks, psMNIST, characters.
 UNITS = {
     "RNN-orth": (143, 400, 1000), "RNN-id": (143, 400, 1000), "LSTM": (70, 200, 630), "LSTM-chrono": (70, 200, 630),
-    "GRU": (82, 232, 750), "JANET": (101, 283, 930), "SRU": (60, 150, 600), "EURNN": (1024, 1024, 2048), "GORU": (128, 256, 512),
-    "NRU": (80, 212, 1000),
+    "GRU": (82, 232, 750), "JANET": (101, 283, 930), "SRU": (60, 150, 600), "EURNN": (1024, 1024, 2048),
+    "GORU": (128, 256, 512), "NRU": (80, 212, 1000),
 }  # fmt: skip
 # Parameters of the whole model where the settings files tell them.
 COUNTS = {

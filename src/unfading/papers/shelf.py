@@ -1,8 +1,8 @@
 """Which items exist, found by walking this folder, and their files.
 
-An item is a public function of a module here that can be called without arguments, named PAPER/FUNCTION, where the paper is the module's name up to its first
-underscore: `incremental_tables.table1` is incremental/table1. What it returns says what it is: `list[Row]` a table, `Curves` a
-figure from records of runs, `Item` a figure that is made when it is called.
+An item is a public function of a module here that can be called without arguments. Its name is PAPER/FUNCTION, where the paper
+is the module's name up to its first underscore: `incremental_tables.table1` is incremental/table1. What it returns says what it
+is: `list[Row]` a table, `Curves` a figure from records of runs, `Item` a figure that is made when it is called.
 """
 
 import importlib

@@ -57,7 +57,7 @@ def over_layers(lines: Lines) -> Spec:
 
 
 def to_solve(lines: Lines) -> Spec:
-    """Steps until the validation error is a tenth of a guess's: a dot a seed, a bar at the median; none for those that never."""
+    """Steps until the validation error is a tenth of a guess's: a dot a seed that came to it, a bar at the median."""
 
     def panel(alt: Any, name: str, here: Lines) -> Any:
         dots = [{"row": line["row"], "value": found} for line in here if (found := _solved(line)) is not None]
