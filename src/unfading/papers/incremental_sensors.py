@@ -70,7 +70,7 @@ def _rows(task: str, names: tuple[str, ...], **own: Any) -> list[Row]:
         if name.startswith("K="):
             K = int(name[2:])
             run = incremental(task, options, T=about["T"], K=K, rank=about["rank"], **shared)
-            extra = {"rates": RATES, "parameters": COUNTS.get((task, K))}
+            extra: dict[str, Any] = {"rates": RATES, "parameters": COUNTS.get((task, K))}
             label, note = f"iRNN {name}", NOTES.get(task, "")
         else:
             cell, cell_options = CELLS[name]

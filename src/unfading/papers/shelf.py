@@ -17,6 +17,7 @@ from typing import Any
 import unfading.papers
 from unfading import data
 from unfading.checkpoint import write
+from unfading.datasets import DATASETS
 from unfading.errors import unknown
 from unfading.papers.item import Item
 from unfading.papers.row import Curves, Row
@@ -73,7 +74,7 @@ def title(make: Callable[..., Any]) -> str:
 
 def listed(name: str, make: Callable[..., Any]) -> str:
     """A line for people: what it is, and which data it needs and has."""
-    needs = sorted({row.dataset for row in rows(make) if row.dataset} | {READS[name] for _ in (0,) if name in READS})
+    needs = sorted({row.dataset for row in rows(make) if row.dataset} | ({READS[name]} if name in READS else set()))
     told = [f"{each} {'found' if _present(each) else 'not here'}" for each in needs]
     return f"{name:30} {title(make)} [{', '.join(told) or 'no data needed'}]"
 
@@ -135,4 +136,4 @@ def _order(name: str) -> tuple[str, int, int, str]:
 
 
 def _present(name: str) -> bool:
-    return name in data.DATASETS and data.present(name)
+    return name in DATASETS and data.present(name)

@@ -6,6 +6,7 @@ validation. The stored permutation of the authors is not known here: ours is tha
 tables is a training that ended in NaN.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from unfading.papers.row import COUNTED, Curves, Row, two_sigma
@@ -79,12 +80,12 @@ def _note(cell: str, depth: int, task: str) -> str:
     return "0 stands for NaN" if cell == "RHN" and depth >= 4 else ""
 
 
-def _grid(place: str, scores: dict[int, tuple[float, ...]]) -> list[Row]:
+def _grid(place: str, scores: Mapping[int, tuple[float, ...]]) -> list[Row]:
     rows = []
     for depth, line in scores.items():
         for cell, published in zip(CELLS, line, strict=True):
             run = stack(cell, depth, TASKS[place], PIXELS)
-            own = {"parameters": COUNTS[cell].get(depth), "whole": True}
+            own: dict[str, Any] = {"parameters": COUNTS[cell].get(depth), "whole": True}
             name = f"{place} {cell}, {depth} layers"
             rows.append(Row(run, published, two_sigma(published, MNIST_ROWS), _note(cell, depth, place), name=name, **own))
     return rows
