@@ -59,7 +59,9 @@ class Row:
     @property
     def dataset(self) -> str | None:
         """What it needs, by the name under which `unfading data list` has it; None where data are generated."""
-        return self.missing or None if self.run is None else type(self.run.make_task()).dataset
+        if self.run is None or self.unit == COUNTED:
+            return self.missing or None
+        return type(self.run.make_task()).dataset
 
 
 class Curves(NamedTuple):

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from unfading import data, machine
 from unfading.compare import chosen, compare, shape
 from unfading.folder import finished
@@ -66,7 +68,9 @@ def lines(wanted: Sequence[Wanted], budget: Budget, way: Way) -> list[Line]:
     for item, row in wanted:
         about: Line = {"item": item, "row": row.name, "budget": budget}
         if row.run is not None and row.unit == COUNTED:
-            found.append({"kind": "count", **about, **sizes(row.run.make_model()), "about": machine.about(way.command)})
+            with torch.device("meta"):  # a size needs no numbers
+                counted = sizes(row.run.make_model())
+            found.append({"kind": "count", **about, **counted, "about": machine.about(way.command)})
         elif available(row):
             records = [record for run in _seeds(row, way) if (record := finished(way.where, run)) is not None]
             found += [{"kind": "run", **about, "place": place(row), **_slim(record)} for record in records]
