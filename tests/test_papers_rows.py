@@ -166,6 +166,13 @@ def test_rows_that_are_retrained_take_the_validation_rows_too(tmp_path, made):
     assert line["test"] is not None
 
 
+def test_a_rate_is_chosen_on_a_third_of_the_epochs_where_seeds_are_trained_anew(tmp_path, made):
+    run = small(task="har2", task_options={}, steps=None, epochs=3, batch=64)
+    shown = Shown()
+    train_rows([Wanted("p/t", Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2)))], way(tmp_path), shown)
+    assert [[(r.epochs, r.split) for r in each] for each in shown.passes] == [[(1, "train"), (1, "train")], [(3, "full")]]
+
+
 def test_rows_of_one_shape_go_together_and_a_shared_run_is_trained_once(tmp_path):
     one, two = Row(small(), None, 0.0, name="one", seeds=2), Row(small(rate=0.1), None, 0.0, name="two", seeds=1)
     other = Row(small(hidden=5), None, 0.0, name="other", seeds=1)
@@ -191,8 +198,8 @@ def test_a_time_limit_stops_with_checkpoints_and_the_next_call_goes_on(tmp_path,
 
 
 def test_a_run_that_a_time_limit_stopped_ends_as_one_that_was_not(tmp_path):
-    long = small(steps=2500)
-    with pytest.raises(Stopped), time_limit(0.3):
+    long = small(steps=800)
+    with pytest.raises(Stopped), time_limit(0.1):
         train(long, tmp_path / "b")
     assert train(long, tmp_path / "b", resume=True)["test"] == train(long, tmp_path / "a")["test"]
 

@@ -22,6 +22,7 @@ from unfading.record import sizes
 from unfading.run import Run
 from unfading.training import Listener
 
+CHOOSING = 3  # a rate is chosen on epochs / CHOOSING, where the seeds are trained anew
 POINTS = 60  # of a curve, beside those with a validation score, that a line keeps
 
 Line = dict[str, Any]
@@ -90,10 +91,15 @@ def place(row: Row) -> str:
 
 
 def _candidates(row: Row, way: Way) -> list[Run]:
-    """One run for each rate, with the first seed, scored on validation rows."""
+    """One run for each rate, with the first seed, scored on validation rows.
+
+    Where the seeds are trained anew afterwards, on more rows, a third of the epochs is enough to choose by.
+    """
     assert row.run is not None
     rates = row.rates if len(row.rates) > 1 else ()
-    return [replace(row.run, rate=rate, seed=0, device=way.device) for rate in rates]
+    epochs = row.run.epochs
+    shorter: dict[str, Any] = {"epochs": max(1, epochs // CHOOSING)} if row.retrain and epochs is not None else {}
+    return [replace(row.run, rate=rate, seed=0, device=way.device, **shorter) for rate in rates]
 
 
 def _seeds(row: Row, way: Way) -> list[Run]:

@@ -94,7 +94,7 @@ def _panels(lines: Lines, panel: Callable[[Any, str, Lines], Any]) -> Spec:
 
 def _colours(alt: Any, names: Sequence[str], place: str) -> dict[str, Any]:
     labels = [name.removeprefix(f"{place} ") for name in names]
-    legend = alt.Legend(title=None, symbolType="stroke", orient="right", labelExpr=_label(names, labels))
+    legend = alt.Legend(title=None, symbolType="stroke", symbolOpacity=1, symbolSize=220, labelExpr=_label(names, labels))
     colours = alt.Scale(domain=list(names), range=[COLOURS[i % len(COLOURS)] for i in range(len(names))])
     dashes = alt.Scale(domain=list(names), range=[list(DASHES[i // len(COLOURS) % len(DASHES)]) for i in range(len(names))])
     found = {"color": alt.Color("row:N", scale=colours, legend=legend)}

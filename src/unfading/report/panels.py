@@ -23,7 +23,7 @@ def panels(shown: Mapping[Panel, Rows]) -> Spec:
     names = list(dict.fromkeys(row["setting"] for rows in shown.values() for row in rows))
     colours = alt.Scale(domain=names, range=[COLOURS[i % len(COLOURS)] for i in range(len(names))])
     dashes = alt.Scale(domain=names, range=[list(DASHES[i // len(COLOURS) % len(DASHES)]) for i in range(len(names))])
-    legend = alt.Legend(title=None, symbolType="stroke", labelLimit=300)
+    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=220, labelLimit=300)
     charts = []
     for panel, rows in shown.items():
         drawn = [row for row in rows if math.isfinite(row["value"]) and (row["value"] > 0 or not panel.log)]
