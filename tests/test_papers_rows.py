@@ -30,7 +30,7 @@ INCREMENTAL = [
     "table11",
     *(f"fig{i}" for i in range(2, 10)),
 ]
-STAR = [f"table{i}" for i in range(1, 6)] + ["fig3", "fig4", "fig5"]
+STAR = [*(f"table{i}" for i in range(1, 6)), *(f"fig{i}" for i in range(2, 8))]
 NRU = [
     *("table1", "table2", "table3", *(f"fig{i}" for i in range(1, 9)), "random_labels", "memory_reset", "memory_64_144"),
     *("linear_relu_heads", "tmax_50_150", "copying_2000"),
