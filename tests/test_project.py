@@ -38,7 +38,7 @@ LAYERS = [
     ["named", "fleet"],
     ["run"],
     ["update", "evaluate", "folder", "record"],
-    ["member"],
+    ["member", "weights"],
     ["captured"],
     ["training"],
     ["train", "progress", "tensorboard"],

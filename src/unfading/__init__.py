@@ -35,6 +35,7 @@ from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
 from unfading.train import train
 from unfading.truncate import truncated
 from unfading.tune import tune
+from unfading.weights import load
 
 __version__ = "0.1.0"
 
@@ -115,6 +116,7 @@ __all__ = [
     "LastStep",
     "layer",
     "linear",
+    "load",
     "LinearRNN",
     "LinearRNNCell",
     "LowRank",

@@ -1,8 +1,19 @@
-"""The verb `unfading reproduce`: a figure or table of a paper, made again."""
+"""The verb `unfading reproduce`: a table or figure of a paper, made again, and the page that holds all of them."""
 
-import inspect
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+from unfading.errors import check_count, check_positive
+
+# In the root of the repository.
+RESULTS, PAGE = Path("benchmarks/results"), Path("docs/fidelity.md")
+# A file of weights that is to be committed is smaller than this.
+LARGEST = 1_000_000
 
 
 def _short(flag: str) -> Any:
@@ -17,24 +28,104 @@ def reproduce(
     /,
     output: "Annotated[Path, _short('-o')]" = Path("reproduced"),
     list: bool = False,
+    budget: Literal["smoke", "short", "paper"] = "paper",
+    rows: tuple[str, ...] = (),
+    device: Literal["cpu", "cuda"] = "cpu",
+    minutes: float | None = None,
+    runs: Path = Path("runs/papers"),
+    processes: int = 2,
+    together: int = 16,
+    weights: Path | None = None,
+    draw: bool = False,
+    page: bool = False,
+    json: bool = False,
 ) -> None:
-    """Make figures of the papers again: pictures, numbers, and what was found.
+    """Make tables and figures of the papers again. What is done is not done again; what was stopped goes on.
 
     Args:
-        item: which, as PAPER/ITEM: incremental/fig6.
-        output: folder for NAME.png, NAME.svg and NAME.json (every number).
-        list: name all items instead.
+        item: which, as PAPER/ITEM: incremental/table1.
+        output: folder for pictures, numbers, and the records of runs (papers-MACHINE.jsonl).
+        list: name all items instead, with the data that each needs.
+        budget: smoke checks that it runs, in seconds; short has a tenth of the paper's steps; paper all.
+        rows: only rows in whose name one of these stands: "pixel iRNN K=1".
+        device: where to train.
+        minutes: stop after so many, with checkpoints; the same command goes on.
+        runs: folder of the runs.
+        processes: so many at a time on the CPU.
+        together: at most so many runs in one pass on a GPU.
+        weights: write the weights of each row's first seed into this folder.
+        draw: draw figures of curves from the records in --output alone; nothing is trained.
+        page: write docs/fidelity.md from the records in benchmarks/results instead.
+        json: with --list, print rows as JSON lines.
     """
     from unfading.papers import shelf
 
+    if page:
+        _page()
+        return
     if list:
-        for name, make in shelf.items().items():
-            print(f"{name:20} {(inspect.getdoc(make) or '').splitlines()[0]}")
+        names = tuple(shelf.items())
+        print("\n".join(map(dumps, shelf.lines(names)) if json else (shelf.listed(n, shelf.item(n)) for n in names)))
         return
     if not item:
         raise ValueError("name an item, e.g. unfading reproduce incremental/fig6; --list names all.")
-    for name, make in [(name, shelf.item(name)) for name in item]:
-        made = make()
-        written = shelf.save(name, made, output)
-        print(shelf.told(made))
-        print(f"\nwrote {', '.join(str(path) for path in written)}")
+    check_count("--processes", processes)
+    check_count("--together", together)
+    if minutes is not None:
+        check_positive("--minutes", minutes)
+    from unfading.papers.making import Making
+    from unfading.papers.trained_rows import Way
+
+    typed = shlex.join(["unfading", *sys.argv[1:]])
+    making = Making(budget, Way(runs, device, processes if budget != "smoke" else 1, together, typed), output, rows)
+    makers = [(name, shelf.item(name)) for name in item]
+    with ExitStack() as stack:
+        if minutes is not None:
+            from unfading.stopping import time_limit
+
+            stack.enter_context(time_limit(60 * minutes))
+        if not draw:
+            with _stops_tell(runs, lambda: making.keep(makers)):
+                making.train(makers, _shown)
+        told = making.tell(makers, trained=not draw)
+        print("\n\n".join(told))
+    if weights is not None:
+        print("\n".join(making.save_weights(makers, weights, LARGEST)))
+
+
+def _page() -> None:
+    """The table of rows brought up to date, then the page from the lines alone."""
+    from unfading.checkpoint import write
+    from unfading.papers import kept, shelf
+    from unfading.report import fidelity
+
+    if not RESULTS.is_dir() or not PAGE.parent.is_dir():
+        raise ValueError(f"--page reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading.")
+    kept.put(RESULTS / fidelity.ROWS, shelf.lines(tuple(shelf.items())))
+    write(PAGE, fidelity.page(fidelity.read(RESULTS)).encode())
+    print(f"wrote {PAGE}")
+
+
+@contextmanager
+def _shown(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]]:
+    """Bars while runs are trained."""
+    from rich.console import Console
+
+    from unfading.progress import Display
+
+    with Display(runs, Console(stderr=True)) as display:
+        yield display.listen, display.say
+
+
+@contextmanager
+def _stops_tell(runs: Path, keep: Callable[[], None]) -> Iterator[None]:
+    """What is done is kept, also where training is asked to stop; the exit code says that more is to come."""
+    from unfading.stopping import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        keep()
+        print(f"unfading: {stopped}; all is in {runs}. The same command goes on.", file=sys.stderr)
+        sys.exit(128 + stopped.signal)
+    keep()

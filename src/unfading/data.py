@@ -143,6 +143,12 @@ def fetch(name: str, *, progress: Any = None) -> Path:
     return find(name)
 
 
+def download(url: str, checksum: str | None, name: str, folder: Path) -> Path:
+    """One file from the network, in `folder`; one that is there already is not fetched again, unless its checksum differs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return _retrieve(Download((url,), checksum or "", name), folder, None)
+
+
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar or zip archive of plain files and folders; refuse one that reaches outside `folder`, or holds links."""
     try:
@@ -180,7 +186,7 @@ def _retrieve(download: Download, folder: Path, progress: Any) -> Path:
     for url in download.urls:
         try:
             downloader = pooch.HTTPDownloader(progressbar=progress or False)
-            return Path(pooch.retrieve(url, download.checksum, download.name, folder, downloader=downloader))
+            return Path(pooch.retrieve(url, download.checksum or None, download.name, folder, downloader=downloader))
         except (OSError, ValueError) as error:
             # pooch raises ValueError for a checksum, requests an OSError for the rest.
             reasons.append(f"{url} ({'another checksum' if isinstance(error, ValueError) else type(error).__name__})")

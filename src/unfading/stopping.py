@@ -1,7 +1,9 @@
-"""Ctrl-C and SIGTERM, while a run is trained: noticed now, obeyed after the step."""
+"""Ctrl-C, SIGTERM and the end of a time limit, while a run is trained: noticed now, obeyed after the step."""
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,24 @@ class Stopped(Exception):
 
 
 _noted = False
+_end = math.inf  # of the time limit, on the monotonic clock
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Inside the block training stops when the time is over, as on SIGTERM: with checkpoints, and `Stopped` is raised."""
+    global _end
+    before, _end = _end, min(_end, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _end = before
+
+
+def stop_if_late() -> None:
+    """Raise where the time is over: nothing more is begun."""
+    if time.monotonic() >= _end:
+        raise Stopped(signal.SIGTERM, None)
 
 
 def noted() -> bool:
@@ -30,7 +50,7 @@ def asked_to_stop() -> Iterator[Callable[[], int | None]]:
     global _noted
     asked: int | None = None
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield lambda: signal.SIGTERM if time.monotonic() >= _end else None
         return
     _noted = False
 
@@ -50,6 +70,6 @@ def asked_to_stop() -> Iterator[Callable[[], int | None]]:
     for number in before:
         signal.signal(number, note)
     try:
-        yield lambda: asked
+        yield lambda: signal.SIGTERM if asked is None and time.monotonic() >= _end else asked
     finally:
         restore()

@@ -15,7 +15,7 @@ import torch
 from unfading.folder import finished
 from unfading.member import Member
 from unfading.run import Run
-from unfading.stopping import Stopped, asked_to_stop
+from unfading.stopping import Stopped, asked_to_stop, stop_if_late
 from unfading.training import Listener, Training, Watch
 
 # What runs of one pass may differ in.
@@ -92,6 +92,7 @@ def train_together(
         records = [None if where is None or again else finished(where, run) for run in runs]
         left = [Member(run, task) for run, record in zip(runs, records, strict=True) if record is None]
         if left:
+            stop_if_late()
             # Before their folders are made: a run that cannot be built leaves none.
             training = Training(left, listen, save_every, command, together=together, watch=watch)
             if where is not None:

@@ -1,0 +1,145 @@
+"""Kag, Zhang & Saligrama 2020: figures 3, 4 and 5, the adding and the copying problem, as curves over training steps.
+
+What the paper's form needs to learn at all: steps eta K T that stay near 10 at the start (larger ones overflow), eta's rate a
+tenth of the others', and, where a loss is not finite, a return to the best weights with half the rate (`retries`).
+"Solved" is a mean squared error of at most 0.01, or a cross entropy of at most a tenth of that of a guess, on fresh data.
+"""
+
+import math
+from typing import Any
+
+from unfading.papers.incremental_runs import baseline, incremental, stable
+from unfading.papers.row import Curves, Row
+from unfading.report.curves import over_steps
+from unfading.run import Run
+
+SEEDS = 5
+RATES = (1e-3, 3e-3, 1e-2)
+ADDING_STEPS, COPYING_STEPS = 2_000, 20_000
+# The share of seeds that has to solve the adding problem of a length, for the paper's cell and for ours.
+NEEDED = {100: (1.0, 1.0), 200: (1.0, 1.0), 400: (0.8, 1.0), 750: (0.6, 1.0)}
+CAPTION = (
+    "Validation error on fresh sequences while {cells} are trained ({units} units, Adam, batch 128, clipped at norm 1). A thin "
+    "line is a seed, a strong one their median; dashed: what a guesser without memory has."
+)
+
+
+def start(T: int, K: int) -> float:
+    """Where eta starts: as published up to K T = 1,000, beyond that so that eta K T = 4."""
+    return 0.01 if K * T <= 1_000 else round(4 / (K * T), 5)
+
+
+def _paper(task: str, T: int, K: int, steps: int, **own: Any) -> Run:
+    length = T + 20 if task == "copying" else T
+    fields: dict[str, Any] = {"steps": steps, "retries": 3, "rate": 6e-3 if K * T <= 1_000 else 4e-3, "schedule": "constant"}
+    return incremental(task, {"T": T}, T=length, K=K, rank=16, **{**fields, "eta": start(T, K), **own})
+
+
+def _ours(task: str, T: int, K: int, steps: int) -> Run:
+    length = T + 20 if task == "copying" else T
+    eta = min(0.01, round(2 / (K * T), 5))
+    fields: dict[str, Any] = {"steps": steps, "retries": 3, "rate": 4e-3 if K > 1 else 8e-3, "schedule": "constant"}
+    return stable(task, {"T": T}, T=length, K=K, rank=8, eta=eta, **fields)
+
+
+def _others(task: str, T: int, steps: int) -> dict[str, Run]:
+    cells: dict[str, tuple[str, dict[str, Any]]] = {
+        "RNN": ("Elman", {}), "LSTM": ("LSTM", {"max_lag": T}), "Antisymmetric": ("AntisymmetricRNN", {}),
+        "FastRNN": ("FastRNN", {"activation": "relu"}),
+    }  # fmt: skip
+    return {
+        name: baseline(cell, task, {"T": T}, options, steps=steps, schedule="constant", retries=3)
+        for name, (cell, options) in cells.items()
+    }
+
+
+def _adding(T: int, K: int = 5) -> list[Row]:
+    paper, ours = NEEDED[T]
+    own: dict[str, Any] = {"unit": "error", "seeds": SEEDS}
+    told = f"solved (error at most 0.01) by {paper:.0%} of the seeds within {ADDING_STEPS:,} steps"
+    rows = [Row(_paper("adding", T, K, ADDING_STEPS), 0.0, 0.01, told, name=f"adding {T} iRNN K={K}", share=paper, **own)]
+    for k in (1, 3):
+        run = _ours("adding", T, k, ADDING_STEPS)
+        rows.append(Row(run, 0.0, 0.01, "ours: the stable form", name=f"adding {T} ours K={k}", share=ours, **own))
+    for name, run in _others("adding", T, ADDING_STEPS).items():
+        claims = {"FastRNN": 0.6} if T <= 200 else {}
+        published = 0.0 if name in claims else None
+        rows.append(
+            Row(run, published, 0.01, "", name=f"adding {T} {name}", share=claims.get(name), rates=RATES, **own)
+        )  # fmt: skip
+    return rows
+
+
+def _copying(T: int, K: int = 5) -> list[Row]:
+    guess = 10 * math.log(8) / (T + 20)
+    own: dict[str, Any] = {"unit": "error", "seeds": SEEDS}
+    told = f"cross entropy under a tenth of a guess ({guess:.4f}) in 3 of 5 seeds within {COPYING_STEPS:,} steps"
+    rows = [
+        Row(_paper("copying", T, K, COPYING_STEPS), 0.0, 0.1 * guess, told, name=f"copying {T} iRNN K={K}", share=0.6, **own)
+    ]
+    for k in (1, 3):
+        run = _ours("copying", T, k, COPYING_STEPS)
+        rows.append(Row(run, 0.0, 0.1 * guess, "ours: the stable form", name=f"copying {T} ours K={k}", share=0.6, **own))
+    for name, run in _others("copying", T, COPYING_STEPS).items():
+        rows.append(Row(run, None, 0.1 * guess, "", name=f"copying {T} {name}", rates=RATES, **own))
+    return rows
+
+
+def ablation(steps: int = 1_000) -> dict[str, Run]:
+    """The family h = alpha h + beta phi((U - gamma I) h + W x) of section 4.2, and the incremental RNN at three K."""
+    adding = {"T": 200}
+    fixed: dict[str, Any] = {"steps": steps, "schedule": "constant", "retries": 3}
+    runs = {f"iRNN K={K}": _paper("adding", 200, K, steps) for K in (1, 5, 10)}
+    runs |= {f"ours K={K}": _ours("adding", 200, K, steps) for K in (1, 5)}
+    runs |= {
+        f"FastRNN eta={eta:g}": baseline(
+            "FastRNN", "adding", adding, {"alpha": eta, "beta": 1 - eta, "activation": "relu"}, **{**fixed, "rate": 3e-3}
+        )
+        for eta in (0.01, 0.001)
+    }
+    runs |= {
+        f"Antisymmetric epsilon={epsilon:g}": baseline(
+            "AntisymmetricRNN", "adding", adding, {"epsilon": epsilon, "gamma": 0.01}, **{**fixed, "rate": 3e-3}
+        )
+        for epsilon in (0.1, 0.001)
+    }
+    runs["linear"] = baseline("LinearRNN", "adding", adding, {}, **fixed)
+    runs["RNN"] = baseline("Elman", "adding", adding, {}, **fixed)
+    return runs
+
+
+def fig3() -> Curves:
+    """Adding, T = 200: how fast K = 1, 5, 10 and the ablation family learn."""
+    rows = []
+    for name, run in ablation().items():
+        claims = {"iRNN K=10": "the paper: K = 10 converges within 300 steps, the others in about twice as many"}
+        share = 1.0 if name.startswith("iRNN") else None
+        published = 0.0 if share else None
+        own: dict[str, Any] = {"name": f"adding 200 {name}", "unit": "error", "seeds": SEEDS, "share": share}
+        rows.append(Row(run, published, 0.01, claims.get(name, ""), **own))
+    return Curves(
+        "Fig. 3a: adding, T = 200, over K and the ablation family",
+        CAPTION.format(cells="the incremental RNN with K = 1, 5 and 10 inner steps and its relatives", units=128),
+        rows,
+        over_steps,
+    )
+
+
+def fig4() -> Curves:
+    """Copying, T = 200 and 500, and adding, T = 200 and 750: cross entropy and squared error over training steps."""
+    return Curves(
+        "Fig. 4: copying (T = 200, 500) and adding (T = 200, 750)",
+        CAPTION.format(cells="the incremental RNN (K = 5), our stable form (K = 1, 3) and baselines", units=128),
+        [*_copying(200), *_copying(500), *_adding(200), *_adding(750)],
+        over_steps,
+    )
+
+
+def fig5() -> Curves:
+    """Adding, T = 100 and 400: squared error over training steps."""
+    return Curves(
+        "Fig. 5: adding (T = 100, 400)",
+        CAPTION.format(cells="the incremental RNN (K = 5), our stable form (K = 1, 3) and baselines", units=128),
+        [*_adding(100), *_adding(400)],
+        over_steps,
+    )

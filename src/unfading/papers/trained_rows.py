@@ -1,0 +1,136 @@
+"""Rows, trained: the rate of each chosen by validation, then its seeds, and a line for every run that is done.
+
+Rows of one shape are trained together (`compare` packs them into passes on a GPU, and into processes on a CPU), shapes one
+after the other in the order of the rows. Everything lies in the runs' folders: what is done is not done again, what was
+stopped goes on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from unfading import data, machine
+from unfading.compare import chosen, compare, shape
+from unfading.folder import finished
+from unfading.papers.budget import Budget
+from unfading.papers.row import COUNTED, Row
+from unfading.record import sizes
+from unfading.run import Run
+from unfading.training import Listener
+
+CHOOSING = 3  # a rate is chosen on epochs / CHOOSING, where the seeds are trained anew
+POINTS = 60  # of a curve, beside those with a validation score, that a line keeps
+
+Line = dict[str, Any]
+# What shows the progress of some runs: entered, it gives a listener and a place for sentences.
+Shown = Callable[[Sequence[Run]], AbstractContextManager[tuple[Listener | None, Callable[[str], None]]]]
+
+
+class Wanted(NamedTuple):
+    """A row of an item."""
+
+    item: str
+    row: Row
+
+
+class Way(NamedTuple):
+    """How rows are trained: where, and on what."""
+
+    where: Path
+    device: Literal["cpu", "cuda"]
+    processes: int
+    together: int
+    command: str
+
+
+def available(row: Row) -> bool:
+    """Whether the row can be run with the data that are here."""
+    return row.run is not None and (row.dataset is None or data.present(row.dataset))
+
+
+def train_rows(wanted: Sequence[Wanted], way: Way, shown: Shown) -> None:
+    """Train what can be; `lines` tells what came of it."""
+    groups: dict[str, list[Row]] = {}
+    for _, row in wanted:
+        if row.run is not None and row.unit != COUNTED and available(row):
+            groups.setdefault(shape(row.run), []).append(row)
+    for rows in groups.values():
+        _compare([run for row in rows for run in _candidates(row, way)], way, shown)
+        _compare([run for row in rows for run in _seeds(row, way)], way, shown)
+
+
+def lines(wanted: Sequence[Wanted], budget: Budget, way: Way) -> list[Line]:
+    """A line for each run that is done, and for each count."""
+    found: list[Line] = []
+    for item, row in wanted:
+        about: Line = {"item": item, "row": row.name, "budget": budget}
+        if row.run is not None and row.unit == COUNTED:
+            with torch.device("meta"):  # a size needs no numbers
+                counted = sizes(row.run.make_model())
+            found.append({"kind": "count", **about, **counted, "about": machine.about(way.command)})
+        elif available(row):
+            records = [record for run in _seeds(row, way) if (record := finished(way.where, run)) is not None]
+            found += [{"kind": "run", **about, "place": place(row), **_slim(record)} for record in records]
+    return found
+
+
+def final_runs(row: Row, way: Way) -> Iterator[Run]:
+    """The runs of a row that are done, seed 0 first."""
+    return (run for run in _seeds(row, way) if finished(way.where, run) is not None)
+
+
+def place(row: Row) -> str:
+    """The panel of a figure that a row belongs to."""
+    assert row.run is not None
+    length = row.run.task_options.get("T")
+    return " ".join([row.run.task.replace("_", " "), *([] if length is None else [str(length)])])
+
+
+def _candidates(row: Row, way: Way) -> list[Run]:
+    """One run for each rate, with the first seed, scored on validation rows.
+
+    Where the seeds are trained anew afterwards, on more rows, a third of the epochs is enough to choose by.
+    """
+    assert row.run is not None
+    rates = row.rates if len(row.rates) > 1 else ()
+    epochs = row.run.epochs
+    shorter: dict[str, Any] = {"epochs": max(1, epochs // CHOOSING)} if row.retrain and epochs is not None else {}
+    return [replace(row.run, rate=rate, seed=0, device=way.device, **shorter) for rate in rates]
+
+
+def _seeds(row: Row, way: Way) -> list[Run]:
+    """The runs that count; none as long as the choice of their rate is open."""
+    assert row.run is not None
+    rate = row.run.rate if len(row.rates) != 1 else row.rates[0]
+    candidates = _candidates(row, way)
+    if candidates:
+        records = [finished(way.where, run) for run in candidates]
+        done = [record for record in records if record is not None]
+        if len(done) < len(candidates):
+            return []
+        rate = chosen(done)[0]["run"]["rate"]
+    full: dict[str, Any] = {"split": "full", "valid_every": None, "stop_at": None} if row.retrain else {}
+    return [replace(row.run, rate=rate, seed=seed, device=way.device, **full) for seed in range(row.seeds)]
+
+
+def _compare(runs: Sequence[Run], way: Way, shown: Shown) -> None:
+    """Train those that are not done; rows of several items may share a run."""
+    once = {run.key: run for run in runs}
+    left = [run for run in once.values() if finished(way.where, run) is None]
+    if left:
+        with shown(left) as (listen, say):
+            compare(
+                left, way.where, resume=True, processes=way.processes, together=way.together, listen=listen, say=say,
+                command=way.command,
+            )  # fmt: skip
+
+
+def _slim(record: Line) -> Line:
+    """The record with fewer points of its curve: it is kept for good."""
+    every = max(1, len(record["curve"]) // POINTS)
+    curve = [point for i, point in enumerate(record["curve"]) if i % every == 0 or "valid" in point]
+    return {**record, "curve": curve}

@@ -1,0 +1,138 @@
+"""Figures of the papers that are made from the lines of their runs alone: over training steps, over depth, steps to converge.
+
+Each function takes lines (records of runs, each with the `row` and the `place` it belongs to) and gives Vega-Lite.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unfading.report.figures import COLOURS, DASHES, FONT, GRID, INK, Spec, decades, needed
+
+Lines = Sequence[Mapping[str, Any]]
+WIDTH, HEIGHT = 420, 260
+
+
+def over_steps(lines: Lines) -> Spec:
+    """The validation score over steps, a panel a task: a thin line a seed, a strong one their median, dashed a guess."""
+
+    def panel(alt: Any, name: str, here: Lines) -> Any:
+        thin = [{**point, "seed": str(line["run"]["seed"])} for line in here for point in _points(line)]
+        log = not here[0]["rising"] and all(point["value"] > 0 for point in thin)
+        rows = list(dict.fromkeys(line["row"] for line in here))
+        x = alt.X("step:Q", title="training step", axis=alt.Axis(format="~s", grid=False, tickCount=5))
+        scale = alt.Scale(type="log" if log else "linear", zero=False, nice=False, padding=6)
+        y = alt.Y("value:Q", title=f"validation {here[0]['measure'].replace('_', ' ')}", scale=scale, axis=decades(alt, log))
+        common = {"x": x, "y": y, **_colours(alt, rows, name)}
+        seeds = (
+            alt.Chart(alt.Data(values=thin))
+            .mark_line(strokeWidth=0.8, opacity=0.4, clip=True)
+            .encode(detail="seed:N", **common)
+        )
+        middle = alt.Chart(alt.Data(values=_medians(thin))).mark_line(strokeWidth=2.4, clip=True).encode(**common)
+        guess = alt.Chart(alt.Data(values=[{"value": here[0]["guess"]}])).mark_rule(strokeDash=[5, 4], color=INK).encode(y=y)
+        return alt.layer(guess, seeds, middle).properties(width=WIDTH, height=HEIGHT, title=name)
+
+    return _panels(lines, panel)
+
+
+def over_layers(lines: Lines) -> Spec:
+    """The test score over the number of layers, a panel a task: a dot a seed, a line through the means."""
+
+    def panel(alt: Any, name: str, here: Lines) -> Any:
+        dots = [
+            {"row": line["run"]["cell"], "layers": _depth(line), "value": _tested(line), "seed": line["run"]["seed"]}
+            for line in here
+        ]
+        cells = list(dict.fromkeys(dot["row"] for dot in dots))
+        x = alt.X("layers:Q", title="layers", scale=alt.Scale(type="log", base=2, nice=False, padding=12))
+        y = alt.Y("value:Q", title=f"test {here[0]['measure'].replace('_', ' ')}", scale=alt.Scale(zero=False, padding=6))
+        common = {"x": x, **_colours(alt, cells, name)}
+        seeds = alt.Chart(alt.Data(values=dots)).mark_point(filled=True, opacity=0.5, size=45).encode(y=y, **common)
+        mean = alt.Y("mean(value):Q", title=y.to_dict()["title"])
+        lines_ = alt.Chart(alt.Data(values=dots)).mark_line(strokeWidth=2).encode(y=mean, **common)
+        return alt.layer(lines_, seeds).properties(width=WIDTH, height=HEIGHT, title=name)
+
+    return _panels(lines, panel)
+
+
+def to_solve(lines: Lines) -> Spec:
+    """Steps until the validation error is a tenth of a guess's: a dot a seed that came to it, a bar at the median."""
+
+    def panel(alt: Any, name: str, here: Lines) -> Any:
+        dots = [{"row": line["row"], "value": found} for line in here if (found := _solved(line)) is not None]
+        rows = list(dict.fromkeys(line["row"] for line in here))
+        x = alt.X("value:Q", title="training steps to a tenth of a guess", axis=alt.Axis(format="~s"))
+        y = alt.Y("row:N", title=None, sort=rows, scale=alt.Scale(domain=rows), axis=alt.Axis(labelLimit=260))
+        colour = _colours(alt, rows, name)["color"].legend(None)
+        points = alt.Chart(alt.Data(values=dots)).mark_point(filled=True, size=70, opacity=0.6).encode(x, y, colour)
+        middle = alt.X("median(value):Q", title="training steps to a tenth of a guess")
+        ticks = alt.Chart(alt.Data(values=dots)).mark_tick(thickness=3, size=20).encode(middle, y, colour)
+        return alt.layer(points, ticks).properties(width=WIDTH, height=34 * len(rows), title=name)
+
+    return _panels(lines, panel)
+
+
+def _panels(lines: Lines, panel: Callable[[Any, str, Lines], Any]) -> Spec:
+    """Panels, two in a line, each with colours of its own."""
+    alt = needed("altair")
+    if not lines:
+        raise ValueError("there is nothing to draw: none of the figure's rows has been run.")
+    places: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        places.setdefault(line["place"], []).append(line)
+    charts = [panel(alt, name, here) for name, here in places.items()]
+    columns = 1 if len(charts) == 1 else 2
+    whole = alt.concat(*charts, columns=columns, spacing=24).resolve_scale(color="independent", strokeDash="independent")
+    text = {"labelFontSize": 11, "titleFontSize": 12, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
+    whole = whole.configure(font=FONT, padding=8).configure_view(stroke=None)
+    whole = whole.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)
+    whole = whole.configure_legend(labelFontSize=11, labelLimit=260, labelColor=INK, symbolStrokeWidth=3)
+    spec: Spec = whole.to_dict()
+    return spec
+
+
+def _colours(alt: Any, names: Sequence[str], place: str) -> dict[str, Any]:
+    labels = [name.removeprefix(f"{place} ") for name in names]
+    legend = alt.Legend(title=None, symbolType="stroke", symbolOpacity=1, symbolSize=220, labelExpr=_label(names, labels))
+    colours = alt.Scale(domain=list(names), range=[COLOURS[i % len(COLOURS)] for i in range(len(names))])
+    dashes = alt.Scale(domain=list(names), range=[list(DASHES[i // len(COLOURS) % len(DASHES)]) for i in range(len(names))])
+    found = {"color": alt.Color("row:N", scale=colours, legend=legend)}
+    if len(names) > len(COLOURS):
+        found["strokeDash"] = alt.StrokeDash("row:N", scale=dashes, legend=legend)
+    return found
+
+
+def _label(names: Sequence[str], labels: Sequence[str]) -> str:
+    """A row without the words that its panel has for a title."""
+    said = "datum.label"
+    for name, label in zip(names, labels, strict=True):
+        said = f"datum.label == {name!r} ? {label!r} : {said}"
+    return said
+
+
+def _points(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = [(point["step"], (point.get("valid") or {}).get(line["measure"])) for point in line["curve"]]
+    return [{"row": line["row"], "step": step, "value": value} for step, value in found if value is not None]
+
+
+def _medians(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    at: dict[tuple[str, int], list[float]] = {}
+    for point in points:
+        at.setdefault((point["row"], point["step"]), []).append(point["value"])
+    return [{"row": row, "step": step, "value": statistics.median(values)} for (row, step), values in at.items()]
+
+
+def _depth(line: Mapping[str, Any]) -> int:
+    run = line["run"]
+    return int(run["cell_options"].get("depth", run["layers"]))
+
+
+def _tested(line: Mapping[str, Any]) -> float:
+    score = (line["test"] or {}).get(line["measure"])
+    return float(line["guess"] if score is None else score)
+
+
+def _solved(line: Mapping[str, Any]) -> int | None:
+    points = [(point["step"], point["value"]) for point in _points(line)]
+    return next((step for step, value in points if value <= 0.1 * line["guess"]), None)

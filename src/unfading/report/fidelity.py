@@ -1,0 +1,164 @@
+"""The page `docs/fidelity.md`: every table and figure of the papers, what is published and what we get, from JSON lines alone.
+
+papers-rows.jsonl        a line for each row of each item: what is published, what it needs      (kind: row, or figure)
+papers-<machine>.jsonl   a line for each run of a row, each count, each figure that was made     (kind: run, count, drawn)
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unfading.report.tables import time
+from unfading.report.verdicts import COUNTED, Line, Outcome, judge, sentence
+
+ROWS = "papers-rows.jsonl"
+HEAD = """# The papers, reproduced
+
+Made by `unfading reproduce --page` from the records in `benchmarks/results/papers-*.jsonl` alone; do not edit.
+
+A row is **held** where the mean over our seeds is no further below the published number than two standard errors of the test
+set, **beaten** where the mean less its own standard error is above it, **missed** else; a claim that runs solve a task holds
+where the share of seeds that is named solves it. *measured* rows have no published number. No seed is left out: one that
+diverged counts as a guess. Published numbers have no spread and may be best runs. Settings were chosen by validation, the test
+was made once. `unfading reproduce ITEM --budget paper --device cuda` makes a row again.
+
+"""
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """All lines of the files papers-*.jsonl, the table of rows first."""
+    files = sorted(folder.glob("papers-*.jsonl"), key=lambda path: (path.name != ROWS, path.name))
+    lines: list[dict[str, Any]] = []
+    for path in files:
+        for i, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                raise ValueError(f"{path}, line {i} is damaged: no JSON. Remove it, or take the file from git.") from None
+            if not isinstance(line, dict) or not {"kind", "item"} <= line.keys():
+                raise ValueError(f"{path}, line {i} is no line of a paper: it has no 'kind' and 'item'. Remove it.")
+            lines.append(line)
+    if not any(line["kind"] == "row" for line in lines):
+        raise ValueError(f"{folder / ROWS} is not there or empty: it says which rows there are.")
+    return lines
+
+
+def page(lines: Sequence[Line]) -> str:
+    """The page as Markdown."""
+    by_item: dict[str, list[Line]] = {}
+    for line in lines:
+        by_item.setdefault(line["item"], []).append(line)
+    papers: dict[str, list[str]] = {}
+    for item in by_item:
+        papers.setdefault(item.partition("/")[0], []).append(item)
+    outcomes = {item: _outcomes(by_item[item]) for item in by_item}
+    parts = [HEAD, _summary(papers, outcomes)]
+    for paper, items in papers.items():
+        parts.append(f"## {TITLES.get(paper, paper)}\n\n")
+        parts += [_item(item, by_item[item], outcomes[item]) for item in items]
+    return "".join(parts).rstrip() + "\n"
+
+
+TITLES = {
+    "incremental": "Incremental RNN (Kag, Zhang & Saligrama 2020)",
+    "star": "STAR (Turkoglu et al. 2019)",
+    "nru": "NRU (Chandar et al. 2019)",
+}
+VERDICTS = ("beaten", "held", "missed", "measured", "data not available", "not run")
+
+
+def _outcomes(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
+    answers: dict[str, list[Line]] = {}
+    for line in lines:
+        if line["kind"] in ("run", "count"):
+            answers.setdefault(line["row"], []).append(line)
+    rows = [line for line in lines if line["kind"] == "row"]
+    return [(row, judge(row, answers.get(row["row"], []), here=row["here"])) for row in rows]
+
+
+def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequence[tuple[Line, Outcome]]]) -> str:
+    table = [["paper", *VERDICTS]]
+    for paper, items in papers.items():
+        found = [outcome.verdict for item in items for _, outcome in outcomes[item]]
+        table.append([paper, *(str(found.count(verdict)) for verdict in VERDICTS)])
+    return _table(table, left=1) + "\nRows that stand in two tables count twice.\n\n"
+
+
+def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outcome]]) -> str:
+    title = next((line["title"] for line in lines if line["kind"] in ("row", "figure")), "")
+    parts = [f"### {item}\n\n{title}\n\n"]
+    drawn = [line for line in lines if line["kind"] == "drawn"]
+    if not outcomes and not drawn:
+        parts.append(f"A figure: `unfading reproduce {item}` makes it.\n\n")
+    for line in drawn[-1:]:
+        parts += [f"- {each}\n" for each in line["findings"]] + ["\n"]
+    if outcomes:
+        head = ["row", "published", "ours", "seeds", "trained", "parameters", "time", "verdict"]
+        parts.append(_table([head, *(_cells(row, outcome) for row, outcome in outcomes)], left=1))
+        parts += [f"\n{said}\n" for said in _machines(outcomes)]
+        told = [f"- **{row['row']}**: {said}.\n" for row, outcome in outcomes if (said := _differs(row, outcome))]
+        parts += ["\n", *told, "\n"]
+    return "".join(parts)
+
+
+def _differs(row: Line, outcome: Outcome) -> str:
+    said = sentence(row, outcome) if outcome.verdict != "not run" else ""
+    setting = "" if outcome.run is None else describe(outcome.run)
+    return ". ".join(part for part in (setting, said) if part)
+
+
+def _cells(row: Line, outcome: Outcome) -> list[str]:
+    published = "-" if row["published"] is None else number(row["published"], row["unit"])
+    if row["share"] is not None:
+        published = f"{row['share']:.0%} of seeds at most {row['published'] + row['tolerance']:.3g}"
+    if row["printed"]:
+        published += f" ({row['printed']})"
+    ours = "-" if outcome.mean is None else number(outcome.mean, row["unit"])
+    if outcome.spread is not None:
+        ours += f" ± {outcome.spread:.2g}"
+    if outcome.reached is not None:
+        steps = "" if outcome.steps is None else f", in {outcome.steps:,.0f} steps"
+        ours = f"{outcome.reached} of {outcome.seeds}{steps} (mean {ours})"
+    sizes = outcome.parameters
+    count = "-" if sizes is None else f"{sizes['all']:,} ({sizes['recurrent']:,} recurrent)"
+    seconds = "-" if outcome.seconds is None else f"{time(outcome.seconds)} s"
+    counted = row["unit"] == COUNTED
+    trained = f"{outcome.trained}/{outcome.seeds}" if outcome.answered and not counted else "-"
+    seeds = str(outcome.seeds) if outcome.seeds and not counted else "-"
+    budget = " (short)" if outcome.budget == "short" else ""
+    return [row["row"], published, ours, seeds, trained, count, seconds, outcome.verdict + budget]
+
+
+def _machines(outcomes: Iterable[tuple[Line, Outcome]]) -> list[str]:
+    names = dict.fromkeys(outcome.machine for _, outcome in outcomes if outcome.machine)
+    if not names:
+        return []
+    return [f"Time is that of training, one seed's part where several were trained together; on {', '.join(names)}."]
+
+
+def describe(run: Mapping[str, Any]) -> str:
+    """The setting of a run in one line."""
+    options = " ".join(f"{name}={value}" for name, value in run["cell_options"].items())
+    length = f"{run['epochs']} epochs" if run["epochs"] is not None else f"{run['steps']:,} steps"
+    factors = "".join(f", {name}'s rate x {factor:g}" for name, factor in run["rates"].items())
+    clip = f", clip {run['clip_norm']:g}" if run["clip_norm"] is not None else ""
+    depth = f"{run['layers']} x " if run["layers"] > 1 else ""
+    rows = ", trained on training and validation rows" if run["split"] == "full" else ""
+    return (
+        f"{run['cell']}{f' {options}' if options else ''}, {depth}{run['hidden']} units, {run['optimiser']} {run['rate']:g} "
+        f"{run['schedule']}{factors}{clip}, batch {run['batch']}, {length}{rows}"
+    )
+
+
+def number(value: float, unit: str) -> str:
+    """In the digits that the papers print."""
+    if unit in ("%", "perplexity", "bits"):
+        return f"{value:.2f}{' %' if unit == '%' else ''}"
+    return f"{value:,.1f}k" if unit == COUNTED else f"{value:.4g}"
+
+
+def _table(rows: Sequence[Sequence[str]], left: int) -> str:
+    head, *body = rows
+    rule = [":---" if i < left else "---:" for i in range(len(head))]
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (head, rule, *body))

@@ -1,0 +1,209 @@
+"""Verdicts on made-up records, and the page that is made of them without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_project import ROOT
+from unfading.report import curves, fidelity
+from unfading.report.verdicts import judge, sentence, to_reach, trained
+
+
+def claim(**own):
+    base = {"kind": "row", "item": "p/t", "title": "A table.", "row": "r", "published": 95.0, "tolerance": 0.4, "unit": "%"}
+    return {**base, "share": None, "note": "", "printed": "", "missing": "", "dataset": None, "here": True, **own}
+
+
+def line(score, seed=0, **own):
+    fields = {
+        "task": "adding",
+        "task_options": {"T": 20},
+        "cell": "STAR",
+        "cell_options": {},
+        "hidden": 8,
+        "layers": 1,
+        "rates": {},
+    }
+    fields |= {
+        "optimiser": "adam",
+        "rate": 1e-3,
+        "schedule": "constant",
+        "clip_norm": 1.0,
+        "batch": 4,
+        "steps": 100,
+        "epochs": None,
+    }
+    machine = {"cpu": "a CPU", "cores": 2, "gpu": "NVIDIA H200"}
+    base = {
+        "kind": "run", "item": "p/t", "row": "r", "budget": "paper", "place": "adding 20", "key": f"{seed}",
+        "measure": "accuracy", "rising": True, "guess": 0.1, "status": "finished", "seconds": 10.0,
+        "test": None if score is None else {"accuracy": score}, "parameters": {"all": 1000, "recurrent": 900},
+        "run": {**fields, "split": "full", "seed": seed}, "curve": [],
+        "about": {"machine": machine},
+    }  # fmt: skip
+    return {**base, **own}
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [
+        ((0.951, 0.953, 0.955), "beaten"),
+        ((0.940, 0.951, 0.962), "held"),  # above, but within its own error
+        ((0.9465, 0.947, 0.946), "held"),  # 94.65 is within 0.4 of 95
+        ((0.945, 0.946, 0.9459), "missed"),
+        ((0.9515,), "held"),  # one seed: half the tolerance stands for its error
+        ((0.9525,), "beaten"),
+    ],
+)
+def test_the_rule(scores, verdict):
+    lines = [line(score, seed) for seed, score in enumerate(scores)]
+    found = judge(claim(), lines)
+    assert found.verdict == verdict
+    assert found.seeds == len(scores)
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(1.40, "beaten"), (1.48, "held"), (1.60, "missed")])
+def test_where_less_is_better(score, verdict):
+    own = {"measure": "bits", "rising": False, "guess": 5.0, "test": {"bits": score}}
+    assert judge(claim(unit="bits", published=1.47, tolerance=0.02), [line(0, **own)]).verdict == verdict
+
+
+def test_perplexity_is_the_exponential_of_the_cross_entropy():
+    own = {"measure": "cross_entropy", "rising": False, "guess": 9.0, "test": {"cross_entropy": 4.75}}
+    found = judge(claim(unit="perplexity", published=115.71, tolerance=5.8), [line(0, **own)])
+    assert found.mean == pytest.approx(115.58, abs=0.01)
+    assert found.verdict == "held"
+
+
+def test_a_seed_that_diverged_counts_as_a_guess():
+    found = judge(claim(), [line(0.96, 0), line(None, 1, status="diverged")])
+    assert found.mean == pytest.approx((96 + 10) / 2)
+    assert (found.verdict, found.trained, found.seeds) == ("missed", 1, 2)
+    assert "1 of 2 seeds did not train" in sentence(claim(), found)
+
+
+def test_a_claim_about_a_share_of_seeds():
+    own = {"measure": "mse", "rising": False, "guess": 1 / 6}
+    curve = [{"step": 10, "loss": 0.1, "valid": {"mse": 0.02}}, {"step": 20, "loss": 0.1, "valid": {"mse": 0.005}}]
+    good = [line(0, seed, **own, test={"mse": 0.003}, curve=curve) for seed in range(3)]
+    bad = [line(0, seed, **own, test={"mse": 0.2}) for seed in (3, 4)]
+    solved = claim(unit="error", published=0.0, tolerance=0.01, share=0.6)
+    found = judge(solved, good + bad)
+    assert (found.verdict, found.reached, found.steps) == ("held", 3, 20)
+    found = judge(solved, good[:2] + bad)
+    assert (found.verdict, found.reached) == ("missed", 2)
+    assert "2 of 4 seeds came to 0.01" in sentence(solved, found)
+    assert to_reach(solved, bad[0]) is None
+
+
+def test_counts_hold_on_both_sides():
+    row = claim(unit="thousand parameters", published=18.0, tolerance=0.5)
+    for count, verdict in ((17_930, "held"), (18_600, "missed"), (17_300, "missed")):
+        assert judge(row, [{"kind": "count", "parameters": {"all": count, "recurrent": 1}}]).verdict == verdict
+
+
+def test_what_was_not_run():
+    assert judge(claim(), []).verdict == "not run"
+    assert judge(claim(), [], here=False).verdict == "data not available"
+    assert judge(claim(missing="20BN-Jester"), []).verdict == "data not available"
+    assert judge(claim(), [line(0.99, budget="smoke")]).verdict == "not run"
+    assert judge(claim(published=None), [line(0.5)]).verdict == "measured"
+
+
+def test_the_stronger_budget_and_one_machine_are_judged():
+    cpu = {"about": {"machine": {"cpu": "a CPU", "cores": 2, "gpu": None}}}
+    lines = [line(0.5, 0, budget="short"), line(0.96, 0), line(0.97, 1), line(0.1, 0, **cpu)]
+    found = judge(claim(), lines)
+    assert (found.budget, found.seeds, found.machine) == ("paper", 2, "NVIDIA H200")
+    assert found.mean == pytest.approx(96.5)
+    alone = judge(claim(), lines[:1])
+    assert alone.budget == "short"
+    assert "at a tenth of the paper's steps" in sentence(claim(), alone)
+    assert judge(claim(), [line(0.5, 0), line(0.96, 0)]).seeds == 1
+
+
+def test_trained_is_a_tenth_better_than_a_guess():
+    assert trained(line(0.2))
+    assert not trained(line(0.18))
+    assert not trained(line(0.9, status="diverged"))
+
+
+def written(folder):
+    rows = [claim(), claim(row="s", published=None), claim(row="u", here=False, dataset="yelp"), claim(item="q/fig1", row="v")]
+    runs = [line(0.945, 0), line(0.946, 1), line(0.5, 0, row="s", budget="short")]
+    figure = [{"kind": "figure", "item": "q/fig2", "title": "A figure."}]
+    drawn = [
+        {"kind": "drawn", "item": "q/fig2", "title": "A figure.", "budget": "paper", "findings": ["It is blue."], "about": {}}
+    ]
+    for name, lines in ((fidelity.ROWS, rows + figure), ("papers-x.jsonl", runs + drawn)):
+        (folder / name).write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def test_the_page_tells_all_of_it_from_the_records_alone(tmp_path):
+    written(tmp_path)
+    page = fidelity.page(fidelity.read(tmp_path))
+    assert "| r | 95.00 % | 94.55 % ± 0.071 | 2 | 2/2 | 1,000 (900 recurrent) | 10.0 s | missed |" in page
+    assert "| s | - | 50.00 % | 1 | 1/1 | 1,000 (900 recurrent) | 10.0 s | measured (short) |" in page
+    assert "| u | 95.00 % | - | - | - | - | - | data not available |" in page
+    assert "| v | 95.00 % | - | - | - | - | - | not run |" in page
+    assert (
+        "- **r**: STAR, 8 units, adam 0.001 constant, clip 1, batch 4, 100 steps, trained on training and validation rows. "
+        in page
+    )
+    assert "-0.45 points from the published number" in page
+    assert "needs yelp" in page
+    assert "- It is blue." in page
+    assert "on NVIDIA H200." in page
+    assert "| p | 0 | 0 | 1 | 1 | 1 | 0 |" in page
+
+
+def test_the_page_needs_no_torch(tmp_path):
+    written(tmp_path)
+    code = f"""if True:
+        import importlib.util, pathlib, sys, types
+        for name in ("torch", "altair"):
+            sys.modules[name] = None
+        root = pathlib.Path({str(ROOT / "src" / "unfading")!r})
+        for name, folder in (("unfading", root), ("unfading.report", root / "report")):
+            package = types.ModuleType(name)
+            package.__path__ = [str(folder)]
+            sys.modules[name] = package
+        from unfading.report import fidelity
+        print(len(fidelity.page(fidelity.read(pathlib.Path({str(tmp_path)!r})))))"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert int(answer.stdout) > 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{\n", "line 1 is damaged: no JSON"),
+        ('{"a": 1}\n', "has no 'kind' and 'item'"),
+        ("", "papers-rows.jsonl is not there or"),
+    ],
+)
+def test_damaged_records_are_named(tmp_path, content, sentence):
+    (tmp_path / "papers-x.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        fidelity.read(tmp_path)
+
+
+def test_the_committed_page_is_that_of_the_committed_records():
+    page = fidelity.page(fidelity.read(ROOT / "benchmarks" / "results"))
+    assert page == (ROOT / "docs" / "fidelity.md").read_text()
+
+
+@pytest.mark.parametrize("draw", [curves.over_steps, curves.over_layers, curves.to_solve])
+def test_curves_are_drawn_from_lines_alone(draw):
+    curve = [{"step": step, "loss": 0.1, "valid": {"mse": 0.2 / step}} for step in (1, 10, 100)]
+    own = {"measure": "mse", "rising": False, "guess": 1 / 6, "test": {"mse": 0.01}, "curve": curve}
+    names = [f"adding 20 cell {i}" for i in range(10)]
+    lines = [line(0, seed, row=name, **own) for name in names for seed in range(2)]
+    spec = draw([*lines, line(0, 0, row="other", **{**own, "place": "adding 30"})])
+    assert len(spec["concat"]) == 2
+    assert json.dumps(spec)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw([])

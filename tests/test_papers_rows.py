@@ -1,0 +1,319 @@
+"""Tables and curves of the papers: all are there, models have the published sizes; budgets, rates, what is kept."""
+
+import json
+import math
+import re
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+
+from tests.test_project import ROOT
+from unfading import cli_reproduce, data, machine
+from unfading.papers import budget, kept, shelf
+from unfading.papers.item import Item
+from unfading.papers.making import Making
+from unfading.papers.row import COUNTED, Curves, Row, two_sigma
+from unfading.papers.trained_rows import Wanted, Way, lines, train_rows
+from unfading.run import Run
+from unfading.stopping import Stopped, time_limit
+from unfading.train import train
+
+INCREMENTAL = [
+    "table1",
+    "table2",
+    "table3",
+    "table7",
+    "table8",
+    "table9",
+    "table10",
+    "table11",
+    *(f"fig{i}" for i in range(2, 10)),
+]
+STAR = [*(f"table{i}" for i in range(1, 6)), *(f"fig{i}" for i in range(2, 8))]
+NRU = [
+    *("table1", "table2", "table3", *(f"fig{i}" for i in range(1, 9)), "random_labels", "memory_reset", "memory_64_144"),
+    *("linear_relu_heads", "tmax_50_150", "copying_2000"),
+]
+EXPECTED = [
+    f"{paper}/{name}" for paper, names in (("incremental", INCREMENTAL), ("star", STAR), ("nru", NRU)) for name in names
+]
+ALL = shelf.items()
+TABLES = [name for name, make in ALL.items() if shelf.kind(make) is not Item]
+
+
+def small(**own):
+    fields = {
+        "task": "adding",
+        "task_options": {"T": 6},
+        "cell": "Elman",
+        "hidden": 4,
+        "batch": 4,
+        "steps": 4,
+        "valid_batches": 1,
+    }
+    return Run(**{**fields, **own})
+
+
+def way(folder, **own):
+    return Way(**{"where": folder, "device": "cpu", "processes": 1, "together": 4, "command": "", **own})
+
+
+class Shown:
+    """What trained, in the order in which it was."""
+
+    def __init__(self):
+        self.passes = []
+
+    def __call__(self, runs):
+        from contextlib import nullcontext
+
+        self.passes.append(list(runs))
+        return nullcontext((None, lambda sentence: None))
+
+
+def test_every_table_and_figure_of_the_papers_is_an_item():
+    assert set(EXPECTED) <= set(ALL)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_are_whole_and_told_apart(name):
+    rows = shelf.rows(ALL[name])
+    assert rows
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        assert row.run is not None or row.missing
+        assert row.tolerance >= 0
+        assert row.unit in ("%", "perplexity", "bits", "error", COUNTED)
+        assert row.published is None or row.tolerance > 0 or row.run is None or row.published in (0.0, 100.0)
+        assert row.share is None or 0 < row.share <= 1
+        assert row.run is None or (row.run.device, row.run.seed, row.run.split) == ("cpu", 0, "train")
+
+
+def test_every_row_builds_its_model_with_the_published_count():
+    """Without any data but TUM's, whose files alone say how many classes it has."""
+    counts = {}
+    checked = 0
+    for name in TABLES:
+        for row in shelf.rows(ALL[name]):
+            if row.run is None or row.run.task == "tum_crops":
+                continue
+            if row.run.key not in counts:
+                with torch.device("meta"):
+                    model = row.run.make_model()
+                counts[row.run.key] = [sum(p.numel() for p in part.parameters()) for part in (model.rnn, model)]
+            if row.parameters is not None:
+                assert counts[row.run.key][row.whole] == row.parameters, f"{name}: {row.name}"
+                checked += 1
+    assert checked > 150
+
+
+def test_tolerances_are_those_of_the_test_sets():
+    """As printed in the rule: 0.15 pixel, 0.20 permuted, 0.5 CIFAR, 0.39 HAR-2, 0.09 at 99.1 %, 0.21 psMNIST."""
+    for score, rows, sigma in (
+        *((97.73, 10_000, 0.15), (95.62, 10_000, 0.20), (54.5, 10_000, 0.50), (95.32, 2_947, 0.39), (99.1, 10_000, 0.09)),
+        (95.38, 10_000, 0.21),
+    ):
+        assert two_sigma(score, rows) / 2 == pytest.approx(sigma, abs=0.006)
+
+
+def test_a_row_is_frozen():
+    row = Row(small(), 1.0, 0.1, "a note", name="r")
+    with pytest.raises(FrozenInstanceError):
+        row.published = 2.0
+
+
+def test_budgets_change_steps_seeds_and_rows_and_nothing_else():
+    rows = [Row(small(seed=0, steps=50, rate=r), None, 0.0, name=str(r), rates=(1e-3, 1e-2)) for r in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    assert budget.within(rows, "paper") == rows
+    short = budget.within(rows, "short")
+    assert [row.run.steps for row in short] == [5] * 5
+    assert all((row.seeds, row.rates) == (1, ()) for row in short)
+    assert replace(short[0], run=rows[0].run, seeds=3, rates=(1e-3, 1e-2)) == rows[0]
+    smoke = budget.within(rows, "smoke")
+    assert [row.name for row in smoke] == ["0.1", "0.3", "0.5"]
+    assert all((row.run.steps, row.run.epochs, row.run.valid_batches) == (2, None, 1) for row in smoke)
+    assert budget.within([Row(small(steps=None, epochs=3), None, 0.0, name="r")], "short")[0].run.epochs == 1
+    assert budget.within([], "smoke") == []
+
+
+def test_numbers_of_a_figure_follow_the_budget():
+    def figure(steps=1000, seeds=20, kind="x"): ...
+
+    assert budget.numbers(figure, "paper") == {}
+    assert budget.numbers(figure, "short") == {"steps": 100, "seeds": 2}
+    assert budget.numbers(figure, "smoke") == {"steps": 6, "seeds": 1}
+
+
+def test_the_rate_is_chosen_by_validation_and_then_all_seeds_are_trained(tmp_path):
+    row = Row(small(), None, 0.0, name="r", rates=(1e-9, 3e-2), seeds=2)
+    shown = Shown()
+    train_rows([Wanted("p/t", row)], way(tmp_path), shown)
+    assert [[(r.rate, r.seed) for r in each] for each in shown.passes] == [[(1e-9, 0), (3e-2, 0)], [(3e-2, 1)]]
+    found = lines([Wanted("p/t", row)], "paper", way(tmp_path))
+    assert [(line["run"]["rate"], line["run"]["seed"], line["row"]) for line in found] == [(3e-2, 0, "r"), (3e-2, 1, "r")]
+    again = Shown()
+    train_rows([Wanted("p/t", row)], way(tmp_path), again)
+    assert again.passes == []
+
+
+def test_rows_that_are_retrained_take_the_validation_rows_too(tmp_path, made):
+    row = Row(small(task="har2", task_options={}, steps=2), None, 0.0, name="r", retrain=True, seeds=1)
+    train_rows([Wanted("p/t", row)], way(tmp_path), Shown())
+    (line,) = lines([Wanted("p/t", row)], "paper", way(tmp_path))
+    assert line["run"]["split"] == "full"
+    assert line["best"] is None
+    assert line["test"] is not None
+
+
+def test_a_rate_is_chosen_on_a_third_of_the_epochs_where_seeds_are_trained_anew(tmp_path, made):
+    run = small(task="har2", task_options={}, steps=None, epochs=3, batch=64)
+    shown = Shown()
+    train_rows([Wanted("p/t", Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2)))], way(tmp_path), shown)
+    assert [[(r.epochs, r.split) for r in each] for each in shown.passes] == [[(1, "train"), (1, "train")], [(3, "full")]]
+
+
+def test_rows_of_one_shape_go_together_and_a_shared_run_is_trained_once(tmp_path):
+    one, two = Row(small(), None, 0.0, name="one", seeds=2), Row(small(rate=0.1), None, 0.0, name="two", seeds=1)
+    other = Row(small(hidden=5), None, 0.0, name="other", seeds=1)
+    shown = Shown()
+    train_rows([Wanted("p/a", one), Wanted("p/b", other), Wanted("p/c", two), Wanted("p/d", one)], way(tmp_path), shown)
+    assert [[(r.hidden, r.rate, r.seed) for r in each] for each in shown.passes] == [
+        [(4, 1e-3, 0), (4, 1e-3, 1), (4, 0.1, 0)],
+        [(5, 1e-3, 0)],
+    ]
+    found = lines([Wanted("p/a", one), Wanted("p/d", one)], "paper", way(tmp_path))
+    assert [(line["item"], line["run"]["seed"]) for line in found] == [("p/a", 0), ("p/a", 1), ("p/d", 0), ("p/d", 1)]
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_time_limit_stops_with_checkpoints_and_the_next_call_goes_on(tmp_path, processes):
+    row = Row(small(steps=100_000, task_options={"T": 50}), None, 0.0, name="r", seeds=2)
+    with pytest.raises(Stopped), time_limit(30.0 if processes == 2 else 1.0):
+        train_rows([Wanted("p/t", row)], way(tmp_path, processes=processes), Shown())
+    assert list(tmp_path.glob("*/last.safetensors"))
+    assert lines([Wanted("p/t", row)], "paper", way(tmp_path)) == []
+    with pytest.raises(Stopped), time_limit(0.0):
+        train_rows([Wanted("p/t", replace(row, run=small()))], way(tmp_path), Shown())
+
+
+def test_a_run_that_a_time_limit_stopped_ends_as_one_that_was_not(tmp_path):
+    long = small(steps=800)
+    with pytest.raises(Stopped), time_limit(0.1):
+        train(long, tmp_path / "b")
+    assert train(long, tmp_path / "b", resume=True)["test"] == train(long, tmp_path / "a")["test"]
+
+
+def test_what_is_kept_is_replaced_by_what_is_told_again(tmp_path):
+    path = tmp_path / "papers-x.jsonl"
+    first = {"kind": "run", "item": "p/t", "row": "r", "budget": "paper", "key": "k", "test": 1}
+    other = {**first, "row": "s"}
+    kept.add(path, [first, other])
+    kept.add(path, [{**first, "test": 2}])
+    assert kept.read(path) == [{**first, "test": 2}, other]
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is damaged: no JSON lines"):
+        kept.add(path, [first])
+
+
+def test_missing_data_are_said_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
+    assert not data.present("mnist")
+    cli_reproduce.reproduce(
+        ("incremental/table1", "star/table5"), output=tmp_path / "out", budget="smoke", runs=tmp_path / "runs"
+    )
+    said = capsys.readouterr().out
+    assert said.count("data not available: mnist") == 3
+    assert said.count("data not available: 20BN-Jester") == 3
+    assert not (tmp_path / "runs").exists()
+
+
+def test_made_data_in_the_place_of_published_ones_are_refused(tmp_path, made_folder, monkeypatch):
+    """The checksums are those of the published files."""
+    monkeypatch.setenv("UNFADING_DATA", str(made_folder))
+    with pytest.raises(ValueError, match="is altered or cut short"):
+        cli_reproduce.reproduce(("incremental/table1",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", ["incremental/fig5", "nru/memory_reset"])
+def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
+    cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs", weights=tmp_path / "weights")
+    said = capsys.readouterr().out
+    assert said.count(": ran") == 3
+    assert said.count("wrote") == 3 + name.startswith("incremental")
+    found = kept.read(tmp_path / f"papers-{machine.slug()}.jsonl")
+    assert [line["budget"] for line in found] == ["smoke"] * 3
+    assert all(line["item"] == name and math.isfinite(line["seconds"]) for line in found)
+    if isinstance(ALL[name](), Curves):
+        assert (tmp_path / "incremental-fig5.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "incremental-fig5.png").unlink()
+        cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "nowhere", draw=True)
+        assert (tmp_path / "incremental-fig5.png").exists()
+        assert not (tmp_path / "nowhere").exists()
+
+
+def test_counts_are_counted_without_training(tmp_path, capsys):
+    cli_reproduce.reproduce(("star/table2",), output=tmp_path, runs=tmp_path / "runs", rows=("vRNN", "STAR, 1 "))
+    said = capsys.readouterr().out
+    assert "STAR, 1 layers: published 18.0k, ours 18.2k over 1: held" in said
+    assert "vRNN, 16 layers: published 514.0k, ours 511.4k over 1: missed" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("incremental/fig5", "nru/memory_reset")])
+def test_every_item_runs_in_a_smoke(name, tmp_path, capsys, real):
+    real("mnist" if name != "incremental/fig7" and name != "incremental/fig8" else "har")
+    cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+    said = capsys.readouterr().out
+    assert said.count(": ran") + said.count("data not available") == (0 if shelf.kind(ALL[name]) is Item else 3)
+
+
+def test_rows_are_picked_by_name(tmp_path):
+    making = Making("paper", way(tmp_path), tmp_path, ("pixel iRNN K=1",))
+    makers = [("incremental/table1", ALL["incremental/table1"])]
+    assert [row.name for _, row in making.wanted(makers)] == ["pixel iRNN K=1, rank 12", "pixel iRNN K=1, rank 16"]
+    with pytest.raises(
+        ValueError, match=re.escape("no row of incremental/table1 has 'moon' in its name, e.g. 'pixel iRNN K=1")
+    ):
+        making._replace(only=("moon",)).wanted(makers)
+
+
+def test_the_list_tells_what_data_an_item_needs(capsys, made):
+    cli_reproduce.reproduce(list=True)
+    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert list(said) == list(ALL)
+    assert "[mnist found]" in said["incremental/table1"]
+    assert "[yelp " in said["incremental/table8"]
+    assert "20BN-Jester not here" in said["star/table5"]
+    assert "[no data needed]" in said["incremental/fig4"]
+    assert "[har found]" in said["incremental/fig8"]
+
+
+def test_the_committed_table_of_rows_is_that_of_the_functions(capsys):
+    """`unfading reproduce --page` brings it up to date."""
+    committed = kept.read(ROOT / "benchmarks" / "results" / "papers-rows.jsonl")
+    cli_reproduce.reproduce(list=True, json=True)
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [{**line, "here": None} for line in committed] == [{**line, "here": None} for line in told]
+
+
+@pytest.mark.parametrize(
+    ("item", "options", "sentence"),
+    [
+        ("incremental/table1", {"minutes": 0.0}, "--minutes must be above 0; got 0"),
+        ("incremental/table1", {"processes": 0}, "--processes must be at least 1; got 0"),
+        ("incremental/table99", {}, "unknown item 'incremental/table99'. Did you mean 'incremental/table9'?"),
+        ("incremental/table1", {"rows": ("moon",)}, "no row of incremental/table1 has 'moon' in its name"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(item, options, sentence, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        cli_reproduce.reproduce((item,), output=tmp_path / "out", runs=tmp_path / "runs", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_is_written_in_a_checkout_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="run it in the root of a checkout"):
+        cli_reproduce.reproduce(page=True)

@@ -1,0 +1,154 @@
+"""Weights as one file: there and back again, and what is refused."""
+
+import pickle
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import unfading
+from unfading import Run, checkpoint, data, train, weights
+
+RUN = Run(task="adding", task_options={"T": 6}, cell="IncrementalRNN", cell_options={"steps": 6}, hidden=8, batch=4, steps=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("runs")
+    train(replace(RUN, valid_every=2), where)
+    return where / replace(RUN, valid_every=2).key
+
+
+@pytest.fixture
+def file(folder, tmp_path):
+    return weights.save(folder, tmp_path / "sub" / "model.safetensors")
+
+
+def test_there_and_back_again(folder, file):
+    model = unfading.load(file)
+    tensors, _ = checkpoint.load(folder / "best.safetensors")
+    for name, part in model.state_dict().items():
+        assert torch.equal(part, tensors[f"model.{name}"]), name
+    assert not model.training
+    batch = RUN.make_task().batch(0, 4, split="test", seed=0, device="cpu")
+    assert model(batch.x)[0].shape == (4, 1)
+
+
+def test_the_loaded_model_scores_what_the_record_says(folder, file):
+    card = weights.card(file)
+    model, task, run = unfading.load(file), RUN.make_task(), Run.from_json(card["run"])
+    batches = [task.batch(i, run.batch, split="test", seed=0, device="cpu") for i in range(10)]
+    with torch.no_grad():
+        mean = torch.stack([task.loss(model(batch.x)[0], batch) for batch in batches]).mean()
+    assert float(mean) == pytest.approx(card["test"]["mse"], rel=1e-5)
+    assert card["chosen"]["step"] in (2, 4, 6)
+    assert card["parameters"]["all"] == sum(p.numel() for p in model.parameters())
+    assert file.stat().st_size < 100_000
+
+
+def test_a_run_without_a_choice_saves_its_last_weights(tmp_path, made):
+    run = Run(task="har2", cell="Elman", hidden=4, batch=4, steps=2, split="full")
+    train(run, tmp_path)
+    file = weights.save(tmp_path / run.key, tmp_path / "w.safetensors")
+    tensors, _ = checkpoint.load(tmp_path / run.key / "last.safetensors")
+    assert torch.equal(unfading.load(file).rnn.cells[0].W_h, tensors["model.rnn.cells.0.W_h"])
+    assert weights.card(file)["chosen"] is None
+
+
+def test_loading_draws_nothing_from_the_generator(file):
+    before = torch.random.get_rng_state()
+    unfading.load(file)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_checksum_of_the_whole_file(file):
+    unfading.load(file, sha256=data.sha256(file))
+    with pytest.raises(ValueError, match="has another sha256 than"):
+        unfading.load(file, sha256="0" * 64)
+
+
+def altered(file, **own):
+    tensors, told = checkpoint.load(file)
+    checkpoint.save(file, tensors, {**told, **own})
+
+
+def test_damaged_files_are_told_in_one_sentence(file, tmp_path):
+    whole = file.read_bytes()
+    for content in (b"", whole[:100], whole[: len(whole) // 2], b"\x00" * 1000, b"PK\x03\x04" + bytes(100)):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"is damaged, or no safetensors file of unfading\. Get it again\."):
+            unfading.load(file)
+    bent = bytearray(whole)
+    bent[-3] ^= 1
+    file.write_bytes(bytes(bent))
+    with pytest.raises(ValueError, match="is damaged: its tensors are not those that were saved"):
+        unfading.load(file)
+
+
+def test_foreign_files_are_told_in_one_sentence(folder, file, tmp_path):
+    checkpoint_ = tmp_path / "best.safetensors"
+    shutil.copy(folder / "best.safetensors", checkpoint_)
+    with pytest.raises(ValueError, match="is no file of weights but a checkpoint of a run"):
+        unfading.load(checkpoint_)
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="no safetensors file of unfading"):
+        unfading.load(tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"is not there\. load takes a \.safetensors file"):
+        unfading.load(tmp_path / "nowhere.safetensors")
+    altered(file, version=99)
+    with pytest.raises(ValueError, match="is of version 99; this unfading reads version 1"):
+        unfading.load(file)
+
+
+def test_a_pickle_is_never_read(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("it was unpickled",))
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="is a pickle"):
+        unfading.load(path)
+
+
+def test_code_that_a_file_names_is_not_run(file, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("raise SystemExit('it was run')\n")
+    _, told = checkpoint.load(file)
+    altered(file, run={**told["run"], "cell": f"{own}:OwnCell"})
+    with pytest.raises(ValueError, match="names code of a user's own"):
+        unfading.load(file)
+
+
+def test_tensors_that_do_not_fit_their_card(file):
+    _, told = checkpoint.load(file)
+    altered(file, run={**told["run"], "hidden": 9})
+    with pytest.raises(ValueError, match="does not fit the model that its card describes"):
+        unfading.load(file)
+    altered(file, run={**told["run"], "moon": 1})
+    with pytest.raises(ValueError, match="its card describes no run of this unfading: unknown field of a run 'moon'"):
+        unfading.load(file)
+
+
+def test_addresses_are_fetched_over_https_alone_and_through_the_one_door(file, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="over https alone; got http://"):
+        unfading.load("http://example.org/model.safetensors")
+    asked = []
+
+    def retrieve(url, checksum, name, folder, *, downloader):
+        asked.append((url, checksum, name))
+        target = folder / name
+        shutil.copy(file, target)
+        return str(target)
+
+    import pooch
+
+    monkeypatch.setenv("UNFADING_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    model = unfading.load("https://example.org/w/model.safetensors?x=1", sha256=data.sha256(file))
+    assert asked == [("https://example.org/w/model.safetensors?x=1", f"sha256:{data.sha256(file)}", "model.safetensors")]
+    assert model.rnn.output_size == 8
+    assert not list((tmp_path / "cache").glob("*.safetensors"))
