@@ -1,12 +1,20 @@
 """Whether a flat start trains deeper LSTM stacks: `python benchmarks/flat_start.py` (MNIST in $UNFADING_DATA).
 
-MNIST row by row (28 steps of 28 pixels), 32 units a layer, batch 64, Adam 1e-3, clipped at norm 1: the same weights, with and
-without `unfading.flat_start` on the first 16 training rows. One JSON line a run is appended to
-benchmarks/results/flat-start-MACHINE.jsonl: the accuracy on the batches of the last hundred steps, each before it is
-learnt from, and on the first 2,000 validation rows.
+MNIST row by row (28 steps of 28 pixels), 32 units a layer, batch 64, Adam, clipped at norm 1. The same weights, started in four
+ways:
+
+    zero     every bias 0
+    forget   forget bias 1: how the layer starts by itself
+    flat     the same, then `unfading.flat_start` on the first 8 training rows
+    open     no measurement: biases of input and output gate 2, of the forget gate -2 (only with --starts)
+
+Each start has its own choice of two rates: the first seed runs with both, the others with the one that came further on the
+first 2,000 validation rows. One JSON line a run is appended to benchmarks/results/flat-start-MACHINE.jsonl: the accuracy on
+those rows, and on the batches of the last fifty steps, each before it is learnt from.
 """
 
 import argparse
+import copy
 import json
 import shlex
 import sys
@@ -21,26 +29,33 @@ from unfading import machine
 from unfading.tasks.images import NoisyMNIST
 
 RESULTS = Path(__file__).parent / "results"
-WIDTH, BATCH, LAST = 32, 64, 100
+WIDTH, BATCH, LAST = 32, 64, 50
+RATES = (1e-3, 3e-3)
+BIASES = {"zero": (0.0, 0.0, 0.0, 0.0), "open": (2.0, -2.0, 0.0, 2.0)}  # gates i, f, z, o
+STARTS = ("zero", "forget", "flat", "open")
 
 
-def trained(depth: int, steps: int, seed: int, *, flat: bool) -> dict[str, Any]:
-    """A run: what its start was, and how far it came."""
-    task = NoisyMNIST(T=28)
+def started(task: NoisyMNIST, depth: int, seed: int, start: str) -> tuple[unfading.Model, dict[str, Any]]:
+    """A model, and what its start was."""
     torch.manual_seed(seed)
     rnn = unfading.LSTM(task.input_size, WIDTH, depth)
     model = unfading.Model(task.encoder(), rnn, task.head(WIDTH))
-    start: dict[str, Any] = {}
-    if flat:
-        began = time.process_time()
-        done = unfading.flat_start(model, task.batch(0, 16, split="train", seed=seed, device="cpu"))
-        start = {
-            "gain_per_layer": [done.before.gain_per_layer, done.after.gain_per_layer],
-            "spread": done.spread,
-            "rounds": done.rounds,
-            "start_seconds": round(time.process_time() - began, 1),
-        }
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    if start in BIASES:
+        for cell in rnn.cells:
+            for gate, bias in zip(cell.from_input.bias.detach().chunk(4), BIASES[start], strict=True):  # type: ignore[union-attr,operator]
+                gate.fill_(bias)
+    if start != "flat":
+        return model, {}
+    began = time.process_time()
+    done = unfading.flat_start(model, task.batch(0, 8, split="train", seed=seed, device="cpu"))
+    taken = {"rounds": done.rounds, "start_seconds": round(time.process_time() - began, 1)}
+    gains = {f"gain_per_{way}": [getattr(f, f"gain_per_{way}") for f in (done.before, done.after)] for way in ("layer", "step")}
+    return model, {"spread": done.spread, **gains, "turns": done.turns, "factors": done.factors, **taken}
+
+
+def trained(task: NoisyMNIST, model: unfading.Model, rate: float, steps: int, seed: int) -> dict[str, Any]:
+    """How far a model came."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     right = []
     began = time.process_time()
     for step in range(steps):
@@ -51,33 +66,42 @@ def trained(depth: int, steps: int, seed: int, *, flat: bool) -> dict[str, Any]:
         task.loss(prediction, batch).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
+    seconds = round(time.process_time() - began, 1)
     batch = task.batch(0, 2000, split="valid", seed=seed, device="cpu")
     with torch.no_grad():
         valid = float(task.metrics(model(batch.x)[0], batch)["accuracy"])
-    sizes = {"cell": "LSTM", "depth": depth, "hidden": WIDTH, "batch": BATCH, "steps": steps, "seed": seed, "flat": flat}
-    taken = {"seconds": round(time.process_time() - began, 1)}
-    return {**sizes, "training_accuracy": sum(right[-LAST:]) / len(right[-LAST:]), "accuracy": valid, **start, **taken}
+    return {"accuracy": valid, "training_accuracy": sum(right[-LAST:]) / len(right[-LAST:]), "seconds": seconds}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", type=int, nargs="+", default=[24])
+    parser.add_argument("--depths", type=int, nargs="+", default=[12, 24, 32])
+    parser.add_argument("--starts", nargs="+", choices=STARTS, default=STARTS[:3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     about = machine.about(shlex.join(["python", *sys.argv]))
+    task = NoisyMNIST(T=28)
     for depth in arguments.depths:
-        for seed in arguments.seeds:
-            for flat in (False, True):
-                run = trained(depth, arguments.steps, seed, flat=flat)
-                with open(RESULTS / f"flat-start-{machine.slug()}.jsonl", "a", encoding="utf-8") as file:
-                    print(json.dumps({**run, **about}), file=file)
-                print(
-                    f"{depth} layers, seed {seed}, {'flat ' if flat else 'plain'} start: training accuracy "
-                    f"{run['training_accuracy']:.3f}, validation {run['accuracy']:.3f}, {run['seconds']:.0f} s",
-                    flush=True,
-                )
+        for start in arguments.starts:
+            rates: tuple[float, ...] = RATES
+            for seed in arguments.seeds:
+                model, how = started(task, depth, seed, start)
+                came = {}
+                for rate in rates:
+                    run = trained(task, copy.deepcopy(model), rate, arguments.steps, seed)
+                    came[rate] = run["accuracy"]
+                    sizes = {"cell": "LSTM", "depth": depth, "hidden": WIDTH, "batch": BATCH, "steps": arguments.steps}
+                    row = {**sizes, "start": start, "seed": seed, "rate": rate, **run, **how, **about}
+                    with open(RESULTS / f"flat-start-{machine.slug()}.jsonl", "a", encoding="utf-8") as file:
+                        print(json.dumps(row), file=file)
+                    print(
+                        f"{depth} layers, {start:6}, seed {seed}, rate {rate}: validation {run['accuracy']:.3f}, "
+                        f"training {run['training_accuracy']:.3f}, {run['seconds']:.0f} s {how.get('spread', '')}",
+                        flush=True,
+                    )
+                rates = (max(came, key=lambda rate: came[rate]),)
 
 
 if __name__ == "__main__":

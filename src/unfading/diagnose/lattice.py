@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from unfading.cells.base import Cell
 from unfading.diagnose.observe import Chain
@@ -51,6 +52,14 @@ def lattice(model: Model, batch: Batch, loss: Callable[[Tensor, Batch], Tensor])
         batch: what the model reads, and what it should answer.
         loss: of the prediction and the batch, as `task.loss`.
     """
+    measure, thetas = measured(model, batch, loss)
+    return measure(thetas)
+
+
+def measured(
+    model: Model, batch: Batch, loss: Callable[[Tensor, Batch], Tensor]
+) -> tuple[Callable[[Sequence[Parameters]], Tensor], list[Parameters]]:
+    """G as a function of the parameters of every layer, and these as they are, by the names that their points know them by."""
     rnn = model.rnn
     if rnn.bidirectional:
         raise ValueError(
@@ -59,12 +68,15 @@ def lattice(model: Model, batch: Batch, loss: Callable[[Tensor, Batch], Tensor])
     with torch.no_grad():
         x = model.encoder(batch.x)
         initial = rnn.initial_states(x.shape[1])
-        points = [Point(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
-        y, backs = run(points, [point.theta() for point in points], x, initial, batch.lengths)
-        top = torch.stack(list(y)).requires_grad_()
-        with torch.enable_grad():
-            (y_bar,) = torch.autograd.grad(loss(model.head(top, batch.lengths), batch), top)
-        return sweep(backs, initial, y_bar)
+    points = [Point(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
+
+    def measure(thetas: Sequence[Parameters]) -> Tensor:
+        with torch.no_grad():
+            y, backs = run(points, thetas, x, initial, batch.lengths)
+            y_bar = grad(lambda top: loss(model.head(top, batch.lengths), batch))(torch.stack(list(y)))
+            return sweep(backs, initial, y_bar)
+
+    return measure, [point.theta() for point in points]
 
 
 def run(
