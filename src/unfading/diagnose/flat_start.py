@@ -39,11 +39,12 @@ from unfading.tasks.base import Batch
 
 # A matrix is held to its start more than a bias: a large one makes gates switch and states saturate, which a lattice of few
 # rows does not show.
-RHO_MATRIX, RHO_BIAS = 0.1, 0.01
+RHO_MATRIX, RHO_BIAS = 1.0, 0.01
 TURN = 0.1  # by which a knob is turned to see what it does
 MOST = 1.0  # by which one round turns a knob
+LEAST = 0.01  # lambda: with less, a round goes where r is no longer linear
 TRIES = 4  # with lambda four times as large each
-ENOUGH = 0.02  # a round that brings J down by less than this share is the last
+ENOUGH = 0.01  # a round that brings J down by less than this share is the last
 
 
 class FlatStart(NamedTuple):
@@ -142,7 +143,7 @@ class _Search:
             new = z + turn * min(1.0, MOST / float(turn.abs().max()))
             G_new = self.lattice(new)
             if self.cost(new, G_new, seen) < self.cost(z, G, seen):
-                return new, G_new, damping / 4
+                return new, G_new, max(LEAST, damping / 4)
             damping *= 4
         return z, G, damping
 
