@@ -75,7 +75,7 @@ def trained(task: NoisyMNIST, model: unfading.Model, rate: float, steps: int, se
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", type=int, nargs="+", default=[12, 24, 32])
+    parser.add_argument("--depths", type=int, nargs="+", default=[24, 32])
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=STARTS[:3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
