@@ -15,7 +15,12 @@ from unfading.cells.stable import StableIncrementalRNNCell
 EXACT = {"rtol": 0, "atol": 1e-12}
 
 
-@pytest.mark.parametrize(("cell", "options"), every_cell_that_claims("orthogonal_recurrence"))
+def with_options_long(cases):
+    """A thousand steps take seconds: cells at their own options in the ordinary tests, the others in the long ones."""
+    return [case if not case.values[1] else pytest.param(*case.values, id=case.id, marks=pytest.mark.long) for case in cases]
+
+
+@pytest.mark.parametrize(("cell", "options"), with_options_long(every_cell_that_claims("orthogonal_recurrence")))
 def test_orthogonal_after_a_thousand_steps_of_adam(cell, options):
     made = laws.make(cell, options)
     optimiser = torch.optim.Adam(made.parameters(), lr=1e-2)
