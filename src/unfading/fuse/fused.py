@@ -1,10 +1,10 @@
 """The fused implementation of the loop over time: as `scan`, through the compiled kernel."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from unfading.fuse.triton_probe import triton_trouble
 from unfading.fuse.triton_source import NoTriton
 from unfading.scan import reference
 from unfading.traced import traced
+
+T = TypeVar("T")
 
 
 def fused(
@@ -116,12 +118,18 @@ def _training(cell: Cell) -> tuple[bool, ...]:
 # numbers: the cell is alive while it is traced, so its id is as good as itself.
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant(function: Callable[..., T]) -> Callable[..., T]:
+    """As torch.compiler.assume_constant_result, which would load the compiler of torch with the library: two seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
     return plan_or_raise(ctypes.cast(identity, ctypes.py_object).value)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant
 def _compiled(identity: int, training: tuple[bool, ...]) -> str | None:
     return _no_kernel(ctypes.cast(identity, ctypes.py_object).value)
 
