@@ -205,7 +205,7 @@ FILES = {
     "options": ({"task_options": [3]}, "task_options: Input should be an object"),
     "factor": ({"rates": {"eta": "a tenth"}}, "rates.eta: Input should be a valid number"),
     "none": ({"seed": None}, "seed: Input should be a valid integer"),
-    "choice": ({"dtype": "half"}, "dtype: Input should be 'float32' or 'float64'"),
+    "choice": ({"dtype": "half"}, "dtype: Input should be 'float32', 'float64' or 'tf32'"),
     "task": ({"task": "ading"}, "Did you mean 'adding'"),
     "option": ({"cell_options": {"max_leg": 3}}, "Did you mean 'max_lag'"),
     "option value": ({"task_options": {"T": 6.5}}, "task adding: T must be an int"),

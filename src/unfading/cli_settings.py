@@ -36,7 +36,7 @@ class Settings:
         valid_batches: batches of an evaluation and of the test.
         stop_at: a validation score that is good enough: the run ends there.
         retries: how often a run that is not finite any more goes back to better weights with half the rate.
-        dtype: precision.
+        dtype: precision; tf32, on a GPU, is float32 with quicker products.
         device: where to train.
         backend: of the layers.
     """
@@ -56,7 +56,7 @@ class Settings:
     valid_batches: int | None = None
     stop_at: float | None = None
     retries: int = 0
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Literal["float32", "float64", "tf32"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     backend: str = "auto"
 

@@ -5,8 +5,8 @@ few numbers, and a run that is resumed is bit for bit the run that was never sto
 evaluation, every `save_every` seconds, and when the process is asked to stop (Ctrl-C, SIGTERM).
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ def train_together(
                 )
     task = runs[0].make_task()
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
+        stack.enter_context(_products(runs[0]))
         records = [None if where is None or again else finished(where, run) for run in runs]
         left = [Member(run, task) for run, record in zip(runs, records, strict=True) if record is None]
         if left:
@@ -112,6 +113,17 @@ def train_together(
 def alike(run: Run) -> dict[str, Any]:
     """Of a run, what the others of its pass must have too."""
     return {name: value for name, value in run.to_json().items() if name not in MAY_DIFFER}
+
+
+@contextmanager
+def _products(run: Run) -> Iterator[None]:
+    """Products of float32 on a GPU as the run has them, whatever the process had."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if run.dtype == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _gpus(run: Run) -> list[int]:
