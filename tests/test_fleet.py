@@ -201,6 +201,15 @@ def test_one_that_dies_leaves_the_others_as_they_are(together, retries, tmp_path
         assert single["reason"] == records[runs.index(run)]["reason"]
 
 
+@pytest.mark.parametrize("how", ["loss", "gradient"])
+def test_members_that_broke_once_go_on_as_alone(how, tmp_path):
+    """Parameters of sizes that leave gaps in a row of gradients: what is not finite must not stay in them."""
+    options = {"at": 7, "times": 1, "how": how}
+    runs = [breaking(task_options=options, seed=seed, retries=2, hidden=5) for seed in range(3)]
+    each_is_its_single_run(runs, tmp_path)
+    assert [record["returns"] for _, record in fleet(runs, tmp_path / "again")] == [1, 1, 1]
+
+
 def test_every_member_draws_noise_of_its_own(monkeypatch):
     make = Run.make_model
     monkeypatch.setattr(Run, "make_model", lambda run: make(changed(run, seed=0)))

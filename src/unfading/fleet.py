@@ -160,6 +160,7 @@ class Fleet:
         dims = (0, 0, Batch(*(None if part is None else 0 for part in batch)), None if state is None else 0)  # type: ignore[arg-type]
         mapped = vmap(grad(objective, has_aux=True), in_dims=dims, randomness="different")
         found, (losses, finals) = mapped(self._stacked_parameters, self._stacked_buffers, batch, state)
+        self.g.zero_()  # between parameters too: a clip by a norm that is NaN leaves NaN there, and every later norm would be
         torch._foreach_copy_([self.view(self.g, name) for name in self.names], [found[f"model.{name}"] for name in self.names])
         return losses, finals
 
