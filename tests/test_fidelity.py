@@ -13,7 +13,17 @@ from unfading.report.verdicts import judge, sentence, to_reach, trained
 
 def claim(**own):
     base = {"kind": "row", "item": "p/t", "title": "A table.", "row": "r", "published": 95.0, "tolerance": 0.4, "unit": "%"}
-    return {**base, "share": None, "note": "", "printed": "", "missing": "", "dataset": None, "here": True, **own}
+    return {
+        **base,
+        "share": None,
+        "chance": False,
+        "note": "",
+        "printed": "",
+        "missing": "",
+        "dataset": None,
+        "here": True,
+        **own,
+    }
 
 
 def line(score, seed=0, **own):
@@ -62,6 +72,13 @@ def test_the_rule(scores, verdict):
     found = judge(claim(), lines)
     assert found.verdict == verdict
     assert found.seeds == len(scores)
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(0.09, "held"), (0.105, "held"), (0.107, "beaten")])
+def test_a_claim_that_a_cell_only_guesses(score, verdict):
+    """10 % is a guess, 0.6 the tolerance; what is published, a little less, is no hurdle."""
+    lines = [line(score, seed) for seed in range(3)]
+    assert judge(claim(published=9.5, tolerance=0.6, chance=True), lines).verdict == verdict
 
 
 @pytest.mark.parametrize(("score", "verdict"), [(1.40, "beaten"), (1.48, "held"), (1.60, "missed")])

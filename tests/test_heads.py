@@ -30,6 +30,20 @@ def test_what_each_head_reads():
 
 
 @pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
+def test_a_head_drops_what_it_reads_in_training_alone(head):
+    made, output = head(400, 1, 0.25), torch.ones(T, B, 400)
+    with torch.no_grad():
+        made.answer.weight.fill_(1.0)
+        made.answer.bias.zero_()
+    sums = made(output)  # of 400 entries, a quarter of them dropped and the rest enlarged: 400 +/- 11.5
+    assert ((sums - 400).abs() < 70).all()
+    assert len(sums.unique()) > 1
+    assert (made.eval()(output) == 400).all()
+    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\]; got 1.5"):
+        head(4, 1, 1.5)
+
+
+@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
 def test_model_is_encoder_stack_and_head(head):
     rnn = unfading.STAR(4, n, 2, bidirectional=True)
     model = unfading.Model(nn.Embedding(9, 4), rnn, head(rnn.output_size, 2))

@@ -30,6 +30,7 @@ SMALL = {
 }
 # Of each option, another value. An option that no one can turn has no place in a task.
 OTHER = {
+    "dropout": 0.5,
     "T": 45,
     "items": 4,
     "symbols": 5,
@@ -174,7 +175,8 @@ def behaviour(task):
     shape = task.head(2)(torch.zeros(*batch.x.shape[:2], 2)).shape
     prediction = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     carried = [task.carried(index, 4, split="train") for index in range(4)]
-    return batch, carried, shape, task.input_size, task.loss(prediction, batch).item(), task.guess
+    modules = str(task.encoder()), str(task.head(2))
+    return batch, carried, shape, task.input_size, modules, task.loss(prediction, batch).item(), task.guess
 
 
 @pytest.mark.parametrize(

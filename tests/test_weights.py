@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import unfading
+from tests.test_project import ROOT
 from unfading import Run, checkpoint, data, train, weights
+from unfading.evaluate import evaluate
+from unfading.fleet import Fleet
 
 RUN = Run(task="adding", task_options={"T": 6}, cell="IncrementalRNN", cell_options={"steps": 6}, hidden=8, batch=4, steps=6)
 
@@ -152,3 +155,41 @@ def test_addresses_are_fetched_over_https_alone_and_through_the_one_door(file, t
     assert asked == [("https://example.org/w/model.safetensors?x=1", f"sha256:{data.sha256(file)}", "model.safetensors")]
     assert model.rnn.output_size == 8
     assert not list((tmp_path / "cache").glob("*.safetensors"))
+
+
+COMMITTED = sorted((ROOT / "weights").glob("*.safetensors"))
+
+
+def test_weights_are_committed_and_small():
+    assert COMMITTED
+    assert all(path.stat().st_size < 1_000_000 for path in COMMITTED)
+
+
+def tested(path, real, batches):
+    """Of a committed file: its test score on a CPU, from so many batches, and the score on its card."""
+    card = weights.card(path)
+    run = replace(Run.from_json(card["run"]), device="cpu", dtype="float32", valid_batches=batches)
+    task = run.make_task()
+    if task.dataset is not None:
+        real(task.dataset)
+    scores = evaluate(Fleet([unfading.load(path)], task, together=False), run, "test").models[0]
+    return scores[card["measure"]], card["test"][card["measure"]], task
+
+
+committed = pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path in COMMITTED])
+
+
+@committed
+def test_committed_weights_score_about_what_their_card_says(path, real):
+    score, wanted, task = tested(path, real, 4)
+    # Of generated sequences a GPU has drawn others; of 512 images a few more may be hard.
+    assert score == pytest.approx(wanted, rel=0.5) if task.dataset is None else abs(score - wanted) < 0.03
+
+
+@pytest.mark.long
+@committed
+def test_committed_weights_score_what_their_card_says(path, real):
+    """Trained with products in tf32 and tested here without: of ten thousand rows a few may turn. Noise is drawn anew."""
+    score, wanted, task = tested(path, real, None)
+    if task.dataset is not None:
+        assert score == pytest.approx(wanted, abs=0.0015)

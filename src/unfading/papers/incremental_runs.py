@@ -20,8 +20,8 @@ STABLE_RATES = (4e-3, 8e-3)
 
 
 def incremental(task: str, task_options: Options, *, T: int, K: int, rank: int, eta_rate: float = 0.1, **own: Any) -> Run:
-    """The paper's cell; own: fields of the run, and eta, activation, recurrent_dropout of the layer."""
-    cell: Options = {name: own.pop(name) for name in ("eta", "activation", "recurrent_dropout") if name in own}
+    """The paper's cell; own: fields of the run, and eta and activation of the layer."""
+    cell: Options = {name: own.pop(name) for name in ("eta", "activation") if name in own}
     rates = {} if eta_rate == 1.0 else {"eta": eta_rate}
     return Run(
         task=task,

@@ -80,7 +80,11 @@ class Making(NamedTuple):
             if run is None:
                 continue
             stem = re.sub(r"[^a-z0-9]+", "-", f"{name} {row.name}".lower()).strip("-")
-            path = weights.save(self.way.where / run.key, folder / f"{stem}.safetensors")
+            try:
+                path = weights.save(self.way.where / run.key, folder / f"{stem}.safetensors")
+            except ValueError as error:  # a folder from another machine may have its record alone
+                said.append(f"no weights of {row.name}: {error}")
+                continue
             size = path.stat().st_size
             if size > largest:
                 path.unlink()
@@ -125,15 +129,11 @@ class Making(NamedTuple):
 
 def _answer(row: Row, known: Sequence[Line]) -> str:
     """What a row came to, in a line."""
-    claim: dict[str, Any] = {
-        name: getattr(row, name) for name in ("published", "tolerance", "unit", "share", "missing", "note")
-    }
-    claim |= {"row": row.name, "dataset": row.dataset}
     if not available(row):
         return f"data not available: {row.dataset}"
     # A smoke is judged by nobody; its lines are shown as what they are.
     lines_ = [{**line, "budget": "short"} for line in known]
-    outcome = judge(claim, lines_)
+    outcome = judge(shelf.claim(row), lines_)
     if outcome.mean is None:
         return outcome.verdict
     published = "-" if row.published is None else fidelity.number(row.published, row.unit)

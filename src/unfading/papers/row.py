@@ -37,6 +37,7 @@ class Row:
         seeds: so many.
         retrain: after the choice, train on training and validation rows together, and test the last weights.
         share: the claim is that this share of the seeds comes within the tolerance; None for one about the mean.
+        chance: the claim is that it does no better than a guess.
         missing: data that no dataset of the library is; the row cannot be run.
     """
 
@@ -54,6 +55,7 @@ class Row:
     seeds: int = 3
     retrain: bool = False
     share: float | None = None
+    chance: bool = False
     missing: str = ""
 
     @property

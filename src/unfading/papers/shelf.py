@@ -87,12 +87,15 @@ def lines(chosen: Sequence[str]) -> list[dict[str, Any]]:
         if kind(make) is Item:
             found.append({"kind": "figure", "item": name, "title": title(make)})
         for row in rows(make):
-            told = {
-                part: getattr(row, part) for part in ("published", "tolerance", "note", "unit", "printed", "share", "missing")
-            }
-            about = {"title": title(make), "row": row.name, "dataset": row.dataset, "here": available(row)}
-            found.append({"kind": "row", "item": name, **about, **told})
+            about = {"title": title(make), "here": available(row), "printed": row.printed}
+            found.append({"kind": "row", "item": name, **about, **claim(row)})
     return found
+
+
+def claim(row: Row) -> dict[str, Any]:
+    """What `report/verdicts.py` judges by."""
+    parts = ("published", "tolerance", "unit", "share", "chance", "missing", "note", "dataset")
+    return {"row": row.name, **{part: getattr(row, part) for part in parts}}
 
 
 def save(name: str, made: Item, folder: Path) -> list[Path]:

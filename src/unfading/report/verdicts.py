@@ -8,7 +8,8 @@ errors of the test set), all in the paper's unit and with more being better,
     missed   else
 
 Where less is better the signs turn. A single seed has no s: half the tolerance stands for s / sqrt(n). A claim about a share
-of seeds (an error of at most p + d, "solved") holds where that share comes to it. A count holds within its tolerance on either
+of seeds (an error of at most p + d, "solved") holds where that share comes to it. A claim that a cell does no better than a
+guess holds where m is at most the guess plus d, and is beaten else. A count holds within its tolerance on either
 side. Seeds are never left out: one that ended without a score counts as a guess. Lines are plain dicts, as JSON has them.
 """
 
@@ -68,6 +69,8 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         verdict = HELD if reached >= row["share"] * len(scores) else MISSED
         found = [first for line in runs if (first := to_reach(row, line)) is not None]
         steps = statistics.median(found) if found else None
+    elif row["chance"]:
+        verdict = BEATEN if mean > UNITS["%"](runs[0]["guess"]) + row["tolerance"] else HELD
     else:
         verdict = _verdict(row, mean, spread, len(scores))
     return Outcome(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unfading.errors import check_count, unknown
+from unfading.errors import check_count, check_share, unknown
 from unfading.lengths import zero_past
 
 # "full" is "train" and "valid" together: for the last run, when the settings have been chosen.
@@ -131,13 +131,21 @@ class Head(nn.Module):
     Args:
         size: n, the features of the recurrent output.
         answers: numbers per answer, e.g. classes.
+        dropout: share of what it reads that training drops.
     """
 
-    def __init__(self, size: int, answers: int):
+    def __init__(self, size: int, answers: int, dropout: float = 0.0):
         super().__init__()
         check_count("size", size)
         check_count("answers", answers)
+        check_share("dropout", dropout)
+        self.dropout = nn.Dropout(dropout)
         self.answer = nn.Linear(size, answers)
+
+    def read(self, output: Tensor) -> Tensor:
+        """[..., n] -> [..., answers]."""
+        answers: Tensor = self.answer(self.dropout(output))
+        return answers
 
 
 class LastStep(Head):
@@ -145,16 +153,16 @@ class LastStep(Head):
 
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
-            return self.answer(output[-1])
+            return self.read(output[-1])
         last = lengths.to(output.device) - 1
-        return self.answer(output[last, torch.arange(output.shape[1], device=output.device)])
+        return self.read(output[last, torch.arange(output.shape[1], device=output.device)])
 
 
 class EveryStep(Head):
     """An answer for each step: [T, B, answers]; past a row's end it answers to zeros, and means nothing."""
 
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.answer(output if lengths is None else zero_past(output, lengths))
+        return self.read(output if lengths is None else zero_past(output, lengths))
 
 
 class MeanOverTime(Head):
@@ -162,5 +170,5 @@ class MeanOverTime(Head):
 
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
-            return self.answer(output.mean(dim=0))
-        return self.answer(zero_past(output, lengths).sum(dim=0) / lengths.to(output.device).unsqueeze(1))
+            return self.read(output.mean(dim=0))
+        return self.read(zero_past(output, lengths).sum(dim=0) / lengths.to(output.device).unsqueeze(1))

@@ -26,11 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from unfading import data
-from unfading.errors import check_count
+from unfading.errors import check_count, check_share
 from unfading.tasks.base import Batch, EveryStep, Split, Task, accuracy, check_split, cross_entropy
 from unfading.tasks.draw import stream
 
 END = "<eos>"
+# Vectors of tokens begin within this, as in Mikolov's and Zaremba's models; torch's own start, N(0, 1), overfits words by far.
+START = 0.1
 
 
 class NextToken(Task):
@@ -43,10 +45,12 @@ class NextToken(Task):
     steps: int
     carry: bool
     embedding: int
+    dropout: float
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
         check_count("embedding", self.embedding)
+        check_share("dropout", self.dropout)
 
     @property
     @abstractmethod
@@ -121,10 +125,12 @@ class NextToken(Task):
         }
 
     def encoder(self) -> nn.Module:
-        return nn.Embedding(self.symbols, self.embedding)
+        embedding = nn.Embedding(self.symbols, self.embedding)
+        nn.init.uniform_(embedding.weight, -START, START)
+        return nn.Sequential(embedding, nn.Dropout(self.dropout)) if self.dropout else embedding
 
     def head(self, size: int) -> nn.Module:
-        return EveryStep(size, self.symbols)
+        return EveryStep(size, self.symbols, self.dropout)
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,7 @@ class PTBWords(NextToken):
         steps: words in a sequence.
         carry: whether a sequence goes on with the state in which the one before it in the text ended.
         embedding: numbers that stand for a word; the incremental RNN has as many as units.
+        dropout: share of them, and of what the last layer gives, that training drops (Zaremba 2014).
     """
 
     paper: ClassVar[str] = "Mikolov 2010"
@@ -145,6 +152,7 @@ class PTBWords(NextToken):
     steps: int = 300
     carry: bool = False
     embedding: int = 256
+    dropout: float = 0.0
 
     @property
     def unit(self) -> float:
@@ -159,6 +167,7 @@ class PTBCharacters(NextToken):
         steps: characters between two cuts of the gradient.
         carry: whether the state goes on past a cut.
         embedding: numbers that stand for a character.
+        dropout: share of them, and of what the last layer gives, that training drops.
     """
 
     paper: ClassVar[str] = "Mikolov 2012"
@@ -169,6 +178,7 @@ class PTBCharacters(NextToken):
     steps: int = 150
     carry: bool = True
     embedding: int = 200
+    dropout: float = 0.0
 
     @property
     def unit(self) -> float:
