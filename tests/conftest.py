@@ -1,6 +1,7 @@
 """One thread (two are far slower on small matrices here), one seed per test; datasets, made or real."""
 
 import os
+import sys
 
 # Read when Triton is imported, which torch may do; `make gpu-test` says 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -50,3 +51,19 @@ def real(monkeypatch):
             pytest.skip(f"dataset {name} is not in UNFADING_DATA")
 
     return need
+
+
+@pytest.fixture
+def judging(tmp_path, monkeypatch, capsys):
+    """Exit code and words of bars.py over some rows."""
+    monkeypatch.setenv("COLUMNS", "200")
+    from tests.test_bench import script, written
+
+    bars = script("bars")
+
+    def judge(rows):
+        path = written(tmp_path / "rows.jsonl", rows)
+        monkeypatch.setattr(sys, "argv", ["bars.py", str(path)])
+        return bars.main(), capsys.readouterr().out
+
+    return judge

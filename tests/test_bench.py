@@ -416,19 +416,11 @@ def test_the_figure_is_xml_and_names_the_cells():
 
 
 @pytest.fixture
-def judged(tmp_path, monkeypatch, capsys):
-    """Exit code and words of bars.py over some rows, with stream() taken for granted."""
+def judged(judging, monkeypatch):
+    """As `judging`, with stream() taken for granted."""
     streams = [Case("stream", variants()[name], 200, 1, 128) for name in cases.STREAMED]
     monkeypatch.setattr(cases, "_streams", lambda T: streams)
-    monkeypatch.setenv("COLUMNS", "200")
-    bars = script("bars")
-
-    def judge(rows):
-        path = written(tmp_path / "rows.jsonl", rows)
-        monkeypatch.setattr(sys, "argv", ["bars.py", str(path)])
-        return bars.main(), capsys.readouterr().out
-
-    return judge
+    return judging
 
 
 def script(name):

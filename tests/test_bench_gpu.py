@@ -401,22 +401,8 @@ def test_tables_fit_eighty_columns_and_say_what_was_not_timed():
     assert words.count("not timed: TorchRL: not installed") == 1
 
 
-@pytest.fixture
-def judged(tmp_path, monkeypatch, capsys):
-    """Exit code and words of bars.py over some rows."""
-    monkeypatch.setenv("COLUMNS", "200")
-    bars = script("bars")
-
-    def judge(rows):
-        path = written(tmp_path / "rows.jsonl", rows)
-        monkeypatch.setattr(sys, "argv", ["bars.py", str(path)])
-        return bars.main(), capsys.readouterr().out
-
-    return judge
-
-
-def test_bars_are_held_by_rows_that_hold_them_and_each_asks_for_something(judged):
-    code, said = judged(every_row())
+def test_bars_are_held_by_rows_that_hold_them_and_each_asks_for_something(judging):
+    code, said = judging(every_row())
     assert code == 0, said
     assert said.count("held") == len(script("bars").gpu_bars())
     for bar in script("bars").gpu_bars():
@@ -482,42 +468,42 @@ SHORT = {
 
 
 @pytest.mark.parametrize("short", SHORT)
-def test_a_bar_is_missed_by_one_line_that_is_short_of_it(judged, short):
+def test_a_bar_is_missed_by_one_line_that_is_short_of_it(judging, short):
     change, wanted = SHORT[short]
-    code, said = judged(but(change, **wanted))
+    code, said = judging(but(change, **wanted))
     assert code == 1
     assert said.count("missed") == 2, said  # in the table and above its list
 
 
-def test_a_step_and_the_nru_have_bars_of_their_own(judged):
-    code, said = judged(but(slow(784 * 1.31e-3), name="STAR", dtype="tf32", models=1, **AT_128))
+def test_a_step_and_the_nru_have_bars_of_their_own(judging):
+    code, said = judging(but(slow(784 * 1.31e-3), name="STAR", dtype="tf32", models=1, **AT_128))
     assert "STAR T=784 B=128 H=128 tf32 forward: 1.31" in said
-    code, said = judged(but(lambda row: replace(row, **REFUSED), name="NRU psMNIST"))
+    code, said = judging(but(lambda row: replace(row, **REFUSED), name="NRU psMNIST"))
     assert "NRU psMNIST T=785 B=100 H=212 tf32 fwd+bwd: 900.00" in said  # what the graphed loop takes
     quick = (Peer("graphed loop", both=Beside(59.0, 50, None)),)
-    code, said = judged(but(lambda row: replace(row, **REFUSED, peers=quick), name="NRU psMNIST"))
+    code, said = judging(but(lambda row: replace(row, **REFUSED, peers=quick), name="NRU psMNIST"))
     assert code == 0, said
 
 
-def test_lines_without_a_number_leave_a_bar_open_or_miss_it(judged):
+def test_lines_without_a_number_leave_a_bar_open_or_miss_it(judging):
     refused = {**REFUSED, "peers": ()}
-    code, said = judged(but(lambda row: replace(row, **refused), dtype="bf16", H=256))
+    code, said = judging(but(lambda row: replace(row, **refused), dtype="bf16", H=256))
     assert code == 1
     assert "missed: cuDNN LSTM, <= 0.2" in said
     assert "STAR T=1000 B=128 H=256 bf16: refused: it is shy" in said
     # Of cells that do not run fused nothing is asked against the loops.
-    assert judged(but(lambda row: replace(row, **refused), name="UGRNN"))[0] == 0
+    assert judging(but(lambda row: replace(row, **refused), name="UGRNN"))[0] == 0
 
     def without_graph(row):
         peers = [replace(peer, both=None, reason="not here") if peer.name == "graphed loop" else peer for peer in row.peers]
         return replace(row, peers=tuple(peers))
 
-    code, said = judged([without_graph(row) for row in every_row()])
+    code, said = judging([without_graph(row) for row in every_row()])
     assert code == 1
     assert "incomplete: graphed loop, >= 4" in said
     assert "no number against graphed loop: not here" in said
     # Without --all some lines are missing, and only what asks for every cell is open.
-    code, said = judged([made_row(one) for one in gpu_cases.headline()])
+    code, said = judging([made_row(one) for one in gpu_cases.headline()])
     assert said.count("incomplete") == 4
     assert "missed" not in said
 

@@ -39,7 +39,7 @@ LAYERS = [
     ["run"],
     ["update", "evaluate", "folder", "record"],
     ["member", "weights"],
-    ["captured"],
+    ["step_graph"],
     ["training"],
     ["train", "progress", "tensorboard"],
     ["workers"],

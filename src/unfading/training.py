@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading import checkpoint, machine
-from unfading.captured import Captured, Clock
 from unfading.evaluate import evaluate
 from unfading.fleet import Fleet
 from unfading.member import Member, Moment
 from unfading.model import Model
 from unfading.record import described, plain
 from unfading.run import Run
+from unfading.step_graph import Captured, Clock
 from unfading.stopping import Stopped
 from unfading.tasks.base import Batch, Task
 from unfading.tasks.draw import stream
