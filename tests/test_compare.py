@@ -75,13 +75,13 @@ def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train_together", scarce)
     runs, sentences = [replace(SMALL, seed=seed) for seed in range(5)], []
-    module._train_fleet(runs, tmp_path, None, sentences.append, {"resume": False})
+    module.train_pass(runs, tmp_path, None, sentences.append, {"resume": False})
     assert [run for part, _ in trained for run in part] == runs
     assert all(resumed for _, resumed in trained)
     assert len(sentences) == 2
     monkeypatch.setattr(module, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(ValueError, match="Elman with batch 3 does not fit the memory of the GPU"):
-        module._train_fleet(runs[:1], tmp_path, None, sentences.append, {})
+        module.train_pass(runs[:1], tmp_path, None, sentences.append, {})
 
 
 def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path, monkeypatch):
@@ -144,13 +144,31 @@ def test_settings_that_cannot_be_trained_are_told_before_any_is(tmp_path, monkey
 
 
 def test_several_passes_are_told_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_train_fleet", lambda *arguments: None)
+    monkeypatch.setattr(module, "train_pass", lambda *arguments: None)
     monkeypatch.setattr(module, "_check", lambda runs: None)
     monkeypatch.setattr(module, "finished", lambda where, run, seen=[]: seen.append(run.key) or ({} if len(seen) > 4 else None))
     runs = [replace(SMALL, device="cuda", seed=seed) for seed in range(3)] + [replace(SMALL, device="cuda", hidden=5)]
     sentences = []
     compare(runs, tmp_path, together=2, say=sentences.append)
     assert sentences == ["4 runs of 2 shapes in 3 passes, each of one shape, from one step and with at most 2 runs: 2, 1, 1."]
+
+
+@pytest.mark.parametrize(("processes", "apart"), [(None, False), (1, False), (3, True)])
+def test_passes_share_a_gpu_in_processes_where_asked(tmp_path, monkeypatch, processes, apart):
+    runs = [replace(SMALL, device="cuda", seed=seed) for seed in range(3)] + [replace(SMALL, device="cuda", hidden=5)]
+    done, here, there = set(), [], []
+
+    def end(jobs, seen):
+        seen += jobs
+        done.update(run.key for job in jobs for run in job)
+
+    monkeypatch.setattr(module, "_check", lambda runs: None)
+    monkeypatch.setattr(module, "finished", lambda where, run: {} if run.key in done else None)
+    monkeypatch.setattr(module, "train_pass", lambda job, *rest: end([job], here))
+    monkeypatch.setattr(module, "train_apart", lambda jobs, *rest, **options: end(jobs, there))
+    compare(runs, tmp_path, processes=processes, say=silent)
+    assert (there if apart else here) == [runs[:3], runs[3:]]
+    assert (here if apart else there) == []
 
 
 def test_a_file_system_without_locks_is_written_without_one(tmp_path, monkeypatch):

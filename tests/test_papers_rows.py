@@ -10,7 +10,7 @@ import torch
 
 from tests.test_project import ROOT
 from unfading import cli_reproduce, data, machine
-from unfading.papers import budget, kept, shelf
+from unfading.papers import budget, kept, shelf, trained_rows
 from unfading.papers.item import Item
 from unfading.papers.making import Making
 from unfading.papers.row import COUNTED, Curves, Row, two_sigma
@@ -106,6 +106,28 @@ def test_every_row_builds_its_model_with_the_published_count():
                 assert counts[row.run.key][row.whole] == row.parameters, f"{name}: {row.name}"
                 checked += 1
     assert checked > 150
+
+
+def test_where_passes_share_a_gpu_rates_of_all_rows_are_chosen_at_once_and_a_row_that_fails_stops_no_other(
+    tmp_path, monkeypatch
+):
+    rows = [Row(small(hidden=hidden), 0.1, 0.1, name=f"{hidden}", unit="error", rates=(0.1, 0.2), seeds=2) for hidden in (4, 5)]
+    asked, done = [], {}
+
+    def compare(runs, where, **options):
+        asked.append([(run.hidden, run.rate, run.seed) for run in runs])
+        for run in runs:
+            if run.hidden == 4:
+                best = {"step": 1, "valid": {"mse": run.rate}}
+                done[run.key] = {"run": run.to_json(), "status": "finished", "best": best, "measure": "mse", "rising": False}
+        if any(run.hidden == 5 for run in runs):
+            raise ValueError("2 of 4 runs failed: Elman")
+
+    monkeypatch.setattr(trained_rows, "compare", compare)
+    monkeypatch.setattr(trained_rows, "finished", lambda where, run: done.get(run.key))
+    with pytest.raises(ValueError, match="2 of 4 runs failed"):
+        train_rows([Wanted("p/t", row) for row in rows], way(tmp_path, device="cuda", processes=3), Shown())
+    assert asked == [[(4, 0.1, 0), (4, 0.2, 0), (5, 0.1, 0), (5, 0.2, 0)], [(4, 0.1, 1)]]
 
 
 def test_tolerances_are_those_of_the_test_sets():

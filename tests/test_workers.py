@@ -15,6 +15,7 @@ import pytest
 
 from unfading import Run, compare, workers
 from unfading.folder import Folder, stopped_at
+from unfading.train import train_together
 from unfading.training import Training
 
 FAULTY = Path(__file__).parent / "user" / "faulty_tasks.py"
@@ -37,12 +38,36 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
         assert (tmp_path / run.key / "record.json").exists()
 
 
+def test_a_worker_trains_runs_in_one_pass_and_tells_of_each(tmp_path):
+    jobs = [[replace(SMALL, seed=seed) for seed in (3, 4, 5)], [replace(SMALL, hidden=5)]]
+    heard = []
+    workers.train_apart(jobs, tmp_path, processes=2, listen=heard.append, say=silent, options={})
+    for job in jobs:
+        for run, record in zip(job, train_together(job), strict=True):
+            found = json.loads((tmp_path / run.key / "record.json").read_text())
+            assert found["together"] == len(job)
+            assert found["test"] == record["test"]
+            ends = [moment for moment in heard if moment.run == run and moment.status is not None]
+            assert [(end.step, end.status) for end in ends] == [(12, "finished")]
+            steps = [moment.loss for moment in heard if moment.run == run and moment.step == 12]
+            assert record["curve"][-1]["loss"] in steps
+
+
+def test_what_a_worker_has_to_say_is_said(tmp_path, monkeypatch):
+    lines = [{"sentence": "it is going on with less"}, {"done": True}]
+    program = f"import sys; sys.stdin.readline(); print({chr(10).join(map(json.dumps, lines))!r})"
+    monkeypatch.setattr(workers, "START", program)
+    said = []
+    workers.train_apart([[SMALL]], tmp_path, processes=1, listen=None, say=said.append, options={})
+    assert said == ["it is going on with less"]
+
+
 def test_a_worker_that_cannot_start_is_told_once_for_each_run_and_no_broken_pipe_flies(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
     news = queue.Queue()
     worker = workers._Worker(0, news)
     worker.process.wait()
-    worker.send({"run": SMALL.to_json()})
+    worker.send({"runs": [SMALL.to_json()]})
     assert news.get(timeout=10) == (0, None)
     worker.stop()
     runs = [replace(SMALL, cell=cell, seed=seed) for cell in ("Elman", "STAR") for seed in (0, 1, 2)]
@@ -56,7 +81,7 @@ def test_lines_that_others_write_to_a_workers_output_go_to_stderr(tmp_path, monk
     lines = ["hello from elsewhere", "3", '{"key": 1}', '{"done": true}']
     program = f"import sys; sys.stdin.readline(); sys.stdout.buffer.write(bytes([255, 10])); print({chr(10).join(lines)!r})"
     monkeypatch.setattr(workers, "START", program)
-    workers.train_apart([SMALL], tmp_path, processes=1, listen=None, options={})
+    workers.train_apart([[SMALL]], tmp_path, processes=1, listen=None, say=silent, options={})
     assert capfd.readouterr().err.split("\n")[1:4] == lines[:3]
 
 
@@ -92,7 +117,7 @@ def test_a_run_that_a_worker_cannot_make_is_told_with_its_reason(tmp_path, monke
     answers = []
 
     def lines():
-        yield json.dumps({"run": {**SMALL.to_json(), "cell": "nowhere:Cell"}, "where": str(tmp_path)}) + "\n"
+        yield json.dumps({"runs": [{**SMALL.to_json(), "cell": "nowhere:Cell"}], "where": str(tmp_path)}) + "\n"
         answers.append(json.loads(os.read(heard, 10_000)))
         time.sleep(0.1)  # until it waits for the next
 
@@ -110,7 +135,7 @@ def test_a_worker_comes_to_its_checkpoint_when_nobody_hears_it_any_more(tmp_path
         whole(self, running)
 
     def lines():
-        yield json.dumps({"run": LONG.to_json(), "where": str(tmp_path)}) + "\n"
+        yield json.dumps({"runs": [LONG.to_json()], "where": str(tmp_path)}) + "\n"
         waiting_for((tmp_path / LONG.key / "run.json").exists)
         time.sleep(0.5)
         for _ in range(signals):

@@ -33,7 +33,7 @@ def reproduce(
     device: Literal["cpu", "cuda"] = "cpu",
     minutes: float | None = None,
     runs: Path = Path("runs/papers"),
-    processes: int = 2,
+    processes: int | None = None,
     together: int = 16,
     weights: Path | None = None,
     draw: bool = False,
@@ -51,7 +51,7 @@ def reproduce(
         device: where to train.
         minutes: stop after so many, with checkpoints; the same command goes on.
         runs: folder of the runs.
-        processes: so many at a time on the CPU.
+        processes: so many at a time: two on a CPU if not said, one on a GPU.
         together: at most so many runs in one pass on a GPU.
         weights: write the weights of each row's first seed into this folder.
         draw: draw figures of curves from the records in --output alone; nothing is trained.
@@ -69,7 +69,8 @@ def reproduce(
         return
     if not item:
         raise ValueError("name an item, e.g. unfading reproduce incremental/fig6; --list names all.")
-    check_count("--processes", processes)
+    if processes is not None:
+        check_count("--processes", processes)
     check_count("--together", together)
     if minutes is not None:
         check_positive("--minutes", minutes)

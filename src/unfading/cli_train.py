@@ -89,7 +89,7 @@ def compare(
     settings: Settings = Settings(),  # noqa: B008, frozen
     keeping: Keeping = Keeping(),  # noqa: B008, frozen
     final: bool = False,
-    processes: int = 2,
+    processes: int | None = None,
     together: int = 16,
 ) -> None:
     """Train several cells on a task with several seeds; table, curves and a report at the end.
@@ -100,11 +100,12 @@ def compare(
         seeds: so many, 0 to N - 1.
         rate: of learning; of several, each cell gets the one that does best on validation.
         final: then train the chosen ones once more on training and validation rows together, and test those.
-        processes: so many at a time on the CPU.
+        processes: so many at a time: two on a CPU if not said, one on a GPU.
         together: at most so many runs in one pass on a GPU.
     """
     check_count("--seeds", seeds)
-    check_count("--processes", processes)
+    if processes is not None:
+        check_count("--processes", processes)
     check_count("--together", together)
     if not cells or not rate:
         raise ValueError("--cells takes at least one cell, and --rate at least one rate, e.g. --cells STAR LSTM --rate 0.001.")
@@ -127,7 +128,7 @@ def compare(
     _write_report(where)
 
 
-def _compared(runs: Sequence[Run], where: Path, keeping: Keeping, processes: int, together: int) -> list[dict[str, Any]]:
+def _compared(runs: Sequence[Run], where: Path, keeping: Keeping, processes: int | None, together: int) -> list[dict[str, Any]]:
     console = Console(stderr=True)
     with Display(runs, console) as display, _stops_tell(where, keeping):
         listen = None if keeping.quiet else display.listen

@@ -1,7 +1,8 @@
 """Many runs: side by side on a GPU, two processes at a time on a CPU; then the best rate of each by validation.
 
 On a GPU, runs of one shape (they may differ in seed, rate, factors on it, schedule, clip, steps, stop and retries) are trained
-in ONE pass; runs of other shapes get a pass of their own. On a CPU members of a pass would only wait for one another.
+in ONE pass; runs of other shapes get a pass of their own, and several passes, each in a process of its own, fill a GPU that
+NVIDIA's MPS lets them share. On a CPU members of a pass would only wait for one another.
 """
 
 import json
@@ -16,7 +17,7 @@ import torch
 
 from unfading.folder import clear, finished, stopped_at
 from unfading.run import Run
-from unfading.train import alike, train, train_together
+from unfading.train import alike, train_together
 from unfading.training import Listener
 from unfading.workers import train_apart
 
@@ -27,7 +28,7 @@ def compare(
     *,
     resume: bool = False,
     again: bool = False,
-    processes: int = 2,
+    processes: int | None = None,
     together: int = 16,
     listen: Listener | None = None,
     say: Callable[[str], None] = print,
@@ -41,7 +42,7 @@ def compare(
         where: folder of their folders, e.g. runs/adding.
         resume: go on where checkpoints are.
         again: throw away what is there and begin anew.
-        processes: so many at a time on the CPU.
+        processes: so many at a time; None for two on a CPU and one on a GPU.
         together: at most so many runs in one pass on a GPU.
         listen: called with a `Moment` of any run.
         say: called with what else is worth knowing, in a sentence.
@@ -62,19 +63,18 @@ def compare(
             clear(where, run)
     elif not resume:
         _refuse_half_done(left, where)
-    on_cpu = [run for run in left if run.device == "cpu"]
     # Not again: what was there has gone, and what is there now belongs to this comparison.
     options: dict[str, Any] = {"resume": resume, "save_every": save_every, "command": command}
-    if len(on_cpu) > 1 and processes > 1:
-        train_apart(on_cpu, where, processes=processes, listen=listen, options=options)
-    else:
-        for run in on_cpu:
-            train(run, where, listen=listen, **options)
     fleets = _fleets([run for run in left if run.device == "cuda"], where, together)
     if len(fleets) > 1:
         say(_why(fleets, together))
-    for fleet in fleets:
-        _train_fleet(fleet, where, listen, say, options)
+    for jobs, usual in (([[run] for run in left if run.device == "cpu"], 2), (fleets, 1)):
+        width = usual if processes is None else processes
+        if len(jobs) > 1 and width > 1:
+            train_apart(jobs, where, processes=width, listen=listen, say=say, options=options)
+        else:
+            for job in jobs:
+                train_pass(job, where, listen, say, options)
     for run in left:
         record = finished(where, run)
         assert record is not None
@@ -120,9 +120,10 @@ def _fleets(runs: Iterable[Run], where: Path, together: int) -> list[list[Run]]:
     return [group[i : i + together] for group in groups.values() for i in range(0, len(group), together)]
 
 
-def _train_fleet(
+def train_pass(
     runs: list[Run], where: Path, listen: Listener | None, say: Callable[[str], None], options: dict[str, Any]
 ) -> None:
+    """Train runs of one shape in one pass, or in several where the memory of the GPU is too small."""
     try:
         train_together(runs, where, listen=listen, **options)
         return
@@ -137,7 +138,7 @@ def _train_fleet(
     half = len(runs) // 2
     say(f"{len(runs)} runs do not fit the memory of the GPU together; going on with {half} and {len(runs) - half}.")
     for part in (runs[:half], runs[half:]):
-        _train_fleet(part, where, listen, say, {**options, "resume": True})
+        train_pass(part, where, listen, say, {**options, "resume": True})
 
 
 def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

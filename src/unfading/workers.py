@@ -1,6 +1,6 @@
-"""Runs in processes of their own, a few at a time: each worker trains one run after the other, with one thread.
+"""Runs in processes of their own, a few at a time: each worker trains one run, or one pass of many, after the other.
 
-A worker reads runs from its standard input, one JSON object a line, and answers with moments and ends. One whose parent has
+A worker reads jobs from its standard input, one JSON object a line, and answers with moments and ends. One whose parent has
 gone stops as it does on Ctrl-C: with a checkpoint.
 """
 
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,54 +31,69 @@ sys.path[:] = sys.argv[1:]
 from unfading.workers import main
 main(told)
 """
-# What a worker tells: how a run goes, and how it ended.
-TOLD = {"moment", "done", "error"}
+# What a worker tells: how a run goes, a sentence, and how its job ended.
+TOLD = {"moment", "sentence", "done", "error"}
+
+# Runs that are trained in one pass.
+Job = Sequence[Run]
 
 
-def train_apart(runs: Sequence[Run], where: Path, *, processes: int, listen: Listener | None, options: dict[str, Any]) -> None:
-    """Train all runs, `processes` at a time; their records are in their folders.
+def train_apart(
+    jobs: Sequence[Job],
+    where: Path,
+    *,
+    processes: int,
+    listen: Listener | None,
+    say: Callable[[str], None],
+    options: dict[str, Any],
+) -> None:
+    """Train all jobs, `processes` at a time; the records are in the folders of their runs.
 
-    A run that fails does not stop the others; what went wrong is raised at the end. Ctrl-C and SIGTERM stop all of them, each
+    A job that fails does not stop the others; what went wrong is raised at the end. Ctrl-C and SIGTERM stop all of them, each
     with a checkpoint.
     """
-    waiting = list(reversed(runs))
+    waiting = list(reversed(jobs))
     news: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    workers = [_Worker(i, news) for i in range(min(processes, len(runs)))]
+    workers = [_Worker(i, news) for i in range(min(processes, len(jobs)))]
     failures: list[tuple[Run, str]] = []
-    busy: dict[int, Run] = {}
+    busy: dict[int, Job] = {}
 
-    def next_run(worker: _Worker) -> None:
+    def next_job(worker: _Worker) -> None:
         if waiting:
             busy[worker.index] = waiting.pop()
-            worker.send({"run": busy[worker.index].to_json(), "where": str(where), **options})
+            worker.send({"runs": [run.to_json() for run in busy[worker.index]], "where": str(where), **options})
         else:
             worker.close()
 
     try:
         with asked_to_stop() as asked:
             for worker in workers:
-                next_run(worker)
+                next_job(worker)
             while busy and asked() is None:
                 try:
                     index, told = news.get(timeout=0.25)
                 except queue.Empty:
                     continue
                 if told is not None and "moment" in told:
+                    place, *rest = told["moment"]
                     if listen is not None:
-                        listen(Moment(busy[index], *told["moment"]))
+                        listen(Moment(busy[index][place], *rest))
+                    continue
+                if told is not None and "sentence" in told:
+                    say(told["sentence"])
                     continue
                 if index not in busy:  # an idle one has gone, as it should
                     continue
-                run = busy.pop(index)
+                job = busy.pop(index)
                 if told is None:
-                    failures.append((run, f"its process ended with {workers[index].code()}"))
+                    failures += [(run, f"its process ended with {workers[index].code()}") for run in job]
                 elif "error" in told:
-                    failures.append((run, told["error"]))
+                    failures += [(run, told["error"]) for run in job]
                 if told is None and waiting:
                     workers[index].stop()
                     workers[index] = _Worker(index, news)
                 if told is not None or waiting:
-                    next_run(workers[index])
+                    next_job(workers[index])
             number = asked()
     finally:
         # All are asked before the first is waited for.
@@ -89,7 +104,7 @@ def train_apart(runs: Sequence[Run], where: Path, *, processes: int, listen: Lis
     if number is not None:
         raise Stopped(number, None)
     if failures:
-        raise ValueError(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(_sentences(failures))}")
+        raise ValueError(f"{len(failures)} of {sum(map(len, jobs))} runs failed: {'; '.join(_sentences(failures))}")
 
 
 def _sentences(failures: list[tuple[Run, str]]) -> list[str]:
@@ -139,7 +154,7 @@ class _Worker:
             self.process.stdin.flush()
 
     def close(self) -> None:
-        """No more runs: the process ends, with a checkpoint of what it is at."""
+        """No more jobs: the process ends, with a checkpoint of what it is at."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -170,8 +185,6 @@ def main(told: int) -> None:
     """Train what comes on the standard input, and tell of it on the file of that number."""
     import torch
 
-    from unfading.train import train
-
     torch.set_num_threads(1)
 
     def tell(what: dict[str, Any]) -> None:
@@ -179,9 +192,6 @@ def main(told: int) -> None:
         # could not be written is not tried again with the next.
         with suppress(BrokenPipeError), open(told, "w", encoding="utf-8", closefd=False) as parent:
             parent.write(json.dumps(what) + "\n")
-
-    def listen(moment: Moment) -> None:
-        tell({"moment": moment[1:]})
 
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
     training, closed = threading.Event(), threading.Event()
@@ -192,13 +202,26 @@ def main(told: int) -> None:
         if closed.is_set():
             break
         try:
-            train(Run.from_json(job.pop("run")), job.pop("where"), listen=listen, **job)
+            _train(job, tell)
             tell({"done": True})
         except Stopped as stopped:
             sys.exit(128 + stopped.signal)
         except (ValueError, TypeError, OSError, RuntimeError) as error:
             tell({"error": str(error)})
         training.clear()
+
+
+def _train(job: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Train what a job names, and tell how it goes; a moment says by its first number of which run it is."""
+    from unfading.compare import train_pass
+
+    runs = [Run.from_json(run) for run in job.pop("runs")]
+    places = {run.key: place for place, run in enumerate(runs)}
+
+    def listen(moment: Moment) -> None:
+        tell({"moment": [places[moment.run.key], *moment[1:]]})
+
+    train_pass(runs, Path(job.pop("where")), listen, lambda sentence: tell({"sentence": sentence}), job)
 
 
 def _end(number: int, frame: Any) -> None:
@@ -211,7 +234,7 @@ def _end(number: int, frame: Any) -> None:
 
 
 def _receive(jobs: "queue.Queue[dict[str, Any] | None]", training: threading.Event, closed: threading.Event) -> None:
-    """Pass runs on; when the parent closes the pipe, or has gone, what is being trained is asked to stop."""
+    """Pass jobs on; when the parent closes the pipe, or has gone, what is being trained is asked to stop."""
     for line in sys.stdin:
         jobs.put(json.loads(line))
     jobs.put(None)

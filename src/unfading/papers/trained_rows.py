@@ -1,8 +1,8 @@
 """Rows, trained: the rate of each chosen by validation, then its seeds, and a line for every run that is done.
 
 Rows of one shape are trained together (`compare` packs them into passes on a GPU, and into processes on a CPU), shapes one
-after the other in the order of the rows. Everything lies in the runs' folders: what is done is not done again, what was
-stopped goes on.
+after the other in the order of the rows; where several passes share a GPU, all at once. Everything lies in the runs' folders:
+what is done is not done again, what was stopped goes on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ class Way(NamedTuple):
 
     where: Path
     device: Literal["cpu", "cuda"]
-    processes: int
+    processes: int | None
     together: int
     command: str
 
@@ -63,9 +63,17 @@ def train_rows(wanted: Sequence[Wanted], way: Way, shown: Shown) -> None:
     for _, row in wanted:
         if row.run is not None and row.unit != COUNTED and available(row):
             groups.setdefault(shape(row.run), []).append(row)
+    if way.device == "cuda" and (way.processes or 1) > 1:
+        groups = {"all": [row for rows in groups.values() for row in rows]}
+    failed: list[ValueError] = []
     for rows in groups.values():
-        _compare([run for row in rows for run in _candidates(row, way)], way, shown)
-        _compare([run for row in rows for run in _seeds(row, way)], way, shown)
+        for runs_of in (_candidates, _seeds):
+            try:
+                _compare([run for row in rows for run in runs_of(row, way)], way, shown)
+            except ValueError as error:  # of some rows: those whose rate is known go on
+                failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 def lines(wanted: Sequence[Wanted], budget: Budget, way: Way) -> list[Line]:
