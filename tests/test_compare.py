@@ -15,6 +15,7 @@ from unfading.training import Training
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
 assert callable(_function)
 module = sys.modules["unfading.compare"]
+training = sys.modules["unfading.train"]
 
 
 def silent(sentence):
@@ -73,13 +74,13 @@ def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
             raise torch.OutOfMemoryError
         trained.append((runs, options["resume"]))
 
-    monkeypatch.setattr(module, "train_together", scarce)
+    monkeypatch.setattr(training, "train_together", scarce)
     runs, sentences = [replace(SMALL, seed=seed) for seed in range(5)], []
     module.train_pass(runs, tmp_path, None, sentences.append, {"resume": False})
     assert [run for part, _ in trained for run in part] == runs
     assert all(resumed for _, resumed in trained)
     assert len(sentences) == 2
-    monkeypatch.setattr(module, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    monkeypatch.setattr(training, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(ValueError, match="Elman with batch 3 does not fit the memory of the GPU"):
         module.train_pass(runs[:1], tmp_path, None, sentences.append, {})
 
@@ -102,7 +103,7 @@ def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path,
         folder.save_record({"version": 1, "status": "new"})
         folder.close()
 
-    monkeypatch.setattr(module, "train_together", scarce)
+    monkeypatch.setattr(training, "train_together", scarce)
     assert [record["status"] for record in compare(runs, tmp_path, again=True, say=silent)] == ["new", "new"]
 
 

@@ -13,11 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unfading.folder import clear, finished, stopped_at
 from unfading.run import Run
-from unfading.train import alike, train_together
+from unfading.train import alike, train_pass
 from unfading.training import Listener
 from unfading.workers import train_apart
 
@@ -118,27 +116,6 @@ def _fleets(runs: Iterable[Run], where: Path, together: int) -> list[list[Run]]:
     for run in runs:
         groups[shape(run), stopped_at(where, run)].append(run)
     return [group[i : i + together] for group in groups.values() for i in range(0, len(group), together)]
-
-
-def train_pass(
-    runs: list[Run], where: Path, listen: Listener | None, say: Callable[[str], None], options: dict[str, Any]
-) -> None:
-    """Train runs of one shape in one pass, or in several where the memory of the GPU is too small."""
-    try:
-        train_together(runs, where, listen=listen, **options)
-        return
-    except torch.OutOfMemoryError:
-        if len(runs) == 1:
-            raise ValueError(
-                f"{runs[0].cell} with batch {runs[0].batch} does not fit the memory of the GPU. A smaller batch does, or "
-                "cell option checkpoint_every."
-            ) from None
-    # Outside the handler, which would keep the tensors of the failed pass alive.
-    torch.cuda.empty_cache()
-    half = len(runs) // 2
-    say(f"{len(runs)} runs do not fit the memory of the GPU together; going on with {half} and {len(runs) - half}.")
-    for part in (runs[:half], runs[half:]):
-        train_pass(part, where, listen, say, {**options, "resume": True})
 
 
 def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

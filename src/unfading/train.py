@@ -5,7 +5,7 @@ few numbers, and a run that is resumed is bit for bit the run that was never sto
 evaluation, every `save_every` seconds, and when the process is asked to stop (Ctrl-C, SIGTERM).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,27 @@ def train_together(
             done = iter(training.records)
             records = [next(done) if record is None else record for record in records]
         return [record for record in records if record is not None]
+
+
+def train_pass(
+    runs: list[Run], where: Path, listen: Listener | None, say: Callable[[str], None], options: dict[str, Any]
+) -> None:
+    """Train runs of one shape in one pass, or in several where the memory of the GPU is too small."""
+    try:
+        train_together(runs, where, listen=listen, **options)
+        return
+    except torch.OutOfMemoryError:
+        if len(runs) == 1:
+            raise ValueError(
+                f"{runs[0].cell} with batch {runs[0].batch} does not fit the memory of the GPU. A smaller batch does, or "
+                "cell option checkpoint_every."
+            ) from None
+    # Outside the handler, which would keep the tensors of the failed pass alive.
+    torch.cuda.empty_cache()
+    half = len(runs) // 2
+    say(f"{len(runs)} runs do not fit the memory of the GPU together; going on with {half} and {len(runs) - half}.")
+    for part in (runs[:half], runs[half:]):
+        train_pass(part, where, listen, say, {**options, "resume": True})
 
 
 def alike(run: Run) -> dict[str, Any]:

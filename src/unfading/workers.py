@@ -213,7 +213,7 @@ def main(told: int) -> None:
 
 def _train(job: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
     """Train what a job names, and tell how it goes; a moment says by its first number of which run it is."""
-    from unfading.compare import train_pass
+    from unfading.train import train_pass
 
     runs = [Run.from_json(run) for run in job.pop("runs")]
     places = {run.key: place for place, run in enumerate(runs)}

@@ -13,7 +13,7 @@ from unfading.run import Run
 MNIST_ROWS, CIFAR_ROWS, HAR_ROWS = 10_000, 10_000, 2_947
 STANDARD: dict[str, Any] = {"scale": "standard"}
 EPOCHS = 52
-BASELINE_RATES = (3e-4, 1e-3, 3e-3)
+BASELINE_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 
 
 def _row(name: str, run: Run, published: float | None, rows: int, note: str = "", **own: Any) -> Row:
