@@ -189,10 +189,44 @@ def test_rows_that_are_retrained_take_the_validation_rows_too(tmp_path, made):
 
 
 def test_a_rate_is_chosen_on_a_third_of_the_epochs_where_seeds_are_trained_anew(tmp_path, made):
-    run = small(task="har2", task_options={}, steps=None, epochs=3, batch=64)
+    run = small(task="har2", task_options={}, steps=None, epochs=30, batch=64)
     shown = Shown()
     train_rows([Wanted("p/t", Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2)))], way(tmp_path), shown)
-    assert [[(r.epochs, r.split) for r in each] for each in shown.passes] == [[(1, "train"), (1, "train")], [(3, "full")]]
+    assert [[(r.epochs, r.split) for r in each] for each in shown.passes] == [[(10, "train"), (10, "train")], [(30, "full")]]
+
+
+def test_where_last_weights_are_tested_the_last_validation_score_chooses(monkeypatch, tmp_path):
+    """One rate was better on its way, the other is at its end."""
+    row = Row(small(task="har2", task_options={}, steps=2), None, 0.0, name="r", retrain=True, seeds=1, rates=(0.1, 0.2))
+
+    def done(where, run):
+        scores = {0.1: (0.9, 0.5), 0.2: (0.6, 0.6)}[run.rate]
+        curve = [{"step": i, "valid": {"accuracy": score}} for i, score in enumerate(scores)]
+        best = {"step": 0, "valid": {"accuracy": max(scores)}}
+        about = {"run": run.to_json(), "status": "finished", "measure": "accuracy", "rising": True}
+        return {**about, "curve": [*curve, {"step": 9, "loss": 1.0}], "best": best}
+
+    monkeypatch.setattr(trained_rows, "finished", done)
+    monkeypatch.setattr(trained_rows, "available", lambda row: True)
+    assert [line["run"]["rate"] for line in lines([Wanted("p/t", row)], "paper", way(tmp_path))] == [0.2]
+    row = replace(row, retrain=False)
+    assert [line["run"]["rate"] for line in lines([Wanted("p/t", row)], "paper", way(tmp_path))] == [0.1]
+
+
+def test_few_epochs_are_not_cut_for_the_choice(tmp_path, made):
+    run = small(task="har2", task_options={}, steps=None, epochs=2, batch=64)
+    shown = Shown()
+    train_rows([Wanted("p/t", Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2)))], way(tmp_path), shown)
+    assert [[r.epochs for r in each] for each in shown.passes] == [[2, 2], [2]]
+
+
+def test_other_fields_are_chosen_with_the_rates(tmp_path):
+    row = Row(small(), None, 0.0, name="r", rates=(1e-9, 3e-2), choices=({"rates": {"*": 0.0}}, {}), seeds=2)
+    shown = Shown()
+    train_rows([Wanted("p/t", row)], way(tmp_path), shown)
+    held = {"*": 0.0}
+    assert [(r.rates, r.rate) for r in shown.passes[0]] == [(held, 1e-9), (held, 3e-2), ({}, 1e-9), ({}, 3e-2)]
+    assert [(r.rates, r.rate, r.seed) for r in shown.passes[1]] == [({}, 3e-2, 1)]
 
 
 def test_rows_of_one_shape_go_together_and_a_shared_run_is_trained_once(tmp_path):

@@ -129,11 +129,12 @@ def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         settings[replace(run, seed=0, rate=1.0).key][run.rate].append(record)
     kept: list[dict[str, Any]] = []
     for rates in settings.values():
-        kept += rates[min(rates, key=lambda rate: _badness(rates[rate]))]
+        kept += rates[min(rates, key=lambda rate: badness(rates[rate]))]
     return kept
 
 
-def _badness(records: list[dict[str, Any]]) -> tuple[int, float]:
+def badness(records: list[dict[str, Any]]) -> tuple[int, float]:
+    """Of runs of one setting: how many diverged, and then the mean validation score, turned so that less is better."""
     diverged = sum(record["status"] == "diverged" for record in records)
     scores = [_validation(record) for record in records]
     return diverged, sum(scores) / len(scores)

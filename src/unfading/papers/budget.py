@@ -40,7 +40,7 @@ def numbers(make: Callable[..., Any], budget: Budget) -> dict[str, int]:
 
 
 def _with(row: Row, shorter: Callable[[Run], Run]) -> Row:
-    return replace(row, run=None if row.run is None else shorter(row.run), seeds=1, rates=())
+    return replace(row, run=None if row.run is None else shorter(row.run), seeds=1, rates=(), choices=({},))
 
 
 def _a_tenth(run: Run) -> Run:

@@ -76,7 +76,7 @@ def _copying(T: int, K: int = 5) -> list[Row]:
     guess = 10 * math.log(8) / (T + 20)
 
     def row(name: str, run: Run, published: float | None, note: str, **own: Any) -> Row:
-        run = replace(run, stop_at=round(0.05 * guess, 6))
+        run = replace(run, stop_at=round(0.05 * guess, 6), schedule="cosine")
         return Row(run, published, 0.1 * guess, note, name=f"copying {T} {name}", unit="error", seeds=SEEDS, **own)
 
     told = f"cross entropy under a tenth of a guess ({guess:.4f}) in 3 of 5 seeds within {COPYING_STEPS:,} steps"

@@ -34,6 +34,7 @@ class Row:
         parameters: what the recurrent stack must have, without encoder and head; with `whole`, the model.
         whole: see `parameters`.
         rates: of learning, to choose from by validation; empty keeps the run's.
+        choices: other fields of the run, to choose from by validation, each with every rate.
         seeds: so many.
         retrain: after the choice, train on training and validation rows together, and test the last weights.
         share: the claim is that this share of the seeds comes within the tolerance; None for one about the mean.
@@ -52,6 +53,7 @@ class Row:
     parameters: int | None = None
     whole: bool = False
     rates: tuple[float, ...] = ()
+    choices: tuple[Mapping[str, Any], ...] = ({},)
     seeds: int = 3
     retrain: bool = False
     share: float | None = None

@@ -1,4 +1,4 @@
-"""Rows, trained: the rate of each chosen by validation, then its seeds, and a line for every run that is done.
+"""Rows, trained: what is open in a setting chosen by validation, then all seeds, and a line for every run that is done.
 
 Rows of one shape are trained together (`compare` packs them into passes on a GPU, and into processes on a CPU), shapes one
 after the other in the order of the rows; where several passes share a GPU, all at once. Everything lies in the runs' folders:
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from unfading import data, machine
-from unfading.compare import chosen, compare, shape
+from unfading.compare import badness, compare, shape
 from unfading.folder import finished
 from unfading.papers.budget import Budget
 from unfading.papers.row import COUNTED, Row
@@ -22,7 +22,8 @@ from unfading.record import sizes
 from unfading.run import Run
 from unfading.training import Listener
 
-CHOOSING = 3  # a rate is chosen on epochs / CHOOSING, where the seeds are trained anew
+CHOOSING = 3  # a rate is chosen on epochs / CHOOSING, where the seeds are trained anew,
+ENOUGH = 10  # and that is so many epochs at least
 POINTS = 60  # of a curve, beside those with a validation score, that a line keeps
 
 Line = dict[str, Any]
@@ -104,30 +105,45 @@ def place(row: Row) -> str:
 
 
 def _candidates(row: Row, way: Way) -> list[Run]:
-    """One run for each rate, with the first seed, scored on validation rows.
+    """One run for each setting, with the first seed, scored on validation rows; none where there is nothing to choose.
 
     Where the seeds are trained anew afterwards, on more rows, a third of the epochs is enough to choose by.
     """
     assert row.run is not None
-    rates = row.rates if len(row.rates) > 1 else ()
-    epochs = row.run.epochs
-    shorter: dict[str, Any] = {"epochs": max(1, epochs // CHOOSING)} if row.retrain and epochs is not None else {}
-    return [replace(row.run, rate=rate, seed=0, **way.numbers, **shorter) for rate in rates]
+    settings = _settings(row)
+    if len(settings) == 1:
+        return []
+    third = (row.run.epochs or 0) // CHOOSING
+    shorter: dict[str, Any] = {"epochs": third} if row.retrain and third >= ENOUGH else {}
+    return [replace(row.run, seed=0, **way.numbers, **setting, **shorter) for setting in settings]
+
+
+def _settings(row: Row) -> list[dict[str, Any]]:
+    """What there is to choose from: fields of the run."""
+    rates = [{"rate": rate} for rate in row.rates] or [{}]
+    return [{**choice, **rate} for choice in row.choices for rate in rates]
 
 
 def _seeds(row: Row, way: Way) -> list[Run]:
-    """The runs that count; none as long as the choice of their rate is open."""
+    """The runs that count; none as long as the choice of their setting is open."""
     assert row.run is not None
-    rate = row.run.rate if len(row.rates) != 1 else row.rates[0]
-    candidates = _candidates(row, way)
-    if candidates:
-        records = [finished(way.where, run) for run in candidates]
+    setting, *others = _settings(row)
+    if others:
+        records = [finished(way.where, run) for run in _candidates(row, way)]
         done = [record for record in records if record is not None]
-        if len(done) < len(candidates):
+        if len(done) < len(records):
             return []
-        rate = chosen(done)[0]["run"]["rate"]
+        if row.retrain:
+            done = [_last(record) for record in done]
+        setting = min(zip(_settings(row), done, strict=True), key=lambda pair: badness([pair[1]]))[0]
     full: dict[str, Any] = {"split": "full", "valid_every": None, "stop_at": None} if row.retrain else {}
-    return [replace(row.run, rate=rate, seed=seed, **way.numbers, **full) for seed in range(row.seeds)]
+    return [replace(row.run, seed=seed, **way.numbers, **setting, **full) for seed in range(row.seeds)]
+
+
+def _last(record: Line) -> Line:
+    """The record with its last validation score as its best: where the last weights are tested, they are what is chosen by."""
+    scores = [point["valid"] for point in record["curve"] if "valid" in point]
+    return {**record, "best": {"valid": scores[-1]} if scores else None}
 
 
 def _compare(runs: Sequence[Run], way: Way, shown: Shown) -> None:
