@@ -38,6 +38,7 @@ def line(score, seed=0, **own):
     }
     fields |= {
         "optimiser": "adam",
+        "optimiser_options": {"l2": 0.01, "weight_decay": 0.0},
         "rate": 1e-3,
         "schedule": "constant",
         "clip_norm": 1.0,
@@ -166,12 +167,14 @@ def test_the_page_tells_all_of_it_from_the_records_alone(tmp_path):
     assert "| u | 95.00 % | - | - | - | - | - | data not available |" in page
     assert "| v | 95.00 % | - | - | - | - | - | not run |" in page
     assert (
-        "- **r**: STAR, 8 units, adam 0.001 constant, clip 1, batch 4, 100 steps, trained on training and validation rows. "
-        in page
+        "- **r**: STAR, 8 units, on adding T=20, adam l2=0.01, rate 0.001 constant, clip 1, batch 4, 100 steps, trained on "
+        "training and validation rows. " in page
     )
     assert "-0.45 points from the published number" in page
     assert "needs yelp" in page
     assert "- It is blue." in page
+    assert ".png" not in page
+    assert "A figure.\n\n![A figure.](q-fig2.png)\n" in fidelity.page(fidelity.read(tmp_path), ["q-fig2.png", "p-t2.png"])
     assert "on NVIDIA H200." in page
     assert "| p | 0 | 0 | 1 | 1 | 1 | 0 |" in page
 
@@ -209,7 +212,8 @@ def test_damaged_records_are_named(tmp_path, content, sentence):
 
 
 def test_the_committed_page_is_that_of_the_committed_records():
-    page = fidelity.page(fidelity.read(ROOT / "benchmarks" / "results"))
+    pictures = [path.name for path in (ROOT / "docs").glob("*.png")]
+    page = fidelity.page(fidelity.read(ROOT / "benchmarks" / "results"), pictures)
     assert page == (ROOT / "docs" / "fidelity.md").read_text()
 
 

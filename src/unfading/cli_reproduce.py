@@ -103,7 +103,8 @@ def _page() -> None:
     if not RESULTS.is_dir() or not PAGE.parent.is_dir():
         raise ValueError(f"--page reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading.")
     kept.put(RESULTS / fidelity.ROWS, shelf.lines(tuple(shelf.items())))
-    write(PAGE, fidelity.page(fidelity.read(RESULTS)).encode())
+    pictures = [path.name for path in PAGE.parent.glob("*.png")]
+    write(PAGE, fidelity.page(fidelity.read(RESULTS), pictures).encode())
     print(f"wrote {PAGE}")
 
 

@@ -5,7 +5,7 @@ papers-<machine>.jsonl   a line for each run of a row, each count, each figure t
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def page(lines: Sequence[Line]) -> str:
-    """The page as Markdown."""
+def page(lines: Sequence[Line], pictures: Collection[str] = ()) -> str:
+    """The page as Markdown; pictures: files beside it, shown where one is that of an item (incremental-fig3.png)."""
     by_item: dict[str, list[Line]] = {}
     for line in lines:
         by_item.setdefault(line["item"], []).append(line)
@@ -56,7 +56,9 @@ def page(lines: Sequence[Line]) -> str:
     parts = [HEAD, _summary(papers, outcomes)]
     for paper, items in papers.items():
         parts.append(f"## {TITLES.get(paper, paper)}\n\n")
-        parts += [_item(item, by_item[item], outcomes[item]) for item in items]
+        for item in items:
+            file = f"{item.replace('/', '-')}.png"
+            parts.append(_item(item, by_item[item], outcomes[item], file if file in pictures else None))
     return "".join(parts).rstrip() + "\n"
 
 
@@ -85,9 +87,11 @@ def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequenc
     return _table(table, left=1) + "\nRows that stand in two tables count twice.\n\n"
 
 
-def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outcome]]) -> str:
+def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outcome]], picture: str | None) -> str:
     title = next((line["title"] for line in lines if line["kind"] in ("row", "figure")), "")
     parts = [f"### {item}\n\n{title}\n\n"]
+    if picture is not None:
+        parts.append(f"![{title}]({picture})\n\n")
     drawn = [line for line in lines if line["kind"] == "drawn"]
     if not outcomes and not drawn:
         parts.append(f"A figure: `unfading reproduce {item}` makes it.\n\n")
@@ -139,16 +143,21 @@ def _machines(outcomes: Iterable[tuple[Line, Outcome]]) -> list[str]:
 
 def describe(run: Mapping[str, Any]) -> str:
     """The setting of a run in one line."""
-    options = " ".join(f"{name}={value}" for name, value in run["cell_options"].items())
+    cell, task, optimiser = (_named(run[name], run[f"{name}_options"]) for name in ("cell", "task", "optimiser"))
     length = f"{run['epochs']} epochs" if run["epochs"] is not None else f"{run['steps']:,} steps"
     factors = "".join(f", {name}'s rate x {factor:g}" for name, factor in run["rates"].items())
     clip = f", clip {run['clip_norm']:g}" if run["clip_norm"] is not None else ""
     depth = f"{run['layers']} x " if run["layers"] > 1 else ""
     rows = ", trained on training and validation rows" if run["split"] == "full" else ""
     return (
-        f"{run['cell']}{f' {options}' if options else ''}, {depth}{run['hidden']} units, {run['optimiser']} {run['rate']:g} "
-        f"{run['schedule']}{factors}{clip}, batch {run['batch']}, {length}{rows}"
+        f"{cell}, {depth}{run['hidden']} units, on {task}, {optimiser}, rate {run['rate']:g} {run['schedule']}{factors}{clip}, "
+        f"batch {run['batch']}, {length}{rows}"
     )
+
+
+def _named(name: str, options: Mapping[str, Any]) -> str:
+    """With its options, those that are off left out."""
+    return " ".join([name, *(f"{option}={value}" for option, value in options.items() if value not in (0.0, False))])
 
 
 def number(value: float, unit: str) -> str:
