@@ -7,12 +7,15 @@ import torch
 
 from unfading.fleet import Fleet
 from unfading.run import Run
-from unfading.tasks.base import Split
+from unfading.tasks.base import Split, Task
 
 # Validation and test draw with one seed for all runs: runs that differ in theirs are scored on the same rows.
 SEED = 0
 # Batches of an evaluation on a task without end, where the run does not say.
 ENDLESS = 10
+# Rows that a GPU reads at a time, whatever the batch of training: a small batch leaves it idle. Not by the number of models: a
+# task that draws noise for each batch would draw other noise in a pass of many.
+AT_ONCE = 512
 
 
 class Scores(NamedTuple):
@@ -26,7 +29,8 @@ class Scores(NamedTuple):
 def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
     """Loss and metrics of every model of a fleet, means over the split."""
     task, device = fleet.task, fleet.w.device
-    length = task.length(split, run.batch)
+    size = batch_size(run, task, split, device)
+    length = task.length(split, size)
     batches = run.valid_batches or length or ENDLESS
     batches = batches if length is None else min(batches, length)
     sums: dict[str, torch.Tensor] = {}
@@ -35,8 +39,8 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
     fleet.eval()
     try:
         for index in range(batches):
-            batch = task.batch(index, run.batch, split=split, seed=SEED, device=device)
-            if not task.carried(index, run.batch, split=split):
+            batch = task.batch(index, size, split=split, seed=SEED, device=device)
+            if not task.carried(index, size, split=split):
                 state, start = None, 0
             if split == "test" and index == 0:
                 # The time of a test is told: what is done once, when a model is first evaluated, is no part of it.
@@ -54,3 +58,11 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
     means = {name: (total / weights).tolist() for name, total in sums.items()}
     models: list[dict[str, Any]] = [{name: values[e] for name, values in means.items()} for e in range(len(fleet.models))]
     return Scores(models, perf_counter() - began, sequences)
+
+
+def batch_size(run: Run, task: Task, split: Split, device: torch.device) -> int:
+    """Rows of a batch: those of training, or more on a GPU, where all rows are read and none goes on from another."""
+    whole = run.valid_batches is None and task.length(split, run.batch) is not None
+    if device.type == "cpu" or not whole or task.carried(1, run.batch, split=split):
+        return run.batch
+    return run.batch * max(1, AT_ONCE // run.batch)
