@@ -8,7 +8,7 @@ import pytest
 
 from tests.test_project import ROOT
 from unfading.report import curves, fidelity
-from unfading.report.verdicts import judge, sentence, to_reach, trained
+from unfading.report.verdicts import judge, sentence, setting, to_reach, trained
 
 
 def claim(**own):
@@ -73,6 +73,19 @@ def test_the_rule(scores, verdict):
     found = judge(claim(), lines)
     assert found.verdict == verdict
     assert found.seeds == len(scores)
+
+
+def test_a_measurement_at_the_present_setting_goes_before_a_fuller_one_at_another():
+    old = [line(0.95, seed) for seed in range(3)]
+    new = line(0.97)
+    new["run"] = {**new["run"], "rate": 2e-3, "device": "cuda", "dtype": "tf32"}
+    row = claim(settings=["0" * 12, setting({**new["run"], "seed": 7, "device": "cpu", "dtype": "float32"})])
+    assert judge(row, [*old, new])[1:4] == (97.0, None, 1)
+    assert not judge(row, [*old, new]).earlier
+    found = judge(row, old)
+    assert (found.earlier, found.seeds) == (True, 3)
+    assert "measured at a setting that the row had before" in sentence(row, found)
+    assert not judge(row, [{**each, "budget": "short"} for each in old]).earlier  # a tenth of the steps is another matter
 
 
 @pytest.mark.parametrize(("score", "verdict"), [(0.09, "held"), (0.105, "held"), (0.107, "beaten")])

@@ -373,3 +373,16 @@ def test_the_page_is_written_in_a_checkout_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="run it in the root of a checkout"):
         cli_reproduce.reproduce(page=True)
+
+
+def test_what_is_done_is_kept_though_a_row_fails(tmp_path, monkeypatch):
+    said = []
+
+    def fails(self, makers, shown):
+        raise ValueError("1 of 2 runs failed")
+
+    monkeypatch.setattr(Making, "train", fails)
+    monkeypatch.setattr(Making, "keep", lambda self, makers: said.append([name for name, _ in makers]))
+    with pytest.raises(ValueError, match="1 of 2 runs failed"):
+        cli_reproduce.reproduce(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+    assert said == [["incremental/fig5"]]

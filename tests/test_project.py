@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "unfading"
 
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
-    ["errors", "traced"],
+    ["errors", "traced", "products"],
     ["datasets", "initialise", "lengths", "report"],
     ["data"],
     ["cells", "tasks"],

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ from unfading.tasks.base import EveryStep, MeanOverTime
 from unfading.tasks.crops import TUMCrops
 from unfading.tasks.normalise import scale_of
 from unfading.tasks.reviews import Yelp5
-from unfading.tasks.sensors import ACTIVITIES, DSA19, HAR2, HAR6
+from unfading.tasks.sensors import ACTIVITIES, DSA19, HAR2, HAR6, HELD_OUT_PEOPLE
 from unfading.tasks.speech import COMMANDS, WORDS, Google12, Google30, read_wav, silence
 from unfading.tasks.text import PTBCharacters, PTBWords
 from unfading.tasks.ucr import UCR
@@ -250,3 +251,24 @@ def test_rare_words_of_reviews_share_a_number_and_an_empty_review_has_one_word()
     train = torch.cat([batch.x[: int(batch.lengths), 0] for batch in epoch(YELP, "train")])
     counts = torch.bincount(train, minlength=8)[1:]
     assert torch.equal(counts, counts.sort(descending=True).values)
+
+
+@pytest.mark.parametrize("task", [PTBWords(embedding=40), PTBCharacters(embedding=40)], ids=["words", "characters"])
+def test_vectors_of_tokens_begin_small_and_are_dropped_in_training_alone(task):
+    vectors = task.encoder()
+    assert 0.09 < float(vectors.weight.detach().abs().max()) <= 0.1
+    dropped = replace(task, dropout=0.5).encoder()
+    tokens = torch.arange(30).reshape(10, 3)
+    assert float((dropped(tokens) == 0).double().mean()) == pytest.approx(0.5, abs=0.1)
+    assert torch.equal(dropped.eval()(tokens), dropped[0](tokens))
+    assert replace(task, dropout=0.5).head(4).dropout.p == 0.5
+
+
+def test_a_random_fifth_of_the_windows_for_validation_where_asked(made):
+    people, fifth = HAR2(), HAR2(validation="fifth")
+    n = len(people.people("train"))
+    assert len(fifth.rows("valid")) == n // 5
+    assert not set(people.people("train")[fifth.rows("valid")].tolist()) <= set(HELD_OUT_PEOPLE)
+    assert set(people.people("train")[people.rows("valid")].tolist()) <= set(HELD_OUT_PEOPLE)
+    with pytest.raises(ValueError, match="unknown validation 'third'"):
+        HAR2(validation="third")

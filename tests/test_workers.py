@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from unfading import Run, compare, workers
 from unfading.folder import Folder, stopped_at
@@ -51,6 +52,35 @@ def test_a_worker_trains_runs_in_one_pass_and_tells_of_each(tmp_path):
             assert [(end.step, end.status) for end in ends] == [(12, "finished")]
             steps = [moment.loss for moment in heard if moment.run == run and moment.step == 12]
             assert record["curve"][-1]["loss"] in steps
+
+
+def test_of_a_job_that_fails_late_those_that_are_done_have_not_failed(tmp_path, monkeypatch):
+    done, lost = SMALL, replace(SMALL, seed=1)
+    train_together([done], tmp_path)
+    monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
+    with pytest.raises(ValueError, match="1 of 2 runs failed: Elman, seed 1: its process ended with code 3"):
+        workers.train_apart([[done, lost]], tmp_path, processes=1, listen=None, say=silent, options={})
+
+
+def test_a_gpu_that_fails_ends_the_process_and_not_the_jobs_after(tmp_path, monkeypatch):
+    """A worker whose GPU is lost could train nothing more: it ends, untold, and another one takes the next job."""
+
+    called = threading.Event()
+
+    def lines():
+        yield json.dumps({"runs": [SMALL.to_json()], "where": str(tmp_path)}) + "\n"
+        called.wait(10)
+
+    def broken(*arguments):
+        called.set()
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(sys.modules["unfading.train"], "train_pass", broken)
+    heard, told = os.pipe()
+    with pytest.raises(SystemExit, match="illegal memory access"):
+        worked(lines(), told, monkeypatch)
+    assert os.read(heard, 100) == b""
+    os.close(heard)
 
 
 def test_what_a_worker_has_to_say_is_said(tmp_path, monkeypatch):

@@ -86,6 +86,7 @@ def reproduce(
 
             stack.enter_context(time_limit(60 * minutes))
         if not draw:
+            making.wanted(makers)  # a row that is not there is told before anything is written
             with _stops_tell(runs, lambda: making.keep(makers)):
                 making.train(makers, _shown)
         told = making.tell(makers, trained=not draw)
@@ -121,13 +122,13 @@ def _shown(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]]:
 
 @contextmanager
 def _stops_tell(runs: Path, keep: Callable[[], None]) -> Iterator[None]:
-    """What is done is kept, also where training is asked to stop; the exit code says that more is to come."""
+    """What is done is kept, also where a row fails or training is asked to stop; the exit code says that more is to come."""
     from unfading.stopping import Stopped
 
     try:
         yield
     except Stopped as stopped:
-        keep()
         print(f"unfading: {stopped}; all is in {runs}. The same command goes on.", file=sys.stderr)
         sys.exit(128 + stopped.signal)
-    keep()
+    finally:
+        keep()

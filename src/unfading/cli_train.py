@@ -13,7 +13,7 @@ from rich.console import Console
 from tyro.conf import arg
 
 from unfading.cli_settings import Keeping, Settings, check_alone
-from unfading.compare import chosen
+from unfading.compare import by_last, chosen
 from unfading.compare import compare as compare_runs
 from unfading.diagnose.watch import gradients
 from unfading.errors import check_count
@@ -113,7 +113,8 @@ def compare(
     with _interruptible():
         runs = settings.runs(task, cells, rates=rate, seeds=seeds)
     where = keeping.where(runs[0])
-    best = chosen(_compared(runs, where, keeping, processes, together))
+    compared = _compared(runs, where, keeping, processes, together)
+    best = chosen([by_last(record) for record in compared] if final else compared)
     if final:
         full = [replace(Run.from_json(record["run"]), split="full", valid_every=None, stop_at=None) for record in best]
         best = _compared(full, where, keeping, processes, together)

@@ -133,6 +133,12 @@ def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
+def by_last(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its last validation score as its best: what is chosen by where last weights will be tested."""
+    scores = [point["valid"] for point in record["curve"] if "valid" in point]
+    return {**record, "best": {"valid": scores[-1]} if scores else None}
+
+
 def badness(records: list[dict[str, Any]]) -> tuple[int, float]:
     """Of runs of one setting: how many diverged, and then the mean validation score, turned so that less is better."""
     diverged = sum(record["status"] == "diverged" for record in records)

@@ -8,6 +8,7 @@ import torch
 from unfading.fleet import Fleet
 from unfading.run import Run
 from unfading.tasks.base import Split, Task
+from unfading.tasks.resident import Resident
 
 # Validation and test draw with one seed for all runs: runs that differ in theirs are scored on the same rows.
 SEED = 0
@@ -29,7 +30,7 @@ class Scores(NamedTuple):
 def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
     """Loss and metrics of every model of a fleet, means over the split."""
     task, device = fleet.task, fleet.w.device
-    size = batch_size(run, task, split, device)
+    size = batch_size(run, task, device)
     length = task.length(split, size)
     batches = run.valid_batches or length or ENDLESS
     batches = batches if length is None else min(batches, length)
@@ -60,9 +61,11 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
     return Scores(models, perf_counter() - began, sequences)
 
 
-def batch_size(run: Run, task: Task, split: Split, device: torch.device) -> int:
-    """Rows of a batch: those of training, or more on a GPU, where all rows are read and none goes on from another."""
-    whole = run.valid_batches is None and task.length(split, run.batch) is not None
-    if device.type == "cpu" or not whole or task.carried(1, run.batch, split=split):
+def batch_size(run: Run, task: Task, device: torch.device) -> int:
+    """Rows of a batch: those of training, or more on a GPU, where all rows of a dataset are read.
+
+    Not of a text, for which a model has thousands of answers at each step, and whose streams a size would cut elsewhere.
+    """
+    if device.type == "cpu" or run.valid_batches is not None or not isinstance(task, Resident):
         return run.batch
     return run.batch * max(1, AT_ONCE // run.batch)

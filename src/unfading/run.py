@@ -55,8 +55,8 @@ class Run:
         stop_at: a validation score, in the task's measure, that is good enough: the run ends there.
         retries: how often a run whose loss or gradient is not finite goes back to the weights of its best stretch with half
             the rate; after that it ends.
-        dtype: of parameters and data; tf32 is float32 with products made in tf32, which are right to three digits and take a
-            third of the time on a GPU.
+        dtype: of parameters and data; tf32 is float32 with products made in tf32, right to three digits: compiled loops take
+            less than half the time on a GPU.
         device: where it runs; a GPU draws other random numbers than a CPU.
         backend: of the layers.
         seed: of weights, data and noise.

@@ -5,8 +5,8 @@ few numbers, and a run that is resumed is bit for bit the run that was never sto
 evaluation, every `save_every` seconds, and when the process is asked to stop (Ctrl-C, SIGTERM).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from unfading.folder import finished
 from unfading.member import Member
+from unfading.products import float32_products
 from unfading.run import Run
 from unfading.stopping import Stopped, asked_to_stop, stop_if_late
 from unfading.training import Listener, Training, Watch
@@ -89,7 +90,7 @@ def train_together(
                 )
     task = runs[0].make_task()
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
-        stack.enter_context(_products(runs[0]))
+        stack.enter_context(float32_products("tf32" if runs[0].dtype == "tf32" else "ieee"))
         records = [None if where is None or again else finished(where, run) for run in runs]
         left = [Member(run, task) for run, record in zip(runs, records, strict=True) if record is None]
         if left:
@@ -120,8 +121,8 @@ def train_pass(
     except torch.OutOfMemoryError:
         if len(runs) == 1:
             raise ValueError(
-                f"{runs[0].cell} with batch {runs[0].batch} does not fit the memory of the GPU. A smaller batch does, or "
-                "cell option checkpoint_every."
+                f"{runs[0].cell} with batch {runs[0].batch} does not fit the memory of the GPU. A smaller batch does, cell "
+                "option checkpoint_every, or fewer processes on it."
             ) from None
     # Outside the handler, which would keep the tensors of the failed pass alive.
     torch.cuda.empty_cache()
@@ -134,17 +135,6 @@ def train_pass(
 def alike(run: Run) -> dict[str, Any]:
     """Of a run, what the others of its pass must have too."""
     return {name: value for name, value in run.to_json().items() if name not in MAY_DIFFER}
-
-
-@contextmanager
-def _products(run: Run) -> Iterator[None]:
-    """Products of float32 on a GPU as the run has them, whatever the process had."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if run.dtype == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _gpus(run: Run) -> list[int]:

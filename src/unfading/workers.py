@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from unfading.folder import finished
 from unfading.member import Moment
 from unfading.run import Run
 from unfading.stopping import Stopped, asked_to_stop, noted
@@ -85,10 +86,11 @@ def train_apart(
                 if index not in busy:  # an idle one has gone, as it should
                     continue
                 job = busy.pop(index)
+                lost = [run for run in job if finished(where, run) is None]
                 if told is None:
-                    failures += [(run, f"its process ended with {workers[index].code()}") for run in job]
+                    failures += [(run, f"its process ended with {workers[index].code()}") for run in lost]
                 elif "error" in told:
-                    failures += [(run, told["error"]) for run in job]
+                    failures += [(run, told["error"]) for run in lost]
                 if told is None and waiting:
                     workers[index].stop()
                     workers[index] = _Worker(index, news)
@@ -206,8 +208,12 @@ def main(told: int) -> None:
             tell({"done": True})
         except Stopped as stopped:
             sys.exit(128 + stopped.signal)
+        except torch.AcceleratorError as error:  # nothing runs on the GPU in this process any more: another one takes over
+            sys.exit(f"unfading: {str(error).splitlines()[0]}")
         except (ValueError, TypeError, OSError, RuntimeError) as error:
             tell({"error": str(error)})
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # others share the GPU
         training.clear()
 
 

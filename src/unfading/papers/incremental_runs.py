@@ -3,8 +3,8 @@
 Stated in the paper: Adam, batch 128, ReLU, units per task (Table 5), eta = 0.01 at the start, 20 % of the training rows for
 validation, then all of them. Not stated: ranks, epochs, decay, clipping. Ranks are those that give the printed sizes
 (`parameters`); epochs, cosine decay to 0, clipping at norm 1, and a return to the best weights with half the rate where a loss
-is not finite (three times at most) are ours, for every cell. The published rate, 1e-2, diverges: the rates here are chosen
-from by validation.
+is not finite (three times at most) are ours, for every cell. The published rate, 1e-2, diverges on long sequences:
+the rates here are chosen from by validation.
 """
 
 from typing import Any

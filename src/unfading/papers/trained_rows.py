@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from unfading import data, machine
-from unfading.compare import badness, compare, shape
+from unfading.compare import badness, by_last, compare, shape
 from unfading.folder import finished
 from unfading.papers.budget import Budget
 from unfading.papers.row import COUNTED, Row
 from unfading.record import sizes
+from unfading.report.verdicts import setting
 from unfading.run import Run
 from unfading.training import Listener
 
@@ -49,7 +50,7 @@ class Way(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """Of a run: on a GPU products are made in tf32, which takes a third of the time."""
+        """Of a run: on a GPU products are made in tf32, which takes less than half the time."""
         return {"device": self.device, "dtype": "tf32" if self.device == "cuda" else "float32"}
 
 
@@ -74,7 +75,7 @@ def train_rows(wanted: Sequence[Wanted], way: Way, shown: Shown) -> None:
             except ValueError as error:  # of some rows: those whose rate is known go on
                 failed.append(error)
     if failed:
-        raise failed[0]
+        raise ValueError(" ".join(dict.fromkeys(map(str, failed))))
 
 
 def lines(wanted: Sequence[Wanted], budget: Budget, way: Way) -> list[Line]:
@@ -92,6 +93,13 @@ def lines(wanted: Sequence[Wanted], budget: Budget, way: Way) -> list[Line]:
     return found
 
 
+def settings(row: Row) -> list[str]:
+    """What the runs that count may be set to, in the short form in which `report/verdicts.py` compares."""
+    if row.run is None or row.unit == COUNTED:
+        return []
+    return [setting(replace(row.run, **each, **_anew(row)).to_json()) for each in _settings(row)]
+
+
 def final_runs(row: Row, way: Way) -> Iterator[Run]:
     """The runs of a row that are done, seed 0 first."""
     return (run for run in _seeds(row, way) if finished(way.where, run) is not None)
@@ -107,15 +115,17 @@ def place(row: Row) -> str:
 def _candidates(row: Row, way: Way) -> list[Run]:
     """One run for each setting, with the first seed, scored on validation rows; none where there is nothing to choose.
 
-    Where the seeds are trained anew afterwards, on more rows, a third of the epochs is enough to choose by.
+    Where the seeds are trained anew afterwards, on more rows, a third of the epochs is enough to choose by, unless their number
+    is to be chosen too.
     """
     assert row.run is not None
-    settings = _settings(row)
-    if len(settings) == 1:
+    found = _settings(row)
+    if len(found) == 1:
         return []
     third = (row.run.epochs or 0) // CHOOSING
-    shorter: dict[str, Any] = {"epochs": third} if row.retrain and third >= ENOUGH else {}
-    return [replace(row.run, seed=0, **way.numbers, **setting, **shorter) for setting in settings]
+    open_epochs = any("epochs" in each for each in found)
+    shorter: dict[str, Any] = {"epochs": third} if row.retrain and third >= ENOUGH and not open_epochs else {}
+    return [replace(row.run, seed=0, **way.numbers, **each, **shorter) for each in found]
 
 
 def _settings(row: Row) -> list[dict[str, Any]]:
@@ -127,23 +137,21 @@ def _settings(row: Row) -> list[dict[str, Any]]:
 def _seeds(row: Row, way: Way) -> list[Run]:
     """The runs that count; none as long as the choice of their setting is open."""
     assert row.run is not None
-    setting, *others = _settings(row)
+    chosen, *others = _settings(row)
     if others:
         records = [finished(way.where, run) for run in _candidates(row, way)]
         done = [record for record in records if record is not None]
         if len(done) < len(records):
             return []
         if row.retrain:
-            done = [_last(record) for record in done]
-        setting = min(zip(_settings(row), done, strict=True), key=lambda pair: badness([pair[1]]))[0]
-    full: dict[str, Any] = {"split": "full", "valid_every": None, "stop_at": None} if row.retrain else {}
-    return [replace(row.run, seed=seed, **way.numbers, **setting, **full) for seed in range(row.seeds)]
+            done = [by_last(record) for record in done]
+        chosen = min(zip(_settings(row), done, strict=True), key=lambda pair: badness([pair[1]]))[0]
+    return [replace(row.run, seed=seed, **way.numbers, **chosen, **_anew(row)) for seed in range(row.seeds)]
 
 
-def _last(record: Line) -> Line:
-    """The record with its last validation score as its best: where the last weights are tested, they are what is chosen by."""
-    scores = [point["valid"] for point in record["curve"] if "valid" in point]
-    return {**record, "best": {"valid": scores[-1]} if scores else None}
+def _anew(row: Row) -> dict[str, Any]:
+    """What the runs that count have for themselves."""
+    return {"split": "full", "valid_every": None, "stop_at": None} if row.retrain else {}
 
 
 def _compare(runs: Sequence[Run], way: Way, shown: Shown) -> None:

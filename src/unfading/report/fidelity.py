@@ -19,9 +19,11 @@ Made by `unfading reproduce --page` from the records in `benchmarks/results/pape
 
 A row is **held** where the mean over our seeds is no further below the published number than two standard errors of the test
 set, **beaten** where the mean less its own standard error is above it, **missed** else; a claim that runs solve a task holds
-where the share of seeds that is named solves it. *measured* rows have no published number. No seed is left out: one that
+where the share of seeds that is named solves it, one that a cell does no better than a guess where its mean is within the
+tolerance of a guess, or below. *measured* rows have no published number. No seed is left out: one that
 diverged counts as a guess. Published numbers have no spread and may be best runs. Settings were chosen by validation, the test
-was made once. `unfading reproduce ITEM --budget paper --device cuda` makes a row again.
+was made once. `unfading reproduce ITEM --budget paper --device cuda` makes a row again; where its setting has changed since it
+was measured, it says so. ± is the standard deviation over seeds.
 
 """
 
@@ -130,7 +132,7 @@ def _cells(row: Line, outcome: Outcome) -> list[str]:
     counted = row["unit"] == COUNTED
     trained = f"{outcome.trained}/{outcome.seeds}" if outcome.answered and not counted else "-"
     seeds = str(outcome.seeds) if outcome.seeds and not counted else "-"
-    budget = " (short)" if outcome.budget == "short" else ""
+    budget = " (short)" if outcome.budget == "short" else " (earlier setting)" if outcome.earlier else ""
     return [row["row"], published, ours, seeds, trained, count, seconds, outcome.verdict + budget]
 
 

@@ -13,6 +13,8 @@ guess holds where m is at most the guess plus d, and is beaten else. A count hol
 side. Seeds are never left out: one that ended without a score counts as a guess. Lines are plain dicts, as JSON has them.
 """
 
+import hashlib
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -44,6 +46,7 @@ class Outcome(NamedTuple):
     machine: str = ""
     budget: str = ""
     run: Mapping[str, Any] | None = None
+    earlier: bool = False  # measured at a setting that the row had once
 
     @property
     def answered(self) -> bool:
@@ -54,7 +57,8 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     """The outcome of a row from the lines of its runs; here: whether its data are, where nothing was run."""
     if row["unit"] == COUNTED:
         return _counted(row, lines)
-    runs = _one_measurement(lines)
+    now = row.get("settings", ())
+    runs = _one_measurement(lines, now)
     if not runs:
         return Outcome(NOT_RUN if here and not row["missing"] else NO_DATA)
     scores = [_score(row, line) for line in runs]
@@ -86,7 +90,14 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         machine=_machine(runs[0]),
         budget=runs[0]["budget"],
         run=runs[0]["run"],
+        earlier=runs[0]["budget"] == "paper" and bool(now) and setting(runs[0]["run"]) not in now,
     )
+
+
+def setting(run: Mapping[str, Any]) -> str:
+    """All fields of a run but those that tell its seed and where it ran, in twelve digits."""
+    fields = {name: value for name, value in run.items() if name not in ("seed", "device", "dtype", "backend")}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def trained(line: Line) -> bool:
@@ -116,6 +127,8 @@ def sentence(row: Line, outcome: Outcome) -> str:
         said.append(f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number")
     if outcome.verdict == NO_DATA:
         said.append(f"needs {row['dataset']}")
+    if outcome.earlier:
+        said.append("measured at a setting that the row had before")
     if outcome.budget == "short":
         said.append("at a tenth of the paper's steps")
     if outcome.answered and outcome.trained < outcome.seeds:
@@ -142,8 +155,8 @@ def _counted(row: Line, lines: Sequence[Line]) -> Outcome:
     return Outcome(verdict, count, seeds=1, trained=1, parameters=lines[-1]["parameters"])
 
 
-def _one_measurement(lines: Sequence[Line]) -> list[Line]:
-    """Runs that belong together: of one budget and one machine and setting, the strongest and fullest; each seed once."""
+def _one_measurement(lines: Sequence[Line], now: Sequence[str]) -> list[Line]:
+    """Runs that belong together: of one budget, machine and setting, the strongest, present and fullest; each seed once."""
     groups: dict[tuple[Any, ...], dict[int, Line]] = {}
     for line in lines:
         if line["budget"] in BUDGETS:
@@ -153,8 +166,14 @@ def _one_measurement(lines: Sequence[Line]) -> list[Line]:
             )
     if not groups:
         return []
-    # The last of equals: what was measured later.
-    best = max(enumerate(groups), key=lambda at: (-BUDGETS.index(at[1][0]), len(groups[at[1]]), at[0]))[1]
+
+    def rank(at: tuple[int, tuple[Any, ...]]) -> tuple[Any, ...]:
+        place, group = at
+        run = next(iter(groups[group].values()))["run"]
+        # The last of equals: what was measured later.
+        return -BUDGETS.index(group[0]), setting(run) in now, len(groups[group]), place
+
+    best = max(enumerate(groups), key=rank)[1]
     return [line for _, line in sorted(groups[best].items())]
 
 
