@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.test_project import ROOT
-from unfading.report import curves, fidelity
+from unfading.report import curves, fidelity, figures, overview
 from unfading.report.verdicts import judge, sentence, setting, to_reach, trained
 
 
@@ -192,6 +192,28 @@ def test_the_page_tells_all_of_it_from_the_records_alone(tmp_path):
     assert "| p | 0 | 0 | 1 | 1 | 1 | 0 |" in page
 
 
+def test_the_overview_has_each_row_in_per_cent_once_with_its_gap():
+    rows = [
+        claim(),
+        claim(item="p/u"),
+        claim(row="b", unit="bits"),
+        claim(row="g", chance=True),
+        claim(row="n", published=None),
+    ]
+    lines = [*rows, *(line(score, seed, row=row) for row in "rbgn" for seed, score in enumerate((0.94, 0.95)))]
+    (found,) = overview.gaps(fidelity.answers(lines))
+    assert found == {
+        "row": "r",
+        "gap": pytest.approx(-0.5),
+        "low": pytest.approx(-1.207, abs=1e-3),
+        "high": pytest.approx(0.207, abs=1e-3),
+        "tolerance": 0.4,
+        "least": -0.4,
+        "verdict": "missed",
+    }
+    assert b"<svg" in figures.svg(overview.overview([found]))[:300]
+
+
 def test_the_page_needs_no_torch(tmp_path):
     written(tmp_path)
     code = f"""if True:
@@ -225,7 +247,7 @@ def test_damaged_records_are_named(tmp_path, content, sentence):
 
 
 def test_the_committed_page_is_that_of_the_committed_records():
-    pictures = [path.name for path in (ROOT / "docs").glob("*.png")]
+    pictures = [path.name for path in (ROOT / "docs").iterdir()]
     page = fidelity.page(fidelity.read(ROOT / "benchmarks" / "results"), pictures)
     assert page == (ROOT / "docs" / "fidelity.md").read_text()
 

@@ -99,13 +99,16 @@ def _page() -> None:
     """The table of rows brought up to date, then the page from the lines alone."""
     from unfading.checkpoint import write
     from unfading.papers import kept, shelf
-    from unfading.report import fidelity
+    from unfading.report import fidelity, figures, overview
 
     if not RESULTS.is_dir() or not PAGE.parent.is_dir():
         raise ValueError(f"--page reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading.")
     kept.put(RESULTS / fidelity.ROWS, shelf.lines(tuple(shelf.items())))
-    pictures = [path.name for path in PAGE.parent.glob("*.png")]
-    write(PAGE, fidelity.page(fidelity.read(RESULTS), pictures).encode())
+    lines = fidelity.read(RESULTS)
+    rows = overview.gaps(fidelity.answers(lines))
+    if rows:
+        write(PAGE.with_name(fidelity.OVERVIEW), figures.svg(overview.overview(rows)))
+    write(PAGE, fidelity.page(lines, [path.name for path in PAGE.parent.iterdir()]).encode())
     print(f"wrote {PAGE}")
 
 

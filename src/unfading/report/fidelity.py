@@ -13,6 +13,7 @@ from unfading.report.tables import time
 from unfading.report.verdicts import COUNTED, Line, Outcome, judge, sentence
 
 ROWS = "papers-rows.jsonl"
+OVERVIEW = "fidelity.svg"
 HEAD = """# The papers, reproduced
 
 Made by `unfading reproduce --page` from the records in `benchmarks/results/papers-*.jsonl` alone; do not edit.
@@ -56,6 +57,8 @@ def page(lines: Sequence[Line], pictures: Collection[str] = ()) -> str:
         papers.setdefault(item.partition("/")[0], []).append(item)
     outcomes = {item: _outcomes(by_item[item]) for item in by_item}
     parts = [HEAD, _summary(papers, outcomes)]
+    if OVERVIEW in pictures:
+        parts.append(f"![How far the mean over our seeds is from what is published, row by row]({OVERVIEW})\n\n")
     for paper, items in papers.items():
         parts.append(f"## {TITLES.get(paper, paper)}\n\n")
         for item in items:
@@ -70,6 +73,12 @@ TITLES = {
     "nru": "NRU (Chandar et al. 2019)",
 }
 VERDICTS = ("beaten", "held", "missed", "measured", "data not available", "not run")
+
+
+def answers(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
+    """All rows, each with its outcome."""
+    items = dict.fromkeys(line["item"] for line in lines)
+    return [answer for item in items for answer in _outcomes([line for line in lines if line["item"] == item])]
 
 
 def _outcomes(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:

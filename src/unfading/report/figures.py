@@ -64,6 +64,12 @@ def png(spec: Spec) -> bytes:
     return bytes(needed("vl_convert").vegalite_to_png(still, vl_version=language(), scale=2))
 
 
+def svg(spec: Spec) -> bytes:
+    """The figure as a drawing on white."""
+    still = {**spec, "background": "white"}
+    return str(needed("vl_convert").vegalite_to_svg(still, vl_version=language())).encode()
+
+
 def language() -> str:
     """The version of Vega-Lite that Altair speaks, as vl_convert wants it said."""
     return ".".join(needed("altair").SCHEMA_VERSION.removeprefix("v").split(".")[:2])

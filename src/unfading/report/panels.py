@@ -39,7 +39,7 @@ def panels(shown: Mapping[Panel, Rows]) -> Spec:
             )
             .properties(width=300, height=240)
         )
-    return _looks(alt.hconcat(*charts, spacing=20))
+    return looks(alt.hconcat(*charts, spacing=20))
 
 
 def heat(rows: Rows, x: str, y: str, value: str) -> Spec:
@@ -55,10 +55,11 @@ def heat(rows: Rows, x: str, y: str, value: str) -> Spec:
         )
         .properties(width=720, height=320)
     )
-    return _looks(chart)
+    return looks(chart)
 
 
-def _looks(chart: Any) -> Spec:
+def looks(chart: Any) -> Spec:
+    """The chart as Vega-Lite, in the type and the greys of all figures."""
     text = {"labelFontSize": 11, "titleFontSize": 12, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
     chart = chart.configure(font=FONT, padding=8).configure_view(stroke=None)
     chart = chart.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)

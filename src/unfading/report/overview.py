@@ -1,0 +1,60 @@
+"""All rows of the papers that were run and are told in per cent, at a glance: how far we are from what is published.
+
+    gap = mean over our seeds - published       in points; a bar from one standard deviation below to one above
+
+The grey band is the tolerance of a row, two standard errors of its test set. The axis is linear up to a point and logarithmic
+beyond it on either side, so that a gap of 30 leaves room to see one of 0.3.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from unfading.report.figures import COLOURS, Spec, needed
+from unfading.report.panels import looks
+from unfading.report.verdicts import BEATEN, HELD, MISSED, Line, Outcome
+
+VERDICTS = {BEATEN: COLOURS[2], HELD: COLOURS[0], MISSED: COLOURS[1]}
+TICKS = [-30, -10, -3, -1, 0, 1, 3]
+
+
+def gaps(answers: Iterable[tuple[Line, Outcome]]) -> list[dict[str, Any]]:
+    """For each row once, in order: its name, gap, spread, tolerance and verdict."""
+    found: dict[str, dict[str, Any]] = {}
+    for row, outcome in answers:
+        # Of a cell that is said to guess, no gap tells anything.
+        if row["unit"] != "%" or row["chance"] or outcome.mean is None or outcome.verdict not in VERDICTS:
+            continue
+        gap, spread = outcome.mean - row["published"], outcome.spread or 0.0
+        found.setdefault(
+            row["row"],
+            {
+                "row": row["row"],
+                "gap": gap,
+                "low": gap - spread,
+                "high": gap + spread,
+                "tolerance": row["tolerance"],
+                "least": -row["tolerance"],
+                "verdict": outcome.verdict,
+            },
+        )
+    return list(found.values())
+
+
+def overview(rows: list[dict[str, Any]]) -> Spec:
+    """A line for each row, with its gap."""
+    alt = needed("altair")
+    data = alt.Data(values=rows)
+    scale = alt.Scale(type="symlog", constant=1, nice=False, padding=8)
+    axis = alt.Axis(values=TICKS, grid=True, labelExpr="datum.value ? format(datum.value, '+d') : '0'")
+    title = "points above what is published"
+    y = alt.Y("row:N", sort=[row["row"] for row in rows], title=None, axis=alt.Axis(labelLimit=320, grid=False))
+    colour = alt.Color(
+        "verdict:N",
+        scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
+        legend=alt.Legend(title=None, orient="top"),
+    )
+    band = alt.Chart(data).mark_bar(color="#e4e4e4", height=13)
+    band = band.encode(alt.X("least:Q", scale=scale, axis=axis, title=title), alt.X2("tolerance:Q"), y)
+    spread = alt.Chart(data).mark_rule(strokeWidth=2).encode(alt.X("low:Q", scale=scale), alt.X2("high:Q"), y, colour)
+    dots = alt.Chart(data).mark_point(filled=True, size=70, opacity=1).encode(alt.X("gap:Q", scale=scale), y, colour)
+    return looks(alt.layer(band, spread, dots).properties(width=520, height=alt.Step(19)))
