@@ -17,6 +17,7 @@ def claim(**own):
         **base,
         "share": None,
         "chance": False,
+        "settings": [],
         "note": "",
         "printed": "",
         "missing": "",

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -63,7 +62,7 @@ def train(
     else:
         with _interruptible():
             run = settings.run(task, cell, rate=rate, seed=seed)
-    runs = [run, replace(run, split="full", valid_every=None, stop_at=None)] if final else [run]
+    runs = [run, run.on_all_rows()] if final else [run]
     where = keeping.where(run)
     console = Console(stderr=True)
     with Display(runs, console) as display, _stops_tell(where, keeping):
@@ -116,7 +115,7 @@ def compare(
     compared = _compared(runs, where, keeping, processes, together)
     best = chosen([by_last(record) for record in compared] if final else compared)
     if final:
-        full = [replace(Run.from_json(record["run"]), split="full", valid_every=None, stop_at=None) for record in best]
+        full = [Run.from_json(record["run"]).on_all_rows() for record in best]
         best = _compared(full, where, keeping, processes, together)
     if keeping.json:
         for record in best:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatch
 from typing import Any, ClassVar, Literal
 
@@ -204,6 +204,10 @@ class Run:
             raise ValueError(f"task {self.task} draws without end and has no epochs; got epochs={self.epochs}. Set steps.")
         assert self.epochs is not None
         return self.epochs * length
+
+    def on_all_rows(self) -> "Run":
+        """The run on training and validation rows together, when settings have been chosen; nothing is evaluated on the way."""
+        return replace(self, split="full", valid_every=None, stop_at=None)
 
     def factors(self, names: list[str]) -> dict[str, float]:
         """The factor on the rate for each parameter; a pattern that fits none is told."""

@@ -22,7 +22,7 @@ from unfading.errors import unknown
 from unfading.papers.item import Item
 from unfading.papers.row import Curves, Row
 from unfading.papers.trained_rows import available, settings
-from unfading.report.figures import language, needed
+from unfading.report.figures import language, needed, svg
 
 KINDS = (Item, Curves, list[Row])
 # Items of `Item` that read a dataset.
@@ -87,7 +87,7 @@ def lines(chosen: Sequence[str]) -> list[dict[str, Any]]:
         if kind(make) is Item:
             found.append({"kind": "figure", "item": name, "title": title(make)})
         for row in rows(make):
-            about = {"title": title(make), "here": available(row), "printed": row.printed, "settings": settings(row)}
+            about = {"title": title(make), "here": available(row), "printed": row.printed}
             found.append({"kind": "row", "item": name, **about, **claim(row)})
     return found
 
@@ -95,7 +95,7 @@ def lines(chosen: Sequence[str]) -> list[dict[str, Any]]:
 def claim(row: Row) -> dict[str, Any]:
     """What `report/verdicts.py` judges by."""
     parts = ("published", "tolerance", "unit", "share", "chance", "missing", "note", "dataset")
-    return {"row": row.name, **{part: getattr(row, part) for part in parts}}
+    return {"row": row.name, **{part: getattr(row, part) for part in parts}, "settings": settings(row)}
 
 
 def save(name: str, made: Item, folder: Path) -> list[Path]:
@@ -108,7 +108,7 @@ def save(name: str, made: Item, folder: Path) -> list[Path]:
     del words["chart"]
     content = {
         ".png": convert.vegalite_to_png(chart, vl_version=language(), scale=1.5),
-        ".svg": convert.vegalite_to_svg(chart, vl_version=language()).encode(),
+        ".svg": svg(made.chart),
         ".json": (json.dumps(words, indent=1) + "\n").encode(),
     }
     for ending, content_ in content.items():

@@ -5,7 +5,7 @@ after the other in the order of the rows; where several passes share a GPU, all 
 what is done is not done again, what was stopped goes on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +97,7 @@ def settings(row: Row) -> list[str]:
     """What the runs that count may be set to, in the short form in which `report/verdicts.py` compares."""
     if row.run is None or row.unit == COUNTED:
         return []
-    return [setting(replace(row.run, **each, **_anew(row)).to_json()) for each in _settings(row)]
+    return [setting(_final(row, each).to_json()) for each in _open(row)]
 
 
 def final_runs(row: Row, way: Way) -> Iterator[Run]:
@@ -119,7 +119,7 @@ def _candidates(row: Row, way: Way) -> list[Run]:
     is to be chosen too.
     """
     assert row.run is not None
-    found = _settings(row)
+    found = _open(row)
     if len(found) == 1:
         return []
     third = (row.run.epochs or 0) // CHOOSING
@@ -128,7 +128,7 @@ def _candidates(row: Row, way: Way) -> list[Run]:
     return [replace(row.run, seed=0, **way.numbers, **each, **shorter) for each in found]
 
 
-def _settings(row: Row) -> list[dict[str, Any]]:
+def _open(row: Row) -> list[dict[str, Any]]:
     """What there is to choose from: fields of the run."""
     rates = [{"rate": rate} for rate in row.rates] or [{}]
     return [{**choice, **rate} for choice in row.choices for rate in rates]
@@ -137,7 +137,7 @@ def _settings(row: Row) -> list[dict[str, Any]]:
 def _seeds(row: Row, way: Way) -> list[Run]:
     """The runs that count; none as long as the choice of their setting is open."""
     assert row.run is not None
-    chosen, *others = _settings(row)
+    chosen, *others = _open(row)
     if others:
         records = [finished(way.where, run) for run in _candidates(row, way)]
         done = [record for record in records if record is not None]
@@ -145,13 +145,15 @@ def _seeds(row: Row, way: Way) -> list[Run]:
             return []
         if row.retrain:
             done = [by_last(record) for record in done]
-        chosen = min(zip(_settings(row), done, strict=True), key=lambda pair: badness([pair[1]]))[0]
-    return [replace(row.run, seed=seed, **way.numbers, **chosen, **_anew(row)) for seed in range(row.seeds)]
+        chosen = min(zip(_open(row), done, strict=True), key=lambda pair: badness([pair[1]]))[0]
+    return [_final(row, {**chosen, **way.numbers, "seed": seed}) for seed in range(row.seeds)]
 
 
-def _anew(row: Row) -> dict[str, Any]:
-    """What the runs that count have for themselves."""
-    return {"split": "full", "valid_every": None, "stop_at": None} if row.retrain else {}
+def _final(row: Row, fields: Mapping[str, Any]) -> Run:
+    """A run that counts, with these fields."""
+    assert row.run is not None
+    run = replace(row.run, **fields)
+    return run.on_all_rows() if row.retrain else run
 
 
 def _compare(runs: Sequence[Run], way: Way, shown: Shown) -> None:

@@ -49,9 +49,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def page(lines: Sequence[Line], pictures: Collection[str] = ()) -> str:
     """The page as Markdown; pictures: files beside it, shown where one is that of an item (incremental-fig3.png)."""
-    by_item: dict[str, list[Line]] = {}
-    for line in lines:
-        by_item.setdefault(line["item"], []).append(line)
+    by_item = _by_item(lines)
     papers: dict[str, list[str]] = {}
     for item in by_item:
         papers.setdefault(item.partition("/")[0], []).append(item)
@@ -77,8 +75,14 @@ VERDICTS = ("beaten", "held", "missed", "measured", "data not available", "not r
 
 def answers(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
     """All rows, each with its outcome."""
-    items = dict.fromkeys(line["item"] for line in lines)
-    return [answer for item in items for answer in _outcomes([line for line in lines if line["item"] == item])]
+    return [answer for own in _by_item(lines).values() for answer in _outcomes(own)]
+
+
+def _by_item(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line["item"], []).append(line)
+    return found
 
 
 def _outcomes(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:

@@ -57,7 +57,7 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     """The outcome of a row from the lines of its runs; here: whether its data are, where nothing was run."""
     if row["unit"] == COUNTED:
         return _counted(row, lines)
-    now = row.get("settings", ())
+    now = row["settings"]
     runs = _one_measurement(lines, now)
     if not runs:
         return Outcome(NOT_RUN if here and not row["missing"] else NO_DATA)

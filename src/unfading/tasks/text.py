@@ -31,7 +31,7 @@ from unfading.tasks.base import Batch, EveryStep, Split, Task, accuracy, check_s
 from unfading.tasks.draw import stream
 
 END = "<eos>"
-# Vectors of tokens begin within this, as in Mikolov's and Zaremba's models; torch's own start, N(0, 1), overfits words by far.
+# Vectors of tokens begin within this, as in Mikolov's and Zaremba's models.
 START = 0.1
 
 
