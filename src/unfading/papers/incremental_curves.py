@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from unfading.papers.incremental_runs import baseline, incremental, stable
+from unfading.papers.incremental_runs import STABLE_RATES, baseline, incremental, stable
 from unfading.papers.row import Curves, Row
 from unfading.report.curves import over_steps
 from unfading.run import Run
@@ -62,7 +62,9 @@ def _adding(T: int, K: int = 5) -> list[Row]:
     rows = [Row(_paper("adding", T, K, ADDING_STEPS), 0.0, 0.01, told, name=f"adding {T} iRNN K={K}", share=paper, **own)]
     for k in (1, 3):
         run = _ours("adding", T, k, ADDING_STEPS)
-        rows.append(Row(run, 0.0, 0.01, "ours: the stable form", name=f"adding {T} ours K={k}", share=ours, **own))
+        rows.append(
+            Row(run, 0.0, 0.01, "ours: the stable form", name=f"adding {T} ours K={k}", share=ours, rates=STABLE_RATES, **own)
+        )
     for name, run in _others("adding", T, ADDING_STEPS).items():
         claims = {"FastRNN": 0.6} if T <= 200 else {}
         published = 0.0 if name in claims else None

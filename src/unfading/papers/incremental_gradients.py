@@ -8,8 +8,8 @@ on sequences that training does not see. ||J|| is here the gain of a random cota
 1 for J = I or -I and the Frobenius norm over sqrt(H) for any; the mean is over 16 draws of v.
 """
 
-import math
 from dataclasses import replace
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from unfading.model import Model
 from unfading.papers.incremental_curves import ablation
 from unfading.papers.item import Item
-from unfading.papers.trained import on_the_way
+from unfading.papers.trained import all_on_the_way
 from unfading.report.panels import Panel, panels
 from unfading.tasks.base import Batch, Task
 
@@ -28,24 +28,22 @@ DRAWS = 16  # of v, for each sequence
 TINY = 1e-300
 
 
-def fig9(steps: int = 1_000, windows: int = 8, device: Literal["cpu", "cuda"] = "cpu") -> Item:
+def fig9(steps: int = 1_000, windows: int = 8, seeds: int = 5, device: Literal["cpu", "cuda"] = "cpu") -> Item:
     """Gradients through time while adding (T = 200) is learnt: ratio (Fig. 3b), last step, and that of the loss."""
     shown: dict[str, list[dict[str, Any]]] = {"ratio": [], "last": [], "loss": []}
     findings = []
     for name, run in ablation(steps).items():
-        run = replace(run, device=device)
+        runs = [replace(run, device=device, seed=seed) for seed in range(seeds)]
         task = run.make_task()
         batch = task.batch(0, windows, split="test", seed=0, device=device)
         ratios = []
-        for step, model in on_the_way(run, every=max(1, steps // MOMENTS)):
-            found = _norms(model, task, batch)
-            ratios.append(found["ratio"])
-            for panel, value in found.items():
-                shown[panel].append({"setting": name, "x": step, "value": value})
-        told = [ratio for ratio in ratios if math.isfinite(ratio) and ratio > 0]
-        ends = f"{ratios[0]:.2g} at the start, {ratios[-1]:.2g} at the end"
-        spread = f", from {min(told):.2g} to {max(told):.2g}" if told else ""
-        findings.append(f"{name}: the ratio ||dh_T/dh_1|| / ||dh_T/dh_(T-1)|| is {ends}{spread}.")
+        for step, models in all_on_the_way(runs, every=max(1, steps // MOMENTS)):
+            found = [_norms(model, task, batch) for model in models]
+            ratios.append([each["ratio"] for each in found])
+            for panel in shown:
+                shown[panel].append({"setting": name, "x": step, "value": median([each[panel] for each in found])})
+        ends = f"{_told(ratios[0])} at the start, {_told(ratios[-1])} at the end"
+        findings.append(f"{name}: the ratio ||dh_T/dh_1|| / ||dh_T/dh_(T-1)|| is {ends}.")
     titles = {
         "ratio": Panel("||dh_T/dh_1|| / ||dh_T/dh_(T-1)||", "training step", log=True),
         "last": Panel("||dh_T/dh_(T-1)||", "training step", log=True),
@@ -54,12 +52,19 @@ def fig9(steps: int = 1_000, windows: int = 8, device: Literal["cpu", "cuda"] = 
     return Item(
         title="Figs. 3b and 9: gradients through time while the adding problem is learnt",
         caption=f"Gains of Jacobians of the state, and the norm of the loss's gradient in the first state, T = {T}, at "
-        f"{MOMENTS} moments of {steps:,} steps of training (128 units, seed 0), on {windows} sequences. A ratio of 1 is a "
-        "gradient that neither fades nor grows between the last step and the first.",
+        f"{MOMENTS} moments of {steps:,} steps of training (128 units, the median of {seeds} seeds), on {windows} sequences. A "
+        "ratio of 1 is a gradient that neither fades nor grows between the last step and the first.",
         chart=panels({titles[name]: rows for name, rows in shown.items()}),
         rows=[{"panel": name, **row} for name, rows in shown.items() for row in rows],
         findings=findings,
     )
+
+
+def _told(ratios: list[float]) -> str:
+    """The median over seeds, and from where to where they go."""
+    if len(ratios) == 1:
+        return f"{ratios[0]:.2g}"
+    return f"{median(ratios):.2g} ({min(ratios):.2g} to {max(ratios):.2g})"
 
 
 def _norms(model: Model, task: Task, batch: Batch) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Models on their way through training, for figures that look into them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -13,17 +13,21 @@ from unfading.training import Training
 
 def on_the_way(run: Run, every: int) -> Iterator[tuple[int, Model]]:
     """The model of a run before its first step, after every so many, and at its end; the next is asked for, then trained."""
+    return ((step, models[0]) for step, models in all_on_the_way([run], every))
+
+
+def all_on_the_way(runs: Sequence[Run], every: int) -> Iterator[tuple[int, list[Model]]]:
+    """The models of runs that differ in their seeds; on a GPU they are trained in one pass."""
     with torch.random.fork_rng(devices=[]):
-        member = Member(run, run.make_task())
-        training = Training([member], None, float("inf"), "", together=False)
+        task = runs[0].make_task()
+        members = [Member(run, task) for run in runs]
+        training = Training(members, None, float("inf"), "", together=runs[0].device == "cuda")
         training.fleet.train()
-        model = training.fleet.models[0]
-        assert isinstance(model, Model)
-        yield 0, model
-        while not member.done:
-            training.advance([0])
-            if training.step % every == 0 or member.done:
-                yield training.step, model
+        yield 0, training.fleet.models
+        while running := [e for e, member in enumerate(members) if not member.done]:
+            training.advance(running)
+            if training.step % every == 0 or all(member.done for member in members):
+                yield training.step, training.fleet.models
 
 
 def layer_norms(model: Model, task: Task, batch: Batch) -> tuple[list[float], float]:
