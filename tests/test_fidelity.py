@@ -15,6 +15,7 @@ def claim(**own):
     base = {"kind": "row", "item": "p/t", "title": "A table.", "row": "r", "published": 95.0, "tolerance": 0.4, "unit": "%"}
     return {
         **base,
+        "seeds": 1,
         "share": None,
         "chance": False,
         "settings": [],
@@ -128,6 +129,20 @@ def test_a_claim_about_a_share_of_seeds():
     assert (found.verdict, found.reached) == ("missed", 2)
     assert "2 of 4 seeds came to 0.01" in sentence(solved, found)
     assert to_reach(solved, bad[0]) is None
+
+
+def test_seeds_that_were_not_run_count_in_a_share_and_are_told():
+    """A run that solves its task may stop early: those that are done are no fair sample of all."""
+    own = {"measure": "mse", "rising": False, "guess": 1 / 6, "test": {"mse": 0.003}}
+    solved = claim(unit="error", published=0.0, tolerance=0.01, share=0.6, seeds=5)
+    found = judge(solved, [line(0, seed, **own) for seed in (1, 3)])
+    assert (found.verdict, found.reached, found.seeds, found.asked) == ("missed", 2, 2, 5)
+    assert "2 of 5 seeds came to 0.01; 3 of 5 seeds were not run to their end" in sentence(solved, found)
+    found = judge(solved, [line(0, seed, **own) for seed in (1, 3, 4)])
+    assert found.verdict == "held"
+    assert "| 3 of 5 " in fidelity.page([solved, *(line(0, seed, **own) for seed in (1, 3, 4))])
+    short = [line(0, 0, **own, budget="short")]
+    assert judge(solved, short).asked == 1
 
 
 def test_counts_hold_on_both_sides():

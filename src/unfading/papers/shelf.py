@@ -94,7 +94,7 @@ def lines(chosen: Sequence[str]) -> list[dict[str, Any]]:
 
 def claim(row: Row) -> dict[str, Any]:
     """What `report/verdicts.py` judges by."""
-    parts = ("published", "tolerance", "unit", "share", "chance", "missing", "note", "dataset")
+    parts = ("published", "tolerance", "unit", "seeds", "share", "chance", "missing", "note", "dataset")
     return {"row": row.name, **{part: getattr(row, part) for part in parts}, "settings": settings(row)}
 
 

@@ -138,13 +138,14 @@ def _cells(row: Line, outcome: Outcome) -> list[str]:
         ours += f" ± {outcome.spread:.2g}"
     if outcome.reached is not None:
         steps = "" if outcome.steps is None else f", in {outcome.steps:,.0f} steps"
-        ours = f"{outcome.reached} of {outcome.seeds}{steps} (mean {ours})"
+        ours = f"{outcome.reached} of {outcome.asked}{steps} (mean {ours})"
     sizes = outcome.parameters
     count = "-" if sizes is None else f"{sizes['all']:,} ({sizes['recurrent']:,} recurrent)"
     seconds = "-" if outcome.seconds is None else f"{time(outcome.seconds)} s"
     counted = row["unit"] == COUNTED
     trained = f"{outcome.trained}/{outcome.seeds}" if outcome.answered and not counted else "-"
-    seeds = str(outcome.seeds) if outcome.seeds and not counted else "-"
+    part = f" of {outcome.asked}" if outcome.seeds < outcome.asked else ""
+    seeds = f"{outcome.seeds}{part}" if outcome.seeds and not counted else "-"
     budget = " (short)" if outcome.budget == "short" else " (earlier setting)" if outcome.earlier else ""
     return [row["row"], published, ours, seeds, trained, count, seconds, outcome.verdict + budget]
 

@@ -8,7 +8,8 @@ errors of the test set), all in the paper's unit and with more being better,
     missed   else
 
 Where less is better the signs turn. A single seed has no s: half the tolerance stands for s / sqrt(n). A claim about a share
-of seeds (an error of at most p + d, "solved") holds where that share comes to it. A claim that a cell does no better than a
+of seeds (an error of at most p + d, "solved") holds where that share of all that the row has comes to it: a run that solves
+its task may end before the others, so those that are done are no fair sample. A claim that a cell does no better than a
 guess holds where m is at most the guess plus d, and is beaten else. A count holds within its tolerance on either
 side. Seeds are never left out: one that ended without a score counts as a guess. Lines are plain dicts, as JSON has them.
 """
@@ -38,6 +39,7 @@ class Outcome(NamedTuple):
     mean: float | None = None
     spread: float | None = None
     seeds: int = 0
+    asked: int = 0  # seeds that the row has
     trained: int = 0  # seeds that ended a tenth better than a guess
     reached: int | None = None  # seeds within the tolerance, for a claim about a share
     steps: float | None = None  # median steps until the tolerance was reached, of those seeds
@@ -64,13 +66,14 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     scores = [_score(row, line) for line in runs]
     mean = statistics.fmean(scores)
     spread = statistics.stdev(scores) if len(scores) > 1 else None
+    asked = max(len(scores), row["seeds"] if runs[0]["budget"] == "paper" else 1)
     reached, steps = None, None
     if row["published"] is None:
         verdict = MEASURED
     elif row["share"] is not None:
         within = [score <= row["published"] + row["tolerance"] for score in scores]
         reached = sum(within)
-        verdict = HELD if reached >= row["share"] * len(scores) else MISSED
+        verdict = HELD if reached >= row["share"] * asked else MISSED
         found = [first for line in runs if (first := to_reach(row, line)) is not None]
         steps = statistics.median(found) if found else None
     elif row["chance"]:
@@ -82,6 +85,7 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         mean=mean,
         spread=spread,
         seeds=len(scores),
+        asked=asked,
         trained=sum(map(trained, runs)),
         reached=reached,
         steps=steps,
@@ -121,7 +125,7 @@ def sentence(row: Line, outcome: Outcome) -> str:
     """Where it differs from the paper: by how much, at which budget, and what is known of the reason."""
     said = []
     if outcome.verdict == MISSED and outcome.reached is not None:
-        said.append(f"{outcome.reached} of {outcome.seeds} seeds came to {row['published'] + row['tolerance']:.3g}")
+        said.append(f"{outcome.reached} of {outcome.asked} seeds came to {row['published'] + row['tolerance']:.3g}")
     elif outcome.verdict in (MISSED, BEATEN) and outcome.mean is not None:
         gap = outcome.mean - row["published"]
         said.append(f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number")
@@ -131,6 +135,8 @@ def sentence(row: Line, outcome: Outcome) -> str:
         said.append("measured at a setting that the row had before")
     if outcome.budget == "short":
         said.append("at a tenth of the paper's steps")
+    if outcome.seeds < outcome.asked:
+        said.append(f"{outcome.asked - outcome.seeds} of {outcome.asked} seeds were not run to their end")
     if outcome.answered and outcome.trained < outcome.seeds:
         said.append(f"{outcome.seeds - outcome.trained} of {outcome.seeds} seeds did not train")
     if row["note"]:
