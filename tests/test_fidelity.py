@@ -268,6 +268,32 @@ def test_the_committed_page_is_that_of_the_committed_records():
     assert page == (ROOT / "docs" / "fidelity.md").read_text()
 
 
+def drawn(spec, kind):
+    """The points of the layers of a kind in each panel, and the colours of its rows."""
+    found = []
+    for panel in spec["concat"]:
+        (layer,) = (each for each in panel["layer"] if each["mark"].get("strokeWidth") == {"seed": 0.8, "median": 2.4}[kind])
+        scale = layer["encoding"]["color"]["scale"]
+        found.append((layer["data"]["values"], dict(zip(scale["domain"], scale["range"], strict=True))))
+    return found
+
+
+def test_a_seed_that_stopped_early_stays_in_the_median_and_a_label_keeps_its_colour():
+    own = {"measure": "mse", "rising": False, "guess": 1 / 6}
+
+    def curve(*values):
+        return [{"step": 10 * (i + 1), "loss": 0.1, "valid": {"mse": value}} for i, value in enumerate(values)]
+
+    scores = [(0.1, 0.01), (0.1, 0.02), (0.1, 0.15, 0.15)]  # two are done after 20 steps
+    lines = [line(0, seed, row="adding 20 B", **own, curve=curve(*each)) for seed, each in enumerate(scores)]
+    spec = curves.over_steps([
+        *(line(0, 0, row=f"adding 30 {name}", **{**own, "place": "adding 30"}, curve=curve(0.1)) for name in "AB"), *lines,
+    ])  # fmt: skip
+    (_, there), (medians, here) = drawn(spec, "median")
+    assert [point["value"] for point in medians] == [0.1, 0.02, 0.02]
+    assert here["adding 20 B"] == there["adding 30 B"] != there["adding 30 A"]
+
+
 @pytest.mark.parametrize("draw", [curves.over_steps, curves.over_layers, curves.to_solve])
 def test_curves_are_drawn_from_lines_alone(draw):
     curve = [{"step": step, "loss": 0.1, "valid": {"mse": 0.2 / step}} for step in (1, 10, 100)]

@@ -1,7 +1,7 @@
 """Items, made: rows trained and kept as lines, curves drawn from lines, other figures drawn when they are called."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from unfading.papers.item import Item
 from unfading.papers.row import Curves, Row
 from unfading.papers.trained_rows import Line, Shown, Wanted, Way, available, final_runs, lines, train_rows
 from unfading.report import fidelity
-from unfading.report.verdicts import judge
+from unfading.report.verdicts import judge, measurement
 
 Makers = Sequence[tuple[str, Callable[..., Any]]]
 
@@ -108,15 +108,31 @@ class Making(NamedTuple):
         known = [
             line for path in files for line in kept.read(path) if line["item"] == name and line.get("budget") == self.budget
         ]
-        said = [f"{name}: {shelf.title(make)}"]
+        said, drawn = [f"{name}: {shelf.title(make)}"], []
         for _, row in self.wanted([(name, make)]):
-            said.append(f"  {row.name}: {_answer(row, [line for line in known if line.get('row') == row.name])}")
+            # A smoke is judged by nobody; its lines are shown as what they are.
+            own = [
+                {**line, "budget": "short"} if self.budget == "smoke" else line for line in known if line.get("row") == row.name
+            ]
+            said.append(f"  {row.name}: {self._answer(row, own)}")
+            drawn += measurement(shelf.claim(row), [line for line in own if line["kind"] == "run"])
         made = make()
         if isinstance(made, Curves):
-            said.append(self._curves(name, made, [line for line in known if line["kind"] == "run"]))
+            said.append(self._curves(name, made, drawn))
         return "\n".join(said)
 
-    def _curves(self, name: str, made: Curves, known: Sequence[Line]) -> str:
+    def _answer(self, row: Row, own: Sequence[Line]) -> str:
+        """What a row came to, in a line."""
+        if not available(row):
+            return f"data not available: {row.dataset}"
+        outcome = judge(shelf.claim(row), own)
+        if outcome.mean is None:
+            return outcome.verdict
+        published = "-" if row.published is None else fidelity.number(row.published, row.unit)
+        verdict = "ran" if self.budget == "smoke" else outcome.verdict
+        return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {outcome.seeds}: {verdict}"
+
+    def _curves(self, name: str, made: Curves, known: Sequence[Mapping[str, Any]]) -> str:
         if not known:
             return "nothing to draw: none of its rows has been run"
         try:
@@ -125,17 +141,3 @@ class Making(NamedTuple):
         except ValueError as error:
             # The records are kept: they can be drawn on another machine.
             return f"not drawn: {error}"
-
-
-def _answer(row: Row, known: Sequence[Line]) -> str:
-    """What a row came to, in a line."""
-    if not available(row):
-        return f"data not available: {row.dataset}"
-    # A smoke is judged by nobody; its lines are shown as what they are.
-    lines_ = [{**line, "budget": "short"} for line in known]
-    outcome = judge(shelf.claim(row), lines_)
-    if outcome.mean is None:
-        return outcome.verdict
-    published = "-" if row.published is None else fidelity.number(row.published, row.unit)
-    verdict = "ran" if known and known[0]["budget"] == "smoke" else outcome.verdict
-    return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {outcome.seeds}: {verdict}"

@@ -14,7 +14,11 @@ WIDTH, HEIGHT = 420, 260
 
 
 def over_steps(lines: Lines) -> Spec:
-    """The validation score over steps, a panel a task: a thin line a seed, a strong one their median, dashed a guess."""
+    """The validation score over steps, a panel a task: a thin line a seed, a strong one their median, dashed a guess.
+
+    A run that stopped early, its task solved, counts in the median with its last score.
+    """
+    labels = _labels(lines)
 
     def panel(alt: Any, name: str, here: Lines) -> Any:
         thin = [{**point, "seed": str(line["run"]["seed"])} for line in here for point in _points(line)]
@@ -23,7 +27,7 @@ def over_steps(lines: Lines) -> Spec:
         x = alt.X("step:Q", title="training step", axis=alt.Axis(format="~s", grid=False, tickCount=5))
         scale = alt.Scale(type="log" if log else "linear", zero=False, nice=False, padding=6)
         y = alt.Y("value:Q", title=f"validation {here[0]['measure'].replace('_', ' ')}", scale=scale, axis=decades(alt, log))
-        common = {"x": x, "y": y, **_colours(alt, rows, name)}
+        common = {"x": x, "y": y, **_colours(alt, rows, name, labels)}
         seeds = (
             alt.Chart(alt.Data(values=thin))
             .mark_line(strokeWidth=0.8, opacity=0.4, clip=True)
@@ -38,6 +42,7 @@ def over_steps(lines: Lines) -> Spec:
 
 def over_layers(lines: Lines) -> Spec:
     """The test score over the number of layers, a panel a task: a dot a seed, a line through the means."""
+    labels = list(dict.fromkeys(line["run"]["cell"] for line in lines))
 
     def panel(alt: Any, name: str, here: Lines) -> Any:
         dots = [
@@ -47,7 +52,7 @@ def over_layers(lines: Lines) -> Spec:
         cells = list(dict.fromkeys(dot["row"] for dot in dots))
         x = alt.X("layers:Q", title="layers", scale=alt.Scale(type="log", base=2, nice=False, padding=12))
         y = alt.Y("value:Q", title=f"test {here[0]['measure'].replace('_', ' ')}", scale=alt.Scale(zero=False, padding=6))
-        common = {"x": x, **_colours(alt, cells, name)}
+        common = {"x": x, **_colours(alt, cells, name, labels)}
         seeds = alt.Chart(alt.Data(values=dots)).mark_point(filled=True, opacity=0.5, size=45).encode(y=y, **common)
         mean = alt.Y("mean(value):Q", title=y.to_dict()["title"])
         lines_ = alt.Chart(alt.Data(values=dots)).mark_line(strokeWidth=2).encode(y=mean, **common)
@@ -58,13 +63,14 @@ def over_layers(lines: Lines) -> Spec:
 
 def to_solve(lines: Lines) -> Spec:
     """Steps until the validation error is a tenth of a guess's: a dot a seed that came to it, a bar at the median."""
+    labels = _labels(lines)
 
     def panel(alt: Any, name: str, here: Lines) -> Any:
         dots = [{"row": line["row"], "value": found} for line in here if (found := _solved(line)) is not None]
         rows = list(dict.fromkeys(line["row"] for line in here))
         x = alt.X("value:Q", title="training steps to a tenth of a guess", axis=alt.Axis(format="~s"))
         y = alt.Y("row:N", title=None, sort=rows, scale=alt.Scale(domain=rows), axis=alt.Axis(labelLimit=260))
-        colour = _colours(alt, rows, name)["color"].legend(None)
+        colour = _colours(alt, rows, name, labels)["color"].legend(None)
         points = alt.Chart(alt.Data(values=dots)).mark_point(filled=True, size=70, opacity=0.6).encode(x, y, colour)
         middle = alt.X("median(value):Q", title="training steps to a tenth of a guess")
         ticks = alt.Chart(alt.Data(values=dots)).mark_tick(thickness=3, size=20).encode(middle, y, colour)
@@ -92,21 +98,32 @@ def _panels(lines: Lines, panel: Callable[[Any, str, Lines], Any]) -> Spec:
     return spec
 
 
-def _colours(alt: Any, names: Sequence[str], place: str) -> dict[str, Any]:
-    labels = [name.removeprefix(f"{place} ") for name in names]
-    legend = alt.Legend(title=None, symbolType="stroke", symbolOpacity=1, symbolSize=220, labelExpr=_label(names, labels))
-    colours = alt.Scale(domain=list(names), range=[COLOURS[i % len(COLOURS)] for i in range(len(names))])
-    dashes = alt.Scale(domain=list(names), range=[list(DASHES[i // len(COLOURS) % len(DASHES)]) for i in range(len(names))])
+def _labels(lines: Lines) -> list[str]:
+    """Rows without the words that their panels have for titles, of all panels."""
+    return list(dict.fromkeys(_label(line["row"], line["place"]) for line in lines))
+
+
+def _label(name: str, place: str) -> str:
+    return name.removeprefix(f"{place} ")
+
+
+def _colours(alt: Any, names: Sequence[str], place: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Colours, and dashes where there are not enough of them, by the place of a label among all: one label, one colour."""
+    at = [labels.index(_label(name, place)) for name in names]
+    said = _said({name: _label(name, place) for name in names})
+    legend = alt.Legend(title=None, symbolType="stroke", symbolOpacity=1, symbolSize=220, labelExpr=said)
+    colours = alt.Scale(domain=list(names), range=[COLOURS[i % len(COLOURS)] for i in at])
+    dashes = alt.Scale(domain=list(names), range=[list(DASHES[i // len(COLOURS) % len(DASHES)]) for i in at])
     found = {"color": alt.Color("row:N", scale=colours, legend=legend)}
-    if len(names) > len(COLOURS):
+    if len(labels) > len(COLOURS):
         found["strokeDash"] = alt.StrokeDash("row:N", scale=dashes, legend=legend)
     return found
 
 
-def _label(names: Sequence[str], labels: Sequence[str]) -> str:
-    """A row without the words that its panel has for a title."""
+def _said(labels: Mapping[str, str]) -> str:
+    """For a legend: a row's label in the place of its name."""
     said = "datum.label"
-    for name, label in zip(names, labels, strict=True):
+    for name, label in labels.items():
         said = f"datum.label == {name!r} ? {label!r} : {said}"
     return said
 
@@ -117,10 +134,16 @@ def _points(line: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _medians(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    at: dict[tuple[str, int], list[float]] = {}
+    seeds: dict[str, dict[str, dict[int, float]]] = {}
     for point in points:
-        at.setdefault((point["row"], point["step"]), []).append(point["value"])
-    return [{"row": row, "step": step, "value": statistics.median(values)} for (row, step), values in at.items()]
+        seeds.setdefault(point["row"], {}).setdefault(point["seed"], {})[point["step"]] = point["value"]
+    found = []
+    for row, curves in seeds.items():
+        now: dict[str, float] = {}
+        for step in sorted({step for curve in curves.values() for step in curve}):
+            now |= {seed: curve[step] for seed, curve in curves.items() if step in curve}
+            found.append({"row": row, "step": step, "value": statistics.median(now.values())})
+    return found
 
 
 def _depth(line: Mapping[str, Any]) -> int:

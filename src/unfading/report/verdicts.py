@@ -60,7 +60,7 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     if row["unit"] == COUNTED:
         return _counted(row, lines)
     now = row["settings"]
-    runs = _one_measurement(lines, now)
+    runs = measurement(row, lines)
     if not runs:
         return Outcome(NOT_RUN if here and not row["missing"] else NO_DATA)
     scores = [_score(row, line) for line in runs]
@@ -96,6 +96,28 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         run=runs[0]["run"],
         earlier=runs[0]["budget"] == "paper" and bool(now) and setting(runs[0]["run"]) not in now,
     )
+
+
+def measurement(row: Line, lines: Sequence[Line]) -> list[Line]:
+    """Runs that belong together: of one budget, machine and setting, the strongest, present and fullest; each seed once."""
+    groups: dict[tuple[Any, ...], dict[int, Line]] = {}
+    for line in lines:
+        if line["budget"] in BUDGETS:
+            run = {name: value for name, value in line["run"].items() if name != "seed"}
+            groups.setdefault((line["budget"], _machine(line), repr(sorted(run.items(), key=str))), {})[line["run"]["seed"]] = (
+                line
+            )
+    if not groups:
+        return []
+
+    def rank(at: tuple[int, tuple[Any, ...]]) -> tuple[Any, ...]:
+        place, group = at
+        run = next(iter(groups[group].values()))["run"]
+        # The last of equals: what was measured later.
+        return -BUDGETS.index(group[0]), setting(run) in row["settings"], len(groups[group]), place
+
+    best = max(enumerate(groups), key=rank)[1]
+    return [line for _, line in sorted(groups[best].items())]
 
 
 def setting(run: Mapping[str, Any]) -> str:
@@ -159,28 +181,6 @@ def _counted(row: Line, lines: Sequence[Line]) -> Outcome:
     count = lines[-1]["parameters"]["all"] / 1000
     verdict = HELD if abs(count - row["published"]) <= row["tolerance"] else MISSED
     return Outcome(verdict, count, seeds=1, trained=1, parameters=lines[-1]["parameters"])
-
-
-def _one_measurement(lines: Sequence[Line], now: Sequence[str]) -> list[Line]:
-    """Runs that belong together: of one budget, machine and setting, the strongest, present and fullest; each seed once."""
-    groups: dict[tuple[Any, ...], dict[int, Line]] = {}
-    for line in lines:
-        if line["budget"] in BUDGETS:
-            run = {name: value for name, value in line["run"].items() if name != "seed"}
-            groups.setdefault((line["budget"], _machine(line), repr(sorted(run.items(), key=str))), {})[line["run"]["seed"]] = (
-                line
-            )
-    if not groups:
-        return []
-
-    def rank(at: tuple[int, tuple[Any, ...]]) -> tuple[Any, ...]:
-        place, group = at
-        run = next(iter(groups[group].values()))["run"]
-        # The last of equals: what was measured later.
-        return -BUDGETS.index(group[0]), setting(run) in now, len(groups[group]), place
-
-    best = max(enumerate(groups), key=rank)[1]
-    return [line for _, line in sorted(groups[best].items())]
 
 
 def _score(row: Line, line: Line) -> float:
