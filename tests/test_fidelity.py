@@ -140,7 +140,10 @@ def test_seeds_that_were_not_run_count_in_a_share_and_are_told():
     assert "2 of 5 seeds came to 0.01; 3 of 5 seeds were not run to their end" in sentence(solved, found)
     found = judge(solved, [line(0, seed, **own) for seed in (1, 3, 4)])
     assert found.verdict == "held"
-    assert "| 3 of 5 " in fidelity.page([solved, *(line(0, seed, **own) for seed in (1, 3, 4))])
+    (cells,) = (
+        row for row in fidelity.page([solved, *(line(0, seed, **own) for seed in (1, 3, 4))]).splitlines() if "| r |" in row
+    )
+    assert [cell.strip() for cell in cells.split("|")][3:5] == ["3 of 5 (mean 0.003 ± 0)", "3 of 5"]
     short = [line(0, 0, **own, budget="short")]
     assert judge(solved, short).asked == 1
 
@@ -268,11 +271,11 @@ def test_the_committed_page_is_that_of_the_committed_records():
     assert page == (ROOT / "docs" / "fidelity.md").read_text()
 
 
-def drawn(spec, kind):
-    """The points of the layers of a kind in each panel, and the colours of its rows."""
+def medians_of(spec):
+    """The points of the strong lines in each panel, and the colours of its rows."""
     found = []
     for panel in spec["concat"]:
-        (layer,) = (each for each in panel["layer"] if each["mark"].get("strokeWidth") == {"seed": 0.8, "median": 2.4}[kind])
+        (layer,) = (each for each in panel["layer"] if each["mark"].get("strokeWidth") == 2.4)
         scale = layer["encoding"]["color"]["scale"]
         found.append((layer["data"]["values"], dict(zip(scale["domain"], scale["range"], strict=True))))
     return found
@@ -289,9 +292,23 @@ def test_a_seed_that_stopped_early_stays_in_the_median_and_a_label_keeps_its_col
     spec = curves.over_steps([
         *(line(0, 0, row=f"adding 30 {name}", **{**own, "place": "adding 30"}, curve=curve(0.1)) for name in "AB"), *lines,
     ])  # fmt: skip
-    (_, there), (medians, here) = drawn(spec, "median")
+    (_, there), (medians, here) = medians_of(spec)
     assert [point["value"] for point in medians] == [0.1, 0.02, 0.02]
     assert here["adding 20 B"] == there["adding 30 B"] != there["adding 30 A"]
+
+
+def test_medians_count_what_diverged_as_a_guess_and_are_not_drawn_of_a_part_of_the_seeds():
+    own = {"measure": "mse", "rising": False, "guess": 1 / 6}
+    curve = [{"step": step, "loss": 0.1, "valid": {"mse": 0.1 / step}} for step in (1, 10, 100)]
+    good = [line(0, seed, row="a", **own, curve=curve, asked=4) for seed in range(2)]
+    bad = [
+        line(None, 2, row="a", **own, curve=curve[:1], status="diverged", asked=4),
+        line(None, 3, row="a", **own, curve=[], status="diverged", asked=4),
+    ]
+    ((medians, _),) = medians_of(curves.over_steps([*good, *bad]))
+    assert [point["value"] for point in medians] == pytest.approx([0.1, (0.01 + 1 / 6) / 2, (0.001 + 1 / 6) / 2])
+    ((medians, _),) = medians_of(curves.over_steps([*good, bad[0]]))
+    assert medians == []
 
 
 @pytest.mark.parametrize("draw", [curves.over_steps, curves.over_layers, curves.to_solve])

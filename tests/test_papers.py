@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from tests.test_project import run
 from unfading import cli_reproduce, data
 from unfading.diagnose.equilibrium import histogram
 from unfading.papers import incremental, shelf
+from unfading.papers.incremental_gradients import _told as told_ratios
 from unfading.papers.item import Item
-from unfading.papers.trained import on_the_way
+from unfading.papers.trained import all_on_the_way, on_the_way
 from unfading.run import Run
 from unfading.train import train
 
@@ -98,6 +100,28 @@ def test_a_model_on_its_way_is_the_one_that_train_trains():
         want = torch.stack([run.make_task().loss(again(b.x)[0], b) for b in whole]).mean()
     assert found == pytest.approx(float(want), rel=1e-5)
     assert x.x.shape[1] == 4
+
+
+def test_models_on_their_way_together_are_those_of_the_runs_alone():
+    """Also where one ends before the other: it stays as it was."""
+    short = Run(task="adding", task_options={"T": 8}, cell="Elman", hidden=6, batch=4, rate=1e-2, steps=4, valid_every=9)
+    runs = [short, replace(short, steps=7, seed=3)]
+    together = [(step, [parameters(model) for model in models]) for step, models in all_on_the_way(runs, every=3)]
+    assert [step for step, _ in together] == [0, 3, 6, 7]
+    for e, each in enumerate(runs):
+        alone = {step: parameters(model) for step, model in on_the_way(each, every=3)}
+        for step, found in together:
+            assert torch.equal(found[e], alone[min(step, max(alone))])
+
+
+def parameters(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_ratios_that_are_not_finite_are_told_apart():
+    assert told_ratios([0.5, math.inf, 2.0, math.nan, 1.0]) == "1 (0.5 to 2, not finite in 2 of 5 seeds)"
+    assert told_ratios([0.25]) == "0.25"
+    assert told_ratios([math.nan, math.nan]) == "nan"
 
 
 def test_histogram_keeps_the_sides_of_zero_apart():

@@ -266,7 +266,7 @@ def test_what_is_kept_is_replaced_by_what_is_told_again(tmp_path):
     other = {**first, "row": "s"}
     kept.add(path, [first, other])
     kept.add(path, [{**first, "test": 2}])
-    assert kept.read(path) == [{**first, "test": 2}, other]
+    assert kept.read(path) == [other, {**first, "test": 2}]  # what was measured later stands later
     path.write_text("{")
     with pytest.raises(ValueError, match="is damaged: no JSON lines"):
         kept.add(path, [first])
@@ -306,6 +306,22 @@ def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
         cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "nowhere", draw=True)
         assert (tmp_path / "incremental-fig5.png").exists()
         assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_picture_has_one_measurement_of_every_row_whichever_are_picked(tmp_path, monkeypatch):
+    make = ALL["incremental/fig5"]
+    cli_reproduce.reproduce(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+    path = tmp_path / f"papers-{machine.slug()}.jsonl"
+    lines = kept.read(path)
+    other = {**lines[0], "key": "other", "run": {**lines[0]["run"], "rate": 0.5}}  # of another setting, and later
+    kept.add(path, [other])
+    seen = []
+    monkeypatch.setattr(Making, "_curves", lambda self, name, made, known: seen.extend(known) or "drawn")
+    making = Making("smoke", way(tmp_path), tmp_path, (lines[1]["row"],))
+    (told,) = making.tell([("incremental/fig5", make)], trained=True)
+    assert [line["row"] for line in seen] == [line["row"] for line in lines]
+    assert seen[0]["run"]["rate"] == lines[0]["run"]["rate"]  # the row's own
+    assert told.count("published") == 1
 
 
 def test_counts_are_counted_without_training(tmp_path, capsys):

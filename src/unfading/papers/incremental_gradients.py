@@ -8,6 +8,7 @@ on sequences that training does not see. ||J|| is here the gain of a random cota
 1 for J = I or -I and the Frobenius norm over sqrt(H) for any; the mean is over 16 draws of v.
 """
 
+import math
 from dataclasses import replace
 from statistics import median
 from typing import Any, Literal
@@ -41,9 +42,11 @@ def fig9(steps: int = 1_000, windows: int = 8, seeds: int = 5, device: Literal["
             found = [_norms(model, task, batch) for model in models]
             ratios.append([each["ratio"] for each in found])
             for panel in shown:
-                shown[panel].append({"setting": name, "x": step, "value": median([each[panel] for each in found])})
+                if finite := _finite([each[panel] for each in found]):
+                    shown[panel].append({"setting": name, "x": step, "value": median(finite)})
         ends = f"{_told(ratios[0])} at the start, {_told(ratios[-1])} at the end"
         findings.append(f"{name}: the ratio ||dh_T/dh_1|| / ||dh_T/dh_(T-1)|| is {ends}.")
+    whose = "seed 0" if seeds == 1 else f"the median of {seeds} seeds"
     titles = {
         "ratio": Panel("||dh_T/dh_1|| / ||dh_T/dh_(T-1)||", "training step", log=True),
         "last": Panel("||dh_T/dh_(T-1)||", "training step", log=True),
@@ -52,8 +55,8 @@ def fig9(steps: int = 1_000, windows: int = 8, seeds: int = 5, device: Literal["
     return Item(
         title="Figs. 3b and 9: gradients through time while the adding problem is learnt",
         caption=f"Gains of Jacobians of the state, and the norm of the loss's gradient in the first state, T = {T}, at "
-        f"{MOMENTS} moments of {steps:,} steps of training (128 units, the median of {seeds} seeds), on {windows} sequences. A "
-        "ratio of 1 is a gradient that neither fades nor grows between the last step and the first.",
+        f"{min(MOMENTS, steps)} moments of {steps:,} steps of training (128 units, {whose}), on {windows} sequences. A ratio "
+        "of 1 is a gradient that neither fades nor grows between the last step and the first.",
         chart=panels({titles[name]: rows for name, rows in shown.items()}),
         rows=[{"panel": name, **row} for name, rows in shown.items() for row in rows],
         findings=findings,
@@ -61,10 +64,16 @@ def fig9(steps: int = 1_000, windows: int = 8, seeds: int = 5, device: Literal["
 
 
 def _told(ratios: list[float]) -> str:
-    """The median over seeds, and from where to where they go."""
-    if len(ratios) == 1:
+    """The median over seeds, and from where to where they go; those that are not finite are told apart."""
+    finite = _finite(ratios)
+    if len(ratios) == 1 or not finite:
         return f"{ratios[0]:.2g}"
-    return f"{median(ratios):.2g} ({min(ratios):.2g} to {max(ratios):.2g})"
+    lost = "" if len(finite) == len(ratios) else f", not finite in {len(ratios) - len(finite)} of {len(ratios)} seeds"
+    return f"{median(finite):.2g} ({min(finite):.2g} to {max(finite):.2g}{lost})"
+
+
+def _finite(values: list[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
 
 
 def _norms(model: Model, task: Task, batch: Batch) -> dict[str, float]:

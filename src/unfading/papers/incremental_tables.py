@@ -186,7 +186,7 @@ def table10() -> list[Row]:
     # Few sequences a batch: of 32 there are 96 batches an epoch, and the words are known by heart before they are understood.
     fields: dict[str, Any] = {"hidden": 256, "batch": 4, "epochs": 20}
     batches: tuple[Any, ...] = ({"batch": 4}, {"batch": 16})
-    dropped: tuple[Any, ...] = tuple({**each, "task_options": {"dropout": share}} for each in batches for share in (0.3, 0.5))
+    dropouts: tuple[Any, ...] = tuple({**each, "task_options": {"dropout": share}} for each in batches for share in (0.3, 0.5))
     cells: dict[str, tuple[float, str, dict[str, Any]]] = {
         "FastRNN": (127.76, "FastRNN", {}), "FastGRNN-LSQ": (115.92, "FastGRNN", {}), "RNN": (144.71, "Elman", {}),
         "SpectralRNN": (130.20, "SpectralRNN", {}), "LSTM": (117.41, "LSTM", {}), "UGRNN": (119.71, "UGRNN", {}),
@@ -196,20 +196,20 @@ def table10() -> list[Row]:
     def row(name: str, run: Run, published: float, note: str = "", **extra: Any) -> Row:
         return Row(run, published, round(0.05 * published, 2), note, name=name, **{**own, **extra})
 
-    def less(run: Run) -> Run:
-        return replace(run, **dropped[0])
+    def with_dropout(run: Run) -> Run:
+        return replace(run, **dropouts[0])
 
     paper = incremental("ptb_words", {}, T=300, K=1, rank=15, **fields)
-    ours, told = {K: stable("ptb_words", {}, T=300, K=K, rank=10, **fields) for K in (1, 3)}, "ours: the stable form"
+    ours, note = {K: stable("ptb_words", {}, T=300, K=K, rank=10, **fields) for K in (1, 3)}, "ours: the stable form"
     others = {
         name: baseline(cell, "ptb_words", {}, options, **{**fields, "hidden": 128 if name == "RNN" else 256})
         for name, (_, cell, options) in cells.items()
     }
     return [
         row("iRNN K=1, rank 15", paper, 115.71, "held within 5 %", printed="288 KB, 7.11 min", parameters=73_772),
-        row("iRNN K=1, rank 15, dropout", less(paper), 115.71, "held within 5 %", parameters=73_772, choices=dropped),
-        *(row(f"ours K={K}, rank 10", run, 115.71, told) for K, run in ours.items()),
-        row("ours K=1, rank 10, dropout", less(ours[1]), 115.71, told, choices=dropped),
+        row("iRNN K=1, rank 15, dropout", with_dropout(paper), 115.71, "held within 5 %", parameters=73_772, choices=dropouts),
+        *(row(f"ours K={K}, rank 10", run, 115.71, note) for K, run in ours.items()),
+        row("ours K=1, rank 10, dropout", with_dropout(ours[1]), 115.71, note, choices=dropouts),
         *(row(name, run, cells[name][0]) for name, run in others.items()),
-        row("LSTM, dropout", less(others["LSTM"]), cells["LSTM"][0], choices=dropped),
+        row("LSTM, dropout", with_dropout(others["LSTM"]), cells["LSTM"][0], choices=dropouts),
     ]

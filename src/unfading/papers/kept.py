@@ -27,9 +27,9 @@ def read(path: Path) -> list[Line]:
 
 
 def add(path: Path, lines: Iterable[Line]) -> None:
-    """Write them in the place of those about the same, the rest as it was; the file is whole at any moment."""
-    merged = {_key(line): line for line in [*read(path), *lines]}
-    put(path, list(merged.values()))
+    """Write them at the end, without those about the same, the rest as it was; the file is whole at any moment."""
+    added = {_key(line): line for line in lines}
+    put(path, [*(line for line in read(path) if _key(line) not in added), *added.values()])
 
 
 def put(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -10,10 +10,10 @@ from unfading import machine, weights
 from unfading.papers import budget as budgets
 from unfading.papers import kept, shelf
 from unfading.papers.item import Item
-from unfading.papers.row import Curves, Row
-from unfading.papers.trained_rows import Line, Shown, Wanted, Way, available, final_runs, lines, train_rows
+from unfading.papers.row import COUNTED, Curves, Row
+from unfading.papers.trained_rows import Shown, Wanted, Way, available, final_runs, lines, train_rows
 from unfading.report import fidelity
-from unfading.report.verdicts import judge, measurement
+from unfading.report.verdicts import Outcome, judge, measurement
 
 Makers = Sequence[tuple[str, Callable[..., Any]]]
 
@@ -108,29 +108,32 @@ class Making(NamedTuple):
         known = [
             line for path in files for line in kept.read(path) if line["item"] == name and line.get("budget") == self.budget
         ]
+        if self.budget == "smoke":  # it is judged by nobody; its lines are shown as what they are
+            known = [{**line, "budget": "short"} for line in known]
         said, drawn = [f"{name}: {shelf.title(make)}"], []
-        for _, row in self.wanted([(name, make)]):
-            # A smoke is judged by nobody; its lines are shown as what they are.
-            own = [
-                {**line, "budget": "short"} if self.budget == "smoke" else line for line in known if line.get("row") == row.name
-            ]
-            said.append(f"  {row.name}: {self._answer(row, own)}")
-            drawn += measurement(shelf.claim(row), [line for line in own if line["kind"] == "run"])
+        picked = {row.name for _, row in self.wanted([(name, make)])}
+        for _, row in self._replace(only=()).wanted([(name, make)]):  # a picture has all rows, whatever was picked
+            own = [line for line in known if line.get("row") == row.name]
+            outcome = judge(shelf.claim(row), own)
+            if row.name in picked:
+                said.append(f"  {row.name}: {self._answer(row, outcome)}")
+            if row.unit != COUNTED:
+                drawn += [{**line, "asked": outcome.asked} for line in measurement(shelf.claim(row), own)]
         made = make()
         if isinstance(made, Curves):
             said.append(self._curves(name, made, drawn))
         return "\n".join(said)
 
-    def _answer(self, row: Row, own: Sequence[Line]) -> str:
+    def _answer(self, row: Row, outcome: Outcome) -> str:
         """What a row came to, in a line."""
         if not available(row):
             return f"data not available: {row.dataset}"
-        outcome = judge(shelf.claim(row), own)
         if outcome.mean is None:
             return outcome.verdict
         published = "-" if row.published is None else fidelity.number(row.published, row.unit)
+        seeds = f"{outcome.seeds}" if outcome.seeds >= outcome.asked else f"{outcome.seeds} of {outcome.asked}"
         verdict = "ran" if self.budget == "smoke" else outcome.verdict
-        return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {outcome.seeds}: {verdict}"
+        return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {seeds}: {verdict}"
 
     def _curves(self, name: str, made: Curves, known: Sequence[Mapping[str, Any]]) -> str:
         if not known:

@@ -17,7 +17,10 @@ def on_the_way(run: Run, every: int) -> Iterator[tuple[int, Model]]:
 
 
 def all_on_the_way(runs: Sequence[Run], every: int) -> Iterator[tuple[int, list[Model]]]:
-    """The models of runs that differ in their seeds; on a GPU they are trained in one pass."""
+    """The models of runs that differ in their seeds, as `on_the_way` gives one; on a GPU they are trained in one pass.
+
+    They are the same objects each time. One whose run has ended, or diverged, stays as it was then.
+    """
     with torch.random.fork_rng(devices=[]):
         task = runs[0].make_task()
         members = [Member(run, task) for run in runs]

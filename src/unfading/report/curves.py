@@ -16,7 +16,9 @@ WIDTH, HEIGHT = 420, 260
 def over_steps(lines: Lines) -> Spec:
     """The validation score over steps, a panel a task: a thin line a seed, a strong one their median, dashed a guess.
 
-    A run that stopped early, its task solved, counts in the median with its last score.
+    A run that stopped early, its task solved, counts in the median with its last score, one that diverged as a guess. There is
+    no median where seeds of a row are missing (`asked` of a line says how many there should be): those that solve a task end
+    before the others.
     """
     labels = _labels(lines)
 
@@ -33,7 +35,7 @@ def over_steps(lines: Lines) -> Spec:
             .mark_line(strokeWidth=0.8, opacity=0.4, clip=True)
             .encode(detail="seed:N", **common)
         )
-        middle = alt.Chart(alt.Data(values=_medians(thin))).mark_line(strokeWidth=2.4, clip=True).encode(**common)
+        middle = alt.Chart(alt.Data(values=_medians(here))).mark_line(strokeWidth=2.4, clip=True).encode(**common)
         guess = alt.Chart(alt.Data(values=[{"value": here[0]["guess"]}])).mark_rule(strokeDash=[5, 4], color=INK).encode(y=y)
         return alt.layer(guess, seeds, middle).properties(width=WIDTH, height=HEIGHT, title=name)
 
@@ -80,7 +82,7 @@ def to_solve(lines: Lines) -> Spec:
 
 
 def _panels(lines: Lines, panel: Callable[[Any, str, Lines], Any]) -> Spec:
-    """Panels, two in a line, each with colours of its own."""
+    """Panels, two in a line, each with a legend of its own."""
     alt = needed("altair")
     if not lines:
         raise ValueError("there is nothing to draw: none of the figure's rows has been run.")
@@ -133,17 +135,25 @@ def _points(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"row": line["row"], "step": step, "value": value} for step, value in found if value is not None]
 
 
-def _medians(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    seeds: dict[str, dict[str, dict[int, float]]] = {}
-    for point in points:
-        seeds.setdefault(point["row"], {}).setdefault(point["seed"], {})[point["step"]] = point["value"]
+def _medians(lines: Lines) -> list[dict[str, Any]]:
     found = []
-    for row, curves in seeds.items():
-        now: dict[str, float] = {}
-        for step in sorted({step for curve in curves.values() for step in curve}):
-            now |= {seed: curve[step] for seed, curve in curves.items() if step in curve}
-            found.append({"row": row, "step": step, "value": statistics.median(now.values())})
+    for row in dict.fromkeys(line["row"] for line in lines):
+        own = [line for line in lines if line["row"] == row]
+        if len(own) < own[0].get("asked", 0):
+            continue
+        curves = [{point["step"]: point["value"] for point in _points(line)} for line in own]
+        for step in sorted({step for curve in curves for step in curve}):
+            scores = [score for line, curve in zip(own, curves, strict=True) if (score := _at(line, curve, step)) is not None]
+            found.append({"row": row, "step": step, "value": statistics.median(scores)})
     return found
+
+
+def _at(line: Mapping[str, Any], curve: Mapping[int, float], step: int) -> float | None:
+    """The last score up to a step; None before the first. One that diverged is at a guess from there on."""
+    past = [at for at in curve if at <= step]
+    if line["status"] == "diverged" and step > max(curve, default=0):
+        return float(line["guess"])
+    return curve[max(past)] if past else None
 
 
 def _depth(line: Mapping[str, Any]) -> int:

@@ -20,11 +20,12 @@ Made by `unfading reproduce --page` from the records in `benchmarks/results/pape
 
 A row is **held** where the mean over our seeds is no further below the published number than two standard errors of the test
 set, **beaten** where the mean less its own standard error is above it, **missed** else; a claim that runs solve a task holds
-where the share of seeds that is named solves it, one that a cell does no better than a guess where its mean is within the
-tolerance of a guess, or below. *measured* rows have no published number. No seed is left out: one that
-diverged counts as a guess. Published numbers have no spread and may be best runs. Settings were chosen by validation, the test
-was made once. `unfading reproduce ITEM --budget paper --device cuda` makes a row again; where its setting has changed since it
-was measured, it says so. ± is the standard deviation over seeds.
+where the share of all its seeds that is named solves it, one that a cell does no better than a guess where its mean is within
+the tolerance of a guess, or below. *measured* rows have no published number. No seed is left out: one that diverged counts as a
+guess. Published numbers have no spread and may be best runs. Settings were chosen by validation, not by the test; where what
+there is to choose from was changed after a test was known (HAR-2, copying, adding), [the findings](findings.md) say so.
+`unfading reproduce ITEM --budget paper --device cuda` makes a row again; where its setting has changed since it was measured,
+it says so. ± is the standard deviation over seeds.
 
 """
 

@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
     asked: int = 0  # seeds that the row has
     trained: int = 0  # seeds that ended a tenth better than a guess
     reached: int | None = None  # seeds within the tolerance, for a claim about a share
-    steps: float | None = None  # median steps until the tolerance was reached, of those seeds
+    steps: float | None = None  # until validation came within the tolerance, the median of the seeds in which it did
     parameters: Mapping[str, int] | None = None
     seconds: float | None = None  # of training, median, a seed's part where many were trained together
     machine: str = ""
