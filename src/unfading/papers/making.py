@@ -131,9 +131,8 @@ class Making(NamedTuple):
         if outcome.mean is None:
             return outcome.verdict
         published = "-" if row.published is None else fidelity.number(row.published, row.unit)
-        seeds = f"{outcome.seeds}" if outcome.seeds >= outcome.asked else f"{outcome.seeds} of {outcome.asked}"
         verdict = "ran" if self.budget == "smoke" else outcome.verdict
-        return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {seeds}: {verdict}"
+        return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {outcome.told_seeds}: {verdict}"
 
     def _curves(self, name: str, made: Curves, known: Sequence[Mapping[str, Any]]) -> str:
         if not known:

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures import COLOURS, DASHES, FONT, GRID, INK, Spec, decades, needed
+from unfading.report.figures import COLOURS, DASHES, INK, Spec, decades, needed
+from unfading.report.panels import looks
 
 Lines = Sequence[Mapping[str, Any]]
 WIDTH, HEIGHT = 420, 260
@@ -92,11 +93,8 @@ def _panels(lines: Lines, panel: Callable[[Any, str, Lines], Any]) -> Spec:
     charts = [panel(alt, name, here) for name, here in places.items()]
     columns = 1 if len(charts) == 1 else 2
     whole = alt.concat(*charts, columns=columns, spacing=24).resolve_scale(color="independent", strokeDash="independent")
-    text = {"labelFontSize": 11, "titleFontSize": 12, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
-    whole = whole.configure(font=FONT, padding=8).configure_view(stroke=None)
-    whole = whole.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)
-    whole = whole.configure_legend(labelFontSize=11, labelLimit=260, labelColor=INK, symbolStrokeWidth=3)
-    spec: Spec = whole.to_dict()
+    spec = looks(whole)
+    spec["config"]["legend"] = {"labelColor": INK, "labelFontSize": 11, "labelLimit": 260, "symbolStrokeWidth": 3}
     return spec
 
 

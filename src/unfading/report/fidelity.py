@@ -145,8 +145,7 @@ def _cells(row: Line, outcome: Outcome) -> list[str]:
     seconds = "-" if outcome.seconds is None else f"{time(outcome.seconds)} s"
     counted = row["unit"] == COUNTED
     trained = f"{outcome.trained}/{outcome.seeds}" if outcome.answered and not counted else "-"
-    part = f" of {outcome.asked}" if outcome.seeds < outcome.asked else ""
-    seeds = f"{outcome.seeds}{part}" if outcome.seeds and not counted else "-"
+    seeds = outcome.told_seeds if outcome.seeds and not counted else "-"
     budget = " (short)" if outcome.budget == "short" else " (earlier setting)" if outcome.earlier else ""
     return [row["row"], published, ours, seeds, trained, count, seconds, outcome.verdict + budget]
 

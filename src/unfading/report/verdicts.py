@@ -51,6 +51,11 @@ class Outcome(NamedTuple):
     earlier: bool = False  # measured at a setting that the row had once
 
     @property
+    def told_seeds(self) -> str:
+        """How many, and of how many where some were not run: "3 of 5"."""
+        return f"{self.seeds} of {self.asked}" if self.seeds < self.asked else f"{self.seeds}"
+
+    @property
     def answered(self) -> bool:
         return self.verdict not in (NOT_RUN, NO_DATA)
 
