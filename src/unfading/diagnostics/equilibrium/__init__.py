@@ -1,0 +1,1 @@
+"""Analysis of incremental cells: equilibria, convergence and inner steps."""

@@ -1,0 +1,1 @@
+"""Initial weights for which gradients are even over layers and time."""

@@ -1,0 +1,1 @@
+"""Measurements of gradients, states and activations."""

@@ -1,0 +1,1 @@
+"""From a program to a compiled C loop on the CPU."""

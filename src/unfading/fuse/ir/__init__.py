@@ -1,0 +1,1 @@
+"""The intermediate representation: programs of one step, their simplification and their derivatives."""

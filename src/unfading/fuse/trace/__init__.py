@@ -1,0 +1,1 @@
+"""From a cell's `step` and `project` to a program."""

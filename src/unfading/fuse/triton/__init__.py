@@ -1,0 +1,1 @@
+"""From a program to Triton kernels on a GPU."""

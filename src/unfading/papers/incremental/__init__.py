@@ -1,0 +1,1 @@
+"""Kag, Zhang & Saligrama 2020: the incremental RNN."""

@@ -1,0 +1,1 @@
+"""Chandar et al. 2019: NRU."""

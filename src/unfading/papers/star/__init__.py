@@ -1,0 +1,1 @@
+"""Turkoglu et al. 2019: STAR."""

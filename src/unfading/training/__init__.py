@@ -1,0 +1,1 @@
+"""Training: runs, the training loop, checkpoints, records and comparison of many runs."""
