@@ -16,7 +16,7 @@ test-all: lint
 
 # On a machine with a GPU: the laws of the kernels, and all cells against the CPU. Takes the torch that is installed there.
 gpu-test:
-	TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest tests/gpu tests/test_device.py
+	TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest tests/gpu tests/layers/test_device.py
 
 lint: .venv/ready
 	$(BIN)/ruff check

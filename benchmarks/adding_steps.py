@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from unfading import Run, compare, machine
-from unfading.progress import Display
+from unfading.training.progress import Display
 
 T, SEEDS = 200, range(5)
 RELEASED = {"heads_see_input": False, "mean_over_heads": True}

@@ -20,7 +20,7 @@ from rich.table import Table
 from unfading.bench import cases, gpu_cases
 from unfading.bench.cases import Case, Dtype
 from unfading.bench.precision import TOLERANCES
-from unfading.bench.rows import Row, read
+from unfading.bench.results import Row, read
 
 MAY_BE_REFUSED = {"EquilibriumRNN"}  # its step looks for a fixed point
 

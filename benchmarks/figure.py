@@ -6,8 +6,8 @@ python benchmarks/figure.py benchmarks/results/cpu-MACHINE.jsonl docs/speed.svg 
 import argparse
 from pathlib import Path
 
-from unfading.bench.figure import svg
-from unfading.bench.rows import read
+from unfading.bench.results import read
+from unfading.bench.speed_figure import svg
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from unfading.bench import gpu_cases
-from unfading.bench.rows import Beside, Pass, Row, read
-from unfading.bench.table import milliseconds
+from unfading.bench.display import milliseconds
+from unfading.bench.results import Beside, Pass, Row, read
 
 BEGIN, END = "<!-- benchmarks/gpu_table.py begins -->", "<!-- benchmarks/gpu_table.py ends -->"
 COLUMNS = ("cell", "T, B, units", "precision", "us a forward step", "forward + backward ms")

@@ -24,10 +24,10 @@ from unfading.cells.base import Cell
 from unfading.cells.elman import ElmanCell
 from unfading.cells.lstm import LSTMCell
 from unfading.cells.star import STARCell
-from unfading.diagnose.draws import CHUNK, STATED, is_bias, magnitudes, signals, stack, started, workers
-from unfading.diagnose.flatness import flatness
-from unfading.diagnose.point import Step
-from unfading.papers.star import LOSSES, PATH, measured
+from unfading.diagnostics.measure.draws import CHUNK, STATED, is_bias, magnitudes, signals, stack, started, workers
+from unfading.diagnostics.measure.flatness import flatness
+from unfading.diagnostics.measure.lattice_step import Step
+from unfading.papers.star.figures import LOSSES, PATH, measured
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "lattice.md"

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 
 from unfading import Run
-from unfading.diagnose.watch import gradients
-from unfading.member import Member
-from unfading.training import WATCHED_EVERY, Training
+from unfading.diagnostics.watch import gradients
+from unfading.training.active_run import Member
+from unfading.training.loop import WATCHED_EVERY, Training
 
 CELLS = ("STAR", "LSTM", "IncrementalRNN")
 STEPS = 300

@@ -15,7 +15,8 @@ import time
 
 import torch
 
-from unfading import Task, data
+from unfading import Task
+from unfading.data import store
 from unfading.tasks import Adding, Copying, Denoising, NoisyMNIST, PermutedMNIST, PixelMNIST, VariableCopying
 
 TASKS: list[Task] = [
@@ -65,8 +66,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for task in TASKS:
-        if task.dataset is not None and not data.present(task.dataset):
-            print(f"{task!r} is left out: dataset {task.dataset} is not in {data.root()}", file=sys.stderr)
+        if task.dataset is not None and not store.present(task.dataset):
+            print(f"{task!r} is left out: dataset {task.dataset} is not in {store.root()}", file=sys.stderr)
             continue
         print(json.dumps(measure(task, arguments.batch, arguments.rounds, arguments.device)), flush=True)
 

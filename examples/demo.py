@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from unfading import Run, compare
-from unfading.progress import Display
-from unfading.report import page, records, tables
-from unfading.stopping import Stopped
+from unfading.report import page, records
+from unfading.report import summary as tables
+from unfading.training.progress import Display
+from unfading.training.stopping import Stopped
 
 T, SEEDS = 200, (0, 1)
 WHERE = Path("runs/demo")

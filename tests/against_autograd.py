@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from unfading.fuse import backward, compiler, kernel
-from unfading.fuse.backward import Backward
-from unfading.fuse.kernel import Kernel, Walk
-from unfading.fuse.program import Program
-from unfading.fuse.trace import Signature
+from unfading.fuse.c import backward, compiler, kernel
+from unfading.fuse.c.backward import Backward
+from unfading.fuse.c.kernel import Kernel, Walk
+from unfading.fuse.ir.program import Program
+from unfading.fuse.trace.recorder import Signature
 
 Step = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 Results = dict[str, Tensor]

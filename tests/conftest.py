@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests import made_data, made_files
-from unfading import data
-from unfading.datasets import DATASETS
+from unfading.data import store
+from unfading.data.datasets import DATASETS
 
 torch.set_num_threads(1)
 # Read before any test changes it.
@@ -47,7 +47,7 @@ def real(monkeypatch):
         monkeypatch.setenv("UNFADING_DATA", REAL_DATA)
 
     def need(name):
-        if not data.present(name):
+        if not store.present(name):
             pytest.skip(f"dataset {name} is not in UNFADING_DATA")
 
     return need

@@ -14,9 +14,11 @@ import unfading
 from tests.test_fused import built, everything
 from tests.user.quiet import QuietCell
 from tests.variants import name
-from unfading import capture, graph, pieces
-from unfading.backend import choose
-from unfading.graph import graph_or_scan, graph_refusal
+from unfading.backends.choose import choose
+from unfading.backends.cuda_graph import backend as graph
+from unfading.backends.cuda_graph import capture
+from unfading.backends.cuda_graph import chunks as pieces
+from unfading.backends.cuda_graph.backend import graph_or_scan, graph_refusal
 
 # float64: the same operations; sums over pieces in another order.
 EXACT = 1e-12

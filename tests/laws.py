@@ -10,9 +10,9 @@ from torch.utils import _pytree
 
 from tests.twins import TWINS
 from tests.variants import hidden_size
+from unfading.layers.recurrent import Recurrent
 from unfading.lengths import zero_past
-from unfading.recurrent import Recurrent
-from unfading.scan import scan
+from unfading.reference import scan
 
 # float64; two orders of summation of the same few dozen terms.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

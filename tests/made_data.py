@@ -6,7 +6,7 @@ import gzip
 import numpy as np
 
 from tests import made_files
-from unfading.datasets import DATASETS
+from unfading.data.datasets import DATASETS
 
 # Rows of the training and of the test files: neither divides by anything.
 ROWS = {"train": 53, "test": 17}

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tests import random_lines
 from tests.random_lines import LARGEST
-from unfading.fuse.trace import Signature
+from unfading.fuse.trace.recorder import Signature
 
 ROWS = 13  # of the numbers that lines are tried on
 

@@ -13,19 +13,21 @@ import pytest
 import torch
 
 from tests.test_project import ROOT
-from unfading import cli, machine
-from unfading.bench import cases, command, timing
+from unfading import machine
+from unfading.bench import cases, timing
 from unfading.bench.agreement import FLOOR, LARGEST, disagreement, parts_from
 from unfading.bench.cases import Case, variants
-from unfading.bench.figure import svg
-from unfading.bench.measure import half_lengths, measure
-from unfading.bench.rows import Pass, Row, read
+from unfading.bench.cpu import half_lengths, measure
+from unfading.bench.results import Pass, Row, read
+from unfading.bench.speed_figure import svg
 from unfading.bench.timing import Clock, race, torch_threads
-from unfading.fuse.backward import Backward
+from unfading.cli import bench_command as command
+from unfading.cli import main as cli
+from unfading.fuse.c.backward import Backward
+from unfading.fuse.c.kernel import Kernel
 from unfading.fuse.fused import refusal
-from unfading.fuse.kernel import Kernel
-from unfading.layer import layer
-from unfading.recurrent import Recurrent
+from unfading.layers.factory import layer
+from unfading.layers.recurrent import Recurrent
 
 SMALL = {"T": 5, "B": 2, "H": 16}
 ABOUT = {
@@ -82,7 +84,7 @@ def test_a_wrong_result_is_refused_and_not_timed(monkeypatch, fault):
     made("Elman")
     where, change, word = FAULTS[fault]
     plant(monkeypatch, where, change)
-    monkeypatch.setattr("unfading.bench.measure.race", lambda *_, **__: pytest.fail("a wrong result was timed"))
+    monkeypatch.setattr("unfading.bench.cpu.race", lambda *_, **__: pytest.fail("a wrong result was timed"))
     row = measure(case("Elman"))
     assert row.status == "wrong"
     assert word in row.reason
@@ -172,7 +174,7 @@ def test_a_stream_is_timed_by_the_step_and_refused_where_wrong(monkeypatch, faul
 
 
 def test_a_cell_that_does_not_run_fused_shows_its_reason(monkeypatch):
-    monkeypatch.setattr("unfading.bench.measure.refusal", lambda cell: "it is shy")
+    monkeypatch.setattr("unfading.bench.cpu.refusal", lambda cell: "it is shy")
     row = measure(case("Elman"))
     assert (row.status, row.reason) == ("refused", "it is shy")
 
@@ -219,7 +221,7 @@ def test_ratios_are_of_one_round_each():
 def test_threads_are_as_before_after_a_measurement_and_after_an_error(monkeypatch):
     before = torch.get_num_threads()
     seen = []
-    monkeypatch.setattr("unfading.bench.measure.refusal", lambda cell: seen.append(torch.get_num_threads()) or "no")
+    monkeypatch.setattr("unfading.bench.cpu.refusal", lambda cell: seen.append(torch.get_num_threads()) or "no")
     measure(case("Elman"), threads=2)
     assert seen == [2]
     assert torch.get_num_threads() == before
@@ -237,7 +239,7 @@ def test_random_numbers_are_as_before_after_a_measurement():
 
 def test_an_unsteady_control_is_left_out_on_several_threads_only(monkeypatch):
     made("Elman")
-    monkeypatch.setattr("unfading.bench.measure._pass", lambda found: Pass(ms=1.0, rounds=3, control=1.3))
+    monkeypatch.setattr("unfading.bench.cpu._pass", lambda found: Pass(ms=1.0, rounds=3, control=1.3))
     assert measure(case("Elman"), rounds=3).status == "measured"
     row = measure(case("Elman"), rounds=3, threads=2)
     assert row.status == "unsteady"

@@ -19,19 +19,21 @@ from torch import nn
 
 from tests.test_bench import plant, script, written
 from tests.test_project import ROOT
-from unfading import cli, machine
-from unfading.backend import IMPLEMENTATIONS
-from unfading.bench import cases, command, gpu, gpu_cases
+from unfading import machine
+from unfading.backends.choose import IMPLEMENTATIONS
+from unfading.bench import cases, gpu, gpu_cases
 from unfading.bench.agreement import furthest
 from unfading.bench.cases import Case, variants
+from unfading.bench.display import tables
 from unfading.bench.gpu import measure
 from unfading.bench.precision import TOLERANCES, float32_precision
-from unfading.bench.rows import Beside, Pass, Peer, Row, of_case, read
-from unfading.bench.table import tables
+from unfading.bench.results import Beside, Pass, Peer, Row, of_case, read
 from unfading.bench.timing import EVENTS, Clock, Race, race
-from unfading.fuse.place import interpreted
-from unfading.fuse.triton_kernel import TritonKernel
-from unfading.fuse.triton_source import triton_missing
+from unfading.cli import bench_command as command
+from unfading.cli import main as cli
+from unfading.fuse.devices import interpreted
+from unfading.fuse.triton.kernel import TritonKernel
+from unfading.fuse.triton.source import triton_missing
 
 PRETENDED = Clock(lambda contender, calls: 0.01, shortest=0.005, warm_ups=1)
 GPU = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from unfading.fuse import cache, compiler
+from unfading.fuse.c import cache, compiler
 
 PACKAGE = Path(cache.__file__).parent.parent
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from unfading import cli
-from unfading.folder import read_run
-from unfading.stopping import Stopped
-from unfading.training import Training
+from unfading.cli import main as cli
+from unfading.training.loop import Training
+from unfading.training.run_dir import read_run
+from unfading.training.stopping import Stopped
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--hidden", "4", "--batch", "3", "--steps", "10", "--valid-batches", "1"]
@@ -88,7 +88,7 @@ def test_every_flag_reaches_the_run(unfading, tmp_path):
 
 
 def test_a_budget_that_is_not_said_fits_the_task(unfading, tmp_path):
-    from unfading.cli_settings import Settings
+    from unfading.cli.settings import Settings
 
     assert Settings().run("adding", "STAR", rate=0.1, seed=0).steps == 2000
     digits = Settings().run("digits", "STAR", rate=0.1, seed=0)
@@ -176,13 +176,13 @@ def test_a_stop_says_how_to_go_on(unfading, monkeypatch, again):
     assert f"The same command with --resume{' in place of --again' if again else ''} goes on." in err
 
 
-@pytest.mark.parametrize("place", ["unfading.run.Run.make_task", "unfading.run.Run.make_model"])
+@pytest.mark.parametrize("place", ["unfading.training.run.Run.make_task", "unfading.training.run.Run.make_model"])
 @pytest.mark.parametrize("verb", [["train", "--cell"], ["compare", "--seeds", "1", "--cells"]], ids=lambda verb: verb[0])
 def test_ctrl_c_before_the_first_step_is_one_sentence(unfading, monkeypatch, verb, place):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("unfading.stopping._noted", False)
+    monkeypatch.setattr("unfading.training.stopping._noted", False)
     monkeypatch.setattr(place, interrupted)
     code, _, err = unfading(*verb, "Elman", "--task", "adding,T=6", *QUICK)
     assert (code, err) == (130, "unfading: stopped before the first step.\n")

@@ -8,14 +8,14 @@ import torch
 
 from unfading import Run, compare, train
 from unfading import compare as _function
-from unfading.compare import chosen, shape
-from unfading.folder import Folder, finished
-from unfading.training import Training
+from unfading.training.compare import chosen, shape
+from unfading.training.loop import Training
+from unfading.training.run_dir import Folder, finished
 
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
 assert callable(_function)
-module = sys.modules["unfading.compare"]
-training = sys.modules["unfading.train"]
+module = sys.modules["unfading.training.compare"]
+training = sys.modules["unfading.training.train"]
 
 
 def silent(sentence):
@@ -121,7 +121,7 @@ def test_half_done_runs_are_refused_before_any_is_trained(tmp_path, monkeypatch)
     folder.save("last", {"w": torch.zeros(2)}, {"step": 7})
     folder.close()
     # The metadata are enough: a step is known without reading weights.
-    monkeypatch.setattr("unfading.checkpoint.load", lambda path: pytest.fail("the weights were read"))
+    monkeypatch.setattr("unfading.training.checkpoint.load", lambda path: pytest.fail("the weights were read"))
     assert module.stopped_at(tmp_path, SMALL) == 7
     monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
     with pytest.raises(ValueError, match=rf"1 of 2 runs stopped on their way, .*{SMALL.key} at step 7: resume \(--resume\)"):

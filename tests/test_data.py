@@ -12,8 +12,8 @@ import zipfile
 
 import pytest
 
-from unfading import data
-from unfading.datasets import DATASETS, Dataset, Download
+from unfading.data import store
+from unfading.data.datasets import DATASETS, Dataset, Download
 
 A, C = b"first file\n" * 99, b"third file\n" * 9
 
@@ -95,35 +95,35 @@ def everything(folder):
 
 def test_a_file_is_fetched_and_put_in_place(server, known, root):
     known(files={"a.txt": digest(A)}, downloads=(plain(server, "/a.txt"),))
-    assert data.fetch("made") == root / "made" / "here"
+    assert store.fetch("made") == root / "made" / "here"
     assert (root / "made" / "here" / "a.txt").read_bytes() == A
     assert everything(root) == ["made/here/a.txt"]
-    data.fetch("made")
+    store.fetch("made")
     assert server.asked == ["/a.txt"]
 
 
 def test_of_an_archive_the_wanted_folder_is_put_in_place(server, known, root):
     download = Download((f"{server.url}/archive.tgz",), f"sha256:{digest(ARCHIVE)}", "archive.tgz", inside="top/data")
     known(files={"a.txt": digest(A), "deep/c.txt": digest(C)}, downloads=(download,))
-    data.fetch("made")
+    store.fetch("made")
     assert everything(root) == ["made/here/a.txt", "made/here/deep/c.txt"]
-    assert [finding.state for finding in data.verify("made")] == ["sound", "sound"]
+    assert [finding.state for finding in store.verify("made")] == ["sound", "sound"]
 
 
 @pytest.mark.parametrize("path", ["/wrong.txt", "/broken.txt", "/not-there.txt"])
 def test_a_download_that_fails_leaves_no_file(server, known, root, path):
     known(files={"a.txt": digest(A)}, downloads=(plain(server, path),))
     with pytest.raises(ConnectionError, match=r"could not get a.txt; nothing was changed. Tried http.*") as caught:
-        data.fetch("made")
+        store.fetch("made")
     assert path in str(caught.value)
     assert "\n" not in str(caught.value)
     assert everything(root) == []
-    assert not data.present("made")
+    assert not store.present("made")
 
 
 def test_the_next_address_is_tried(server, known, root):
     known(files={"a.txt": digest(A)}, downloads=(plain(server, "/not-there.txt", "/wrong.txt", "/a.txt"),))
-    data.fetch("made")
+    store.fetch("made")
     assert (root / "made" / "here" / "a.txt").read_bytes() == A
 
 
@@ -133,7 +133,7 @@ def test_what_is_there_is_never_overwritten(server, known, root):
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"mine")
     with pytest.raises(ValueError, match=r"a.txt is altered or cut short: its sha256 is .*Move it away and get it again"):
-        data.fetch("made")
+        store.fetch("made")
     assert mine.read_bytes() == b"mine"
     assert server.asked == []
 
@@ -144,7 +144,7 @@ def test_a_file_of_mine_without_a_checksum_is_kept(server, known, root):
     mine = root / "made" / "here" / "a.txt"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"mine")
-    data.fetch("made")
+    store.fetch("made")
     assert mine.read_bytes() == b"mine"
     assert (root / "made" / "here" / "deep" / "c.txt").read_bytes() == C
 
@@ -167,7 +167,7 @@ def test_a_progress_bar_is_told(server, known):
 
     bar = Bar()
     known(files={"a.txt": digest(A)}, downloads=(plain(server, "/a.txt"),))
-    data.fetch("made", progress=bar)
+    store.fetch("made", progress=bar)
     assert bar.done == bar.total == len(A)
     assert bar.closed
 
@@ -176,13 +176,13 @@ def test_fetching_without_pooch_names_the_extra(server, known, monkeypatch):
     known(files={"a.txt": digest(A)}, downloads=(plain(server, "/a.txt"),))
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ValueError, match=r"pip install 'unfading\[data\]'"):
-        data.fetch("made")
+        store.fetch("made")
 
 
 def test_a_dataset_without_downloads_says_how_by_hand(known):
     known(by_hand="ask its owner")
     with pytest.raises(ValueError, match=r"has to be got by hand: ask its owner. Home: http://home"):
-        data.fetch("made")
+        store.fetch("made")
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "good/../../evil", "c:evil"])
@@ -196,7 +196,7 @@ def test_an_archive_that_reaches_outside_is_refused(tmp_path, name, kind):
             archive.writestr("fine", A)
             archive.writestr(name, C)
     with pytest.raises(ValueError, match=r"outside its own folder. It was not unpacked"):
-        data.unpack(file, tmp_path / "into")
+        store.unpack(file, tmp_path / "into")
     assert everything(tmp_path) == ["archive"]
 
 
@@ -208,15 +208,15 @@ def test_links_in_archives_are_refused(tmp_path):
         archive.writestr(link, "/etc/passwd")
     for file in ("tar", "zip"):
         with pytest.raises(ValueError, match="'link', which is a link or a device"):
-            data.unpack(tmp_path / file, tmp_path / "into")
+            store.unpack(tmp_path / file, tmp_path / "into")
 
 
 def test_archives_of_both_kinds_are_unpacked(tmp_path):
     (tmp_path / "tar").write_bytes(ARCHIVE)
     with zipfile.ZipFile(tmp_path / "zip", "w") as archive:
         archive.writestr("top/data/a.txt", A)
-    data.unpack(tmp_path / "tar", tmp_path / "one")
-    data.unpack(tmp_path / "zip", tmp_path / "two")
+    store.unpack(tmp_path / "tar", tmp_path / "one")
+    store.unpack(tmp_path / "zip", tmp_path / "two")
     assert (tmp_path / "one" / "top" / "data" / "a.txt").read_bytes() == A
     assert (tmp_path / "two" / "top" / "data" / "a.txt").read_bytes() == A
 
@@ -229,42 +229,42 @@ def test_what_is_no_archive_or_half_of_one_is_refused(tmp_path):
     for content in (b"something else", b"", ARCHIVE[:60], ARCHIVE[:-20], zipped.getvalue()[:90], damaged):
         (tmp_path / "archive").write_bytes(content)
         with pytest.raises(ValueError, match="neither a tar nor a zip archive, or is cut short"):
-            data.unpack(tmp_path / "archive", tmp_path / "into")
+            store.unpack(tmp_path / "archive", tmp_path / "into")
 
 
 def test_a_missing_dataset_is_named_with_the_way_to_get_it(root):
     with pytest.raises(FileNotFoundError, match=r"dataset 'mnist' is not in .*no folder 'MNIST/raw' there.*data fetch mnist"):
-        data.find("mnist")
+        store.find("mnist")
     with pytest.raises(FileNotFoundError, match=r"'yelp' is not in .*accept the terms at its home"):
-        data.find("yelp")
+        store.find("yelp")
     (root / "MNIST" / "raw").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte.gz is missing and 3 more. Set UNFADING_DATA"):
-        data.find("mnist")
+        store.find("mnist")
     with pytest.raises(ValueError, match=r"unknown dataset 'nmist'. Did you mean 'mnist'"):
-        data.find("nmist")
+        store.find("nmist")
 
 
 def test_altered_and_missing_files_are_told_apart(known, root):
     known(files={"a": digest(A), "b": digest(A), "c": None, "d": None})
-    assert data.verify("made") == []
+    assert store.verify("made") == []
     folder = root / "made" / "here"
     folder.mkdir(parents=True)
     for name, content in (("a", A), ("b", A[:-1]), ("c", C)):
         (folder / name).write_bytes(content)
-    assert [finding.state for finding in data.verify("made")] == ["sound", "altered", "present", "missing"]
+    assert [finding.state for finding in store.verify("made")] == ["sound", "altered", "present", "missing"]
     known(files={"a": digest(A), "b": digest(A)})
-    assert data.path("made", "a").read_bytes() == A
+    assert store.path("made", "a").read_bytes() == A
     with pytest.raises(ValueError, match="b is altered or cut short"):
-        data.path("made", "b")
+        store.path("made", "b")
     # Mended on the spot, it is looked at again.
     (folder / "b").write_bytes(A)
-    assert data.path("made", "b").read_bytes() == A
+    assert store.path("made", "b").read_bytes() == A
 
 
 def test_the_pickled_form_of_cifar_is_refused_with_the_reason(root):
     (root / "cifar-10-batches-py").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"is a pickle: reading it would run whatever code is in it.*data fetch cifar10"):
-        data.find("cifar10")
+        store.find("cifar10")
 
 
 def test_a_pickle_is_known_by_its_name_or_its_first_byte(tmp_path):
@@ -274,16 +274,16 @@ def test_a_pickle_is_known_by_its_name_or_its_first_byte(tmp_path):
     fine.write_bytes(A)
     for file in (named, hidden):
         with pytest.raises(ValueError, match=r"is a pickle: .* so it is not read. Convert it."):
-            data.refuse_pickle(file, "Convert it.")
-    data.refuse_pickle(fine, "Convert it.")
+            store.refuse_pickle(file, "Convert it.")
+    store.refuse_pickle(fine, "Convert it.")
 
 
 def test_the_data_folder_is_the_setting_or_in_the_home(monkeypatch, root):
-    assert data.root() == root
+    assert store.root() == root
     monkeypatch.setenv("UNFADING_DATA", "~/sets")
-    assert data.root().is_absolute()
+    assert store.root().is_absolute()
     monkeypatch.delenv("UNFADING_DATA")
-    assert data.root().parts[-3:] == (".cache", "unfading", "data")
+    assert store.root().parts[-3:] == (".cache", "unfading", "data")
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -304,21 +304,21 @@ def test_the_table_is_whole(name):
 @pytest.mark.parametrize("name", DATASETS)
 def test_published_files_are_sound(name, real):
     real(name)
-    findings = data.verify(name)
+    findings = store.verify(name)
     assert {finding.state for finding in findings} <= {"sound", "present"}
     assert len(findings) == len(DATASETS[name].files)
 
 
 def test_a_package_that_has_the_files_serves_too(known, root):
     known(files={"data.py": None}, package=("unfading", "."))
-    assert data.path("made", "data.py").is_file()
+    assert store.path("made", "data.py").is_file()
     known(files={"data.py": None}, package=("no_such_package", "."))
     with pytest.raises(FileNotFoundError):
-        data.find("made")
+        store.find("made")
     known(files={"a.txt": None}, package=("unfading", "."))
     (root / "made" / "here").mkdir(parents=True)
     (root / "made" / "here" / "a.txt").write_bytes(A)
-    assert data.find("made") == root / "made" / "here"
+    assert store.find("made") == root / "made" / "here"
 
 
 def test_entries_are_values():

@@ -11,10 +11,11 @@ from torch import nn
 import unfading
 from tests.variants import every_cell, hidden_size, name
 from unfading import catalogue
-from unfading.diagnose import jacobian, lag, memory, probe, saturation
-from unfading.diagnose.observe import observe
-from unfading.diagnose.remedy import end
-from unfading.layer import layer
+from unfading.diagnostics.measure import jacobian, lag, memory, saturation
+from unfading.diagnostics.measure import random_probes as probe
+from unfading.diagnostics.measure.observe import observe
+from unfading.diagnostics.remedy import end
+from unfading.layers.factory import layer
 from unfading.tasks.base import Batch
 
 # Float64 all through; what is left is the order of sums, over a few steps of a few units.

@@ -14,12 +14,12 @@ from tests.variants import every_cell
 from unfading.cells.equilibrium import EquilibriumRNNCell
 from unfading.cells.incremental import IncrementalRNNCell, InnerStepsCell
 from unfading.cells.star import STARCell
-from unfading.diagnose.equilibrium import equilibrium, spectrum
-from unfading.diagnose.fixed_point import convergence, equilibria, scipy_root
-from unfading.diagnose.inner_path import left, matrix_norm, reached, revisit, slopes, walk
-from unfading.diagnose.inner_steps import conditions, input_response, step_jacobians
-from unfading.diagnose.observe import observe
-from unfading.layer import layer
+from unfading.diagnostics.equilibrium.analysis import equilibrium, spectrum
+from unfading.diagnostics.equilibrium.fixed_point import convergence, equilibria, scipy_root
+from unfading.diagnostics.equilibrium.inner_path import left, matrix_norm, reached, revisit, slopes, walk
+from unfading.diagnostics.equilibrium.inner_steps import conditions, input_response, step_jacobians
+from unfading.diagnostics.measure.observe import observe
+from unfading.layers.factory import layer
 from unfading.tasks.base import Batch
 
 D = 12

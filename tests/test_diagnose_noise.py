@@ -14,8 +14,8 @@ from unfading.cells.equilibrium import EquilibriumRNNCell
 from unfading.cells.fast import FastRNNCell
 from unfading.cells.incremental import IncrementalRNNCell
 from unfading.cells.lstm import LSTMCell
-from unfading.diagnose import trajectory
-from unfading.diagnose.noise import after_noise
+from unfading.diagnostics.equilibrium import trajectory
+from unfading.diagnostics.measure.noise import after_noise
 
 
 def two_units(eta=0.5, minus=False):

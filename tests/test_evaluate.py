@@ -7,10 +7,10 @@ import torch
 from torch.testing import assert_close
 
 from unfading import Run
-from unfading.evaluate import batch_size, evaluate
-from unfading.fleet import Fleet
+from unfading.training.evaluate import batch_size, evaluate
+from unfading.training.fleet import Fleet
 
-module = sys.modules["unfading.evaluate"]
+module = sys.modules["unfading.training.evaluate"]
 HAR = Run(task="har2", cell="STAR", hidden=4, batch=8, steps=1, dtype="float64")
 
 

@@ -7,7 +7,10 @@ import sys
 import pytest
 
 from tests.test_project import ROOT
-from unfading.report import curves, fidelity, figures, overview
+from unfading.report import fidelity
+from unfading.report.figures import charts as figures
+from unfading.report.figures import curve_figures as curves
+from unfading.report.figures import overview
 from unfading.report.verdicts import judge, sentence, setting, to_reach, trained
 
 

@@ -8,9 +8,9 @@ import torch
 
 import unfading
 from unfading import catalogue
-from unfading.diagnose.flat_start import _Search
-from unfading.diagnose.knobs import Knob, knobs, reading, turned
-from unfading.diagnose.lattice import lattice
+from unfading.diagnostics.flat_start.adjustments import Knob, knobs, reading, turned
+from unfading.diagnostics.flat_start.flat_start import _Search
+from unfading.diagnostics.measure.lattice import lattice
 from unfading.tasks.base import Batch
 
 

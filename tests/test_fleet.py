@@ -6,10 +6,11 @@ from torch.testing import assert_close
 
 from tests.trained import OWN, changed, fleet, small, untimed, weights
 from tests.variants import hidden_size, name
-from unfading import Run, backend, catalogue, train
-from unfading.fleet import Fleet
+from unfading import Run, catalogue, train
+from unfading.backends import choose as backend
 from unfading.fuse.fused import fused
-from unfading.train import train_together
+from unfading.training.fleet import Fleet
+from unfading.training.train import train_together
 
 # Twenty steps in float64: sums in another order, stretched by the dynamics.
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

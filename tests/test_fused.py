@@ -124,7 +124,8 @@ def test_every_cell_is_compiled_with_its_projection_but_one(cell):
 
 
 def test_long_sequences_in_pieces(monkeypatch):
-    from unfading.fuse import backward, inference
+    from unfading.fuse import inference
+    from unfading.fuse.c import backward
 
     monkeypatch.setattr(inference, "PIECE", 1 << 10)
     monkeypatch.setattr(backward, "PIECE", 1 << 10)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
-from unfading.fuse.trace import Signature, trace
+from unfading.fuse.trace.recorder import Signature, trace
 
 SIGNATURE = Signature((5,), ("sequence",), (5,), (), torch.float64)
 SETTING = Setting(1, 26)

@@ -11,12 +11,14 @@ from tests.graph_laws import REFUSED, OwnCell, State, same_as_the_reference
 from tests.test_fused import built
 from tests.user.quiet import QuietCell
 from tests.variants import every_cell, hidden_size, name
-from unfading import capture, catalogue, cli, doctor
-from unfading.backend import choose
+from unfading import catalogue, doctor
+from unfading.backends.choose import choose
+from unfading.backends.cuda_graph import capture
+from unfading.backends.cuda_graph.backend import graph, graph_or_scan, unrecordable
+from unfading.backends.cuda_graph.chunks import cut
+from unfading.cli import main as cli
 from unfading.doctor import OnGPU, explain_on_gpu
-from unfading.graph import graph, graph_or_scan, unrecordable
-from unfading.pieces import cut
-from unfading.scan import reference
+from unfading.reference import reference
 
 
 class Called:
@@ -54,7 +56,7 @@ class Called:
 def device(monkeypatch):
     monkeypatch.setattr(capture, "Captured", Called)
     # What "auto" tries first would take all.
-    monkeypatch.setattr("unfading.backend.refusal", lambda cell: "the compiler is at rest")
+    monkeypatch.setattr("unfading.backends.choose.refusal", lambda cell: "the compiler is at rest")
     return "cpu"
 
 
@@ -71,7 +73,7 @@ def test_every_variant_agrees_with_the_reference(cell, options, device):
 
 @pytest.mark.parametrize("T", [1, 2, 3, 31, 32, 33, 75, 1000])
 def test_pieces_make_the_whole(T, monkeypatch):
-    monkeypatch.setattr("unfading.pieces.PIECE", 32)
+    monkeypatch.setattr("unfading.backends.cuda_graph.chunks.PIECE", 32)
     pieces = cut(T)
     assert [begin for begin, _ in pieces] == [sum(steps for _, steps in pieces[:p]) for p in range(len(pieces))]
     assert sum(steps for _, steps in pieces) == T
@@ -101,7 +103,7 @@ def test_nothing_changes_on_a_cpu(monkeypatch):
         RuntimeError, match="STARCell cannot run as CUDA graphs: a CUDA graph needs a GPU, and the cell is on cpu"
     ):
         layer(x)
-    monkeypatch.setattr("unfading.backend.refusal", lambda cell: "the compiler is at rest")
+    monkeypatch.setattr("unfading.backends.choose.refusal", lambda cell: "the compiler is at rest")
     assert choose(layer.cells[0], "auto") is reference
 
 

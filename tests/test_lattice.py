@@ -10,12 +10,12 @@ from torch.func import functional_call
 
 import unfading
 from unfading import catalogue
-from unfading.diagnose.draws import Setup, drawn, is_bias, magnitudes, signals, stack, started, workers
-from unfading.diagnose.flatness import flatness
-from unfading.diagnose.lag import swept
-from unfading.diagnose.lattice import has_one, lattice, observed
-from unfading.diagnose.observe import observe
-from unfading.diagnose.point import Point
+from unfading.diagnostics.measure.draws import Setup, drawn, is_bias, magnitudes, signals, stack, started, workers
+from unfading.diagnostics.measure.flatness import flatness
+from unfading.diagnostics.measure.lag import swept
+from unfading.diagnostics.measure.lattice import has_one, lattice, observed
+from unfading.diagnostics.measure.lattice_step import Point
+from unfading.diagnostics.measure.observe import observe
 from unfading.tasks import Adding, Copying
 from unfading.tasks.base import Batch
 

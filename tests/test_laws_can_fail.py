@@ -138,14 +138,14 @@ def test_an_adjoint_cut_short_breaks_the_implicit_gradient(monkeypatch):
 def test_a_mask_per_segment_breaks_the_dropout_law(monkeypatch):
     from tests.test_segments import test_one_dropout_mask_serves_all_segments as law
 
-    monkeypatch.setattr(sys.modules["unfading.segments"], "constants_of", lambda cell, x, start: {})
+    monkeypatch.setattr(sys.modules["unfading.backends.time_checkpointing"], "constants_of", lambda cell, x, start: {})
     fails(law)
 
 
 def test_segments_that_ignore_their_length_break_the_memory_law(monkeypatch):
     from tests.test_segments import test_checkpointing_saves_memory as law
 
-    module = sys.modules["unfading.backend"]
+    module = sys.modules["unfading.backends.choose"]
     whole = module.run_in_segments
     monkeypatch.setattr(module, "run_in_segments", lambda *a, **k: whole(*a, **{**k, "every": 1}))
     with unfading.use_backend("reference"):
@@ -165,5 +165,5 @@ def test_zoneout_turned_round_breaks_its_law(monkeypatch):
 
 
 def test_lengths_ignored_break_the_padding(monkeypatch):
-    monkeypatch.setattr(sys.modules["unfading.scan"], "flip", lambda value, lengths: value.flip(0))
+    monkeypatch.setattr(sys.modules["unfading.reference"], "flip", lambda value, lengths: value.flip(0))
     fails(laws.padding_changes_nothing, laws.make(ElmanCell, {}), True)

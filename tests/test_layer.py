@@ -198,7 +198,7 @@ def test_orthogonal_start_is_orthogonal_in_float64():
 
 
 def test_use_backend_reaches_every_layer_and_ends_with_its_block(monkeypatch):
-    backend, scan = sys.modules["unfading.backend"], sys.modules["unfading.scan"]
+    backend, scan = sys.modules["unfading.backends.choose"], sys.modules["unfading.reference"]
 
     ran = []
     monkeypatch.setitem(
@@ -228,7 +228,7 @@ def fresh_dynamo():
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_layer_follows_the_backend_block(monkeypatch):
-    backend, scan = sys.modules["unfading.backend"], sys.modules["unfading.scan"]
+    backend, scan = sys.modules["unfading.backends.choose"], sys.modules["unfading.reference"]
 
     def negative(cell, *arguments, **keywords):
         states, final = scan.reference(cell, *arguments, **keywords)

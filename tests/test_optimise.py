@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from unfading.errors import unknown
-from unfading.optimise import OPTIMISERS, SGD, Adam, AMSGrad, RMSProp, clip_norms, clip_values, norms
-from unfading.schedule import SCHEDULES, Constant, Cosine, Polynomial, Step
+from unfading.training.learning_rate import SCHEDULES, Constant, Cosine, Polynomial, Step
+from unfading.training.optimise import OPTIMISERS, SGD, Adam, AMSGrad, RMSProp, clip_norms, clip_values, norms
 
 # float64; the same few operations in another order, thirty times.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

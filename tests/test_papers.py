@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from tests.test_project import run
-from unfading import cli_reproduce, data
-from unfading.diagnose.equilibrium import histogram
-from unfading.papers import incremental, shelf
-from unfading.papers.incremental_gradients import _told as told_ratios
+from unfading.cli import reproduce_command as cli_reproduce
+from unfading.data import store
+from unfading.diagnostics.equilibrium.analysis import histogram
+from unfading.papers import registry as shelf
+from unfading.papers.during_training import all_on_the_way, on_the_way
+from unfading.papers.incremental import figures as incremental
+from unfading.papers.incremental.gradients import _told as told_ratios
 from unfading.papers.item import Item
-from unfading.papers.trained import all_on_the_way, on_the_way
-from unfading.run import Run
-from unfading.train import train
+from unfading.training.run import Run
+from unfading.training.train import train
 
 SMALL = {
     "fig2": lambda: incremental.fig2(steps=30),
@@ -76,7 +78,7 @@ def test_figure_seven_on_real_data(real):
 
 def test_a_dataset_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
-    assert not data.present("har")
+    assert not store.present("har")
     with pytest.raises(FileNotFoundError, match="dataset 'har' is not in"):
         incremental.fig8(steps=1)
 

@@ -9,15 +9,20 @@ import pytest
 import torch
 
 from tests.test_project import ROOT
-from unfading import cli_reproduce, data, machine
-from unfading.papers import budget, kept, shelf, trained_rows
+from unfading import machine
+from unfading.cli import reproduce_command as cli_reproduce
+from unfading.data import store
+from unfading.papers import budget
+from unfading.papers import ledger as kept
+from unfading.papers import registry as shelf
+from unfading.papers import train_rows as trained_rows
 from unfading.papers.item import Item
-from unfading.papers.making import Making
+from unfading.papers.reproduce import Making
 from unfading.papers.row import COUNTED, Curves, Row, two_sigma
-from unfading.papers.trained_rows import Wanted, Way, lines, train_rows
-from unfading.run import Run
-from unfading.stopping import Stopped, time_limit
-from unfading.train import train
+from unfading.papers.train_rows import Wanted, Way, lines, train_rows
+from unfading.training.run import Run
+from unfading.training.stopping import Stopped, time_limit
+from unfading.training.train import train
 
 INCREMENTAL = [
     "table1",
@@ -274,7 +279,7 @@ def test_what_is_kept_is_replaced_by_what_is_told_again(tmp_path):
 
 def test_missing_data_are_said_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
-    assert not data.present("mnist")
+    assert not store.present("mnist")
     cli_reproduce.reproduce(
         ("incremental/table1", "star/table5"), output=tmp_path / "out", budget="smoke", runs=tmp_path / "runs"
     )

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from unfading import Run
-from unfading.products import float32_products
-from unfading.train import train_together
-from unfading.training import Training
+from unfading.torch_state import float32_products
+from unfading.training.loop import Training
+from unfading.training.train import train_together
 
 RUN = Run(task="adding", task_options={"T": 4}, cell="Elman", hidden=3, batch=2, steps=1, valid_batches=1)
 PLACES = {"matmul": torch.backends.cuda.matmul, "rnn": torch.backends.cudnn.rnn, "conv": torch.backends.cudnn.conv}

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from unfading import Run
-from unfading.member import Moment
-from unfading.progress import Display
+from unfading.training.active_run import Moment
+from unfading.training.progress import Display
 
 RUNS = [
     Run(task="adding", cell=cell, hidden=4, steps=50, rate=rate, seed=seed)

@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 import unfading
-from unfading import catalogue, cli, cli_data, cli_report, cli_reproduce, data
-from unfading.datasets import DATASETS
+from unfading import catalogue
+from unfading.cli import data_command as cli_data
+from unfading.cli import main as cli
+from unfading.cli import report_command as cli_report
+from unfading.cli import reproduce_command as cli_reproduce
+from unfading.data import store
+from unfading.data.datasets import DATASETS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "unfading"
@@ -133,7 +138,7 @@ def test_changelog_and_citation_know_the_version():
 
 def run(*arguments):
     environment = {**os.environ, "COLUMNS": "80"}
-    command = [sys.executable, "-c", "from unfading.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from unfading.cli.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
@@ -183,7 +188,7 @@ def test_datasets_are_listed_and_verified(made, tmp_path):
         assert name in table.stdout
         assert entries[name]["home"] == dataset.home
         assert entries[name]["licence"] == dataset.licence
-        assert entries[name]["found"] is data.present(name)
+        assert entries[name]["found"] is store.present(name)
     elsewhere = json.loads(run("data", "list", "--json", "--data", str(tmp_path)).stdout)
     assert not any(entry["found"] for entry in elsewhere if entry["name"] != "digits")
     # The made files are no published ones: this process was told so, the command was not.

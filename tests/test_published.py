@@ -9,7 +9,7 @@ import torch
 
 from tests import made_files
 from tests.conftest import REAL_DATA
-from unfading import data
+from unfading.data import store
 from unfading.tasks.sensors import HAR2, HAR6, HELD_OUT_PEOPLE
 from unfading.tasks.speech import WORDS, Google12, Google30
 from unfading.tasks.text import END, PTBCharacters, PTBWords, read_tokens
@@ -59,7 +59,7 @@ def test_ptb_has_the_published_counts(real, task, counts):
 
 def test_ptb_ends_each_line(real):
     real("ptb")
-    path = data.path("ptb", "ptb.valid.txt")
+    path = store.path("ptb", "ptb.valid.txt")
     assert read_tokens(path).count(END) == 3370 == path.read_text().count("\n")
     assert read_tokens(path)[:4] == ["consumers", "may", "want", "to"]
 

@@ -8,10 +8,10 @@ from torch.testing import assert_close
 
 from tests.against_autograd import by_autograd, by_kernel, compiled, some_numbers, some_settings, wrong
 from tests.random_steps import RandomStep, some
-from unfading.fuse import rules
-from unfading.fuse.evaluate import next_states
-from unfading.fuse.program import ELEMENTWISE, REDUCTIONS, VIEWS, Program
-from unfading.fuse.trace import Signature, trace
+from unfading.fuse.ir import rules
+from unfading.fuse.ir.interpret import next_states
+from unfading.fuse.ir.program import ELEMENTWISE, REDUCTIONS, VIEWS, Program
+from unfading.fuse.trace.recorder import Signature, trace
 
 UNIT = 15  # programs that are compiled together
 steps = cache(some)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import made_files
-from unfading import data
+from unfading.data import store
 from unfading.tasks.crops import TUMCrops
 from unfading.tasks.reviews import Yelp5
 from unfading.tasks.sensors import DSA19, HAR6
@@ -30,8 +30,8 @@ def copied(made, tmp_path, monkeypatch):
     """A function that copies a made dataset to a folder of its own, to be damaged there."""
 
     def copy(name):
-        folder = tmp_path / data.known(name).folder
-        shutil.copytree(made / data.known(name).folder, folder)
+        folder = tmp_path / store.known(name).folder
+        shutil.copytree(made / store.known(name).folder, folder)
         monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
         return folder
 

@@ -11,11 +11,11 @@ import torch
 from torch.testing import assert_close
 
 from tests import made_files
-from unfading import data
+from unfading.data import store
 from unfading.tasks.base import EveryStep, MeanOverTime
 from unfading.tasks.crops import TUMCrops
-from unfading.tasks.normalise import scale_of
 from unfading.tasks.reviews import Yelp5
+from unfading.tasks.scaling import scale_of
 from unfading.tasks.sensors import ACTIVITIES, DSA19, HAR2, HAR6, HELD_OUT_PEOPLE
 from unfading.tasks.speech import COMMANDS, WORDS, Google12, Google30, read_wav, silence
 from unfading.tasks.text import PTBCharacters, PTBWords
@@ -113,8 +113,8 @@ def spoil(task, folder):
 @pytest.mark.parametrize("task", [HAR6(), HAR6("step"), DSA19(), Google30(), Google12(), TUMCrops(), UCR(), YELP], ids=repr)
 def test_what_is_not_for_training_never_moves_training(task, tmp_path, monkeypatch):
     before, test_before = epoch(task, "train"), epoch(task, "test")
-    folder = tmp_path / data.known(task.dataset).folder
-    shutil.copytree(data.find(task.dataset), folder)
+    folder = tmp_path / store.known(task.dataset).folder
+    shutil.copytree(store.find(task.dataset), folder)
     spoil(task, folder)
     monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
     assert all(same(one, other) for one, other in zip(before, epoch(task, "train"), strict=True))
@@ -179,7 +179,7 @@ def test_no_speaker_is_in_two_parts():
 def test_no_second_of_noise_is_in_two_parts():
     train, valid, test = (silence(share, 50, label=11) for share in ("train", "valid", "test"))
     assert len(train) == len(set(train)) == 50
-    for recording in (data.find("speech_commands") / made_files.NOISE).glob("*.wav"):
+    for recording in (store.find("speech_commands") / made_files.NOISE).glob("*.wav"):
         starts = [[clip.start for clip in clips if clip.path == recording] for clips in (train, valid, test)]
         assert max(starts[0]) + 16_000 <= min(starts[1])
         assert max(starts[1]) + 16_000 <= min(starts[2])
@@ -187,7 +187,7 @@ def test_no_second_of_noise_is_in_two_parts():
 
 
 def test_the_lists_say_which_clip_is_for_what():
-    folder = data.find("speech_commands")
+    folder = store.find("speech_commands")
     everything = [clip for share in ("train", "valid", "test") for clip in Google30().clips(share)]
     assert len(everything) == len({clip.path for clip in everything}) == len(list(folder.glob("[!_]*/*.wav")))
     for share, part in (("valid", "validation"), ("test", "testing")):
@@ -245,7 +245,7 @@ def test_rare_words_of_reviews_share_a_number_and_an_empty_review_has_one_word()
     lengths = sorted({int(batch.lengths) for batch in everything})
     assert lengths[0] == 1
     assert lengths[-1] == YELP.steps
-    first = json.loads((data.find("yelp") / made_files.YELP).read_text().splitlines()[0])
+    first = json.loads((store.find("yelp") / made_files.YELP).read_text().splitlines()[0])
     assert YELP.examples("train").lengths[0] == min(9, len(first["text"].split()))
     # The split "train" names the numbers by how common a word is in it, from 1 on.
     train = torch.cat([batch.x[: int(batch.lengths), 0] for batch in epoch(YELP, "train")])

@@ -13,7 +13,7 @@ import torch
 import unfading
 from tests.trained import OWN, small, untimed
 from unfading import Run, train
-from unfading.folder import read_curve
+from unfading.training.run_dir import read_curve
 
 FIELDS = {
     *("version", "key", "run", "status", "reason", "steps", "returns", "measure", "rising", "guess", "best", "test"),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import unfading
-from unfading.fuse import trace
+from unfading.fuse.trace import recorder as trace
 
 
 class Refused(unfading.ElmanCell):

@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from unfading import cli_report
-from unfading.report import figures, page, records, settings, tables
+from unfading.cli import report_command as cli_report
+from unfading.report import groups as settings
+from unfading.report import page, records
+from unfading.report import summary as tables
+from unfading.report.figures import charts as figures
 
 NASTY = "</script><script>alert(1)</script><b>&'\""
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
@@ -283,7 +286,7 @@ def test_a_page_is_made_twice_to_the_byte(built):
     assert page.build(found) == page.build(list(reversed(found))) == built.read_text()
     # Once more by the command, in a process of its own.
     again = built.with_name("again.html")
-    command = [sys.executable, "-c", "from unfading.cli import main; main()", "report", str(built.with_name("runs"))]
+    command = [sys.executable, "-c", "from unfading.cli.main import main; main()", "report", str(built.with_name("runs"))]
     answer = subprocess.run([*command, "-o", str(again), "--json"], capture_output=True, text=True, check=True)
     assert again.read_bytes() == built.read_bytes()
     assert not [path for path in built.parent.iterdir() if path.name.startswith(".")]

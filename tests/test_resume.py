@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tests.trained import OWN, Process, files, fleet, left_by, outcome, small, tensors
-from unfading import Run, train, training
-from unfading.folder import Folder
-from unfading.stopping import Stopped
-from unfading.train import train_together
+from unfading import Run, train
+from unfading.training import loop as training
+from unfading.training.run_dir import Folder
+from unfading.training.stopping import Stopped
+from unfading.training.train import train_together
 
 # Everything a checkpoint must hold: optimisers, carried state, noise, returns to better weights, schedules, ends by score.
 KINDS = {

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
-from unfading.fuse import differentiate, kernel
-from unfading.fuse.build import Builder
-from unfading.fuse.program import Program, Store
-from unfading.fuse.rules import RULES
-from unfading.fuse.trace import Signature, trace
+from unfading.fuse.c import kernel
+from unfading.fuse.ir import differentiate
+from unfading.fuse.ir.builder import Builder
+from unfading.fuse.ir.program import Program, Store
+from unfading.fuse.ir.rules import RULES
+from unfading.fuse.trace.recorder import Signature, trace
 
 SIGNATURE = Signature((3,), ("sequence",), (3,), ((3, 3), (3,)), torch.float64)
 SETTINGS = [Setting(3, 5), Setting(4, 26, tuple(b % 5 for b in range(26)), reverse=True)]

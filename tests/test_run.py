@@ -14,9 +14,9 @@ import torch
 import unfading
 from tests.trained import OWN, changed, small
 from unfading import Run, catalogue
-from unfading.named import layer_class, parse, source, task_class
-from unfading.optimise import OPTIMISERS
-from unfading.schedule import SCHEDULES
+from unfading.training.learning_rate import SCHEDULES
+from unfading.training.names import layer_class, parse, source, task_class
+from unfading.training.optimise import OPTIMISERS
 
 QUIET = Path(__file__).parent / "user" / "quiet.py"
 # Of each field, another value.

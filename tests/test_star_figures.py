@@ -9,10 +9,10 @@ import vl_convert
 
 from unfading.cells.janet import ForgetLSTMCell
 from unfading.cells.lstm import LSTMCell
-from unfading.diagnose.draws import STATED, drawn
-from unfading.papers import star
-from unfading.papers.without_output_gate import WithoutOutputGateCell
-from unfading.report.figures import language
+from unfading.diagnostics.measure.draws import STATED, drawn
+from unfading.papers.star import figures as star
+from unfading.papers.star.without_output_gate import WithoutOutputGateCell
+from unfading.report.figures.charts import language
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import unfading
-from unfading import catalogue, data
+from unfading import catalogue
+from unfading.data import store
 from unfading.tasks.base import Batch, Task
 from unfading.tasks.draw import stream
 from unfading.tasks.resident import Examples, Labelled, Resident
@@ -365,7 +366,7 @@ def test_bad_input_gets_one_sentence(call, kind, sentence):
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.dataset is not None])
 def test_a_missing_dataset_is_named_with_the_way_to_get_it(name, tmp_path, monkeypatch):
     monkeypatch.setenv("UNFADING_DATA", str(tmp_path / "empty"))
-    monkeypatch.setattr(data, "find_spec", lambda package: None)
+    monkeypatch.setattr(store, "find_spec", lambda package: None)
     with pytest.raises(FileNotFoundError, match=r"Set UNFADING_DATA to the folder that has it, or get it") as caught:
         draw(small(name))
     assert repr(TASKS[name].dataset) in str(caught.value)

@@ -14,10 +14,11 @@ import torch
 
 from tests.test_resume import stopped_after
 from tests.trained import OWN, Process, changed, files, left_by, outcome, small, tensors, weights
-from unfading import checkpoint, train
-from unfading.folder import read_curve, read_record, read_run
-from unfading.run import VERSION
-from unfading.train import train_together
+from unfading import train
+from unfading.training import checkpoint
+from unfading.training.run import VERSION
+from unfading.training.run_dir import read_curve, read_record, read_run
+from unfading.training.train import train_together
 
 
 def breaking(at=7, times=1000, how="loss", **fields):

@@ -10,9 +10,9 @@ import torch
 
 import unfading
 from tests.triton_laws import *  # noqa: F403
-from unfading.fuse.place import interpreted
+from unfading.fuse.devices import interpreted
 from unfading.fuse.plan import plan, triton_kernel
-from unfading.fuse.triton_source import triton_missing
+from unfading.fuse.triton.source import triton_missing
 
 pytestmark = [
     pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="TRITON_INTERPRET is off"),
@@ -33,7 +33,7 @@ def test_without_triton_auto_takes_the_reference(tmp_path):
     (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('made to fail')")
     script = (
         "import torch, unfading\n"
-        "from unfading.fuse.place import interpreted\n"
+        "from unfading.fuse.devices import interpreted\n"
         "with interpreted():\n"
         "    print(unfading.STAR(2, 3)(torch.ones(4, 1, 2))[0].shape)\n"
         "    try:\n"

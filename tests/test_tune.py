@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import unfading
-from unfading.fuse import place, triton_tune
+from unfading.fuse import devices as place
 from unfading.fuse.plan import plan, triton_kernel
-from unfading.fuse.triton_settings import Loop, Setting, resident_blocks, usual
-from unfading.fuse.triton_tune import best, remember, tuned
+from unfading.fuse.triton import search as triton_tune
+from unfading.fuse.triton.launch_settings import Loop, Setting, resident_blocks, usual
+from unfading.fuse.triton.search import best, remember, tuned
 
 CUT = Loop("train", 128, 4 * 128 * 128, True)
 USUAL = usual(CUT, "tf32")

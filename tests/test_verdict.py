@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import unfading
 from tests.test_project import run as command
-from unfading import cli_diagnose
 from unfading.cells.elman import ElmanCell
-from unfading.papers.incremental_settings import theorem_cell
-from unfading.report import gradient_figures, gradient_page
+from unfading.cli import diagnose_command as cli_diagnose
+from unfading.papers.incremental.measurements import theorem_cell
+from unfading.report import gradient_page
+from unfading.report.figures import gradient_figures
 from unfading.tasks import Adding
 from unfading.tasks.base import Batch, EveryStep
 

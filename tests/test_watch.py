@@ -8,11 +8,14 @@ import torch
 import unfading
 from tests.test_resume import KINDS, stopped_after
 from tests.trained import left_by, outcome, small
-from unfading import train, training
-from unfading.diagnose.watch import TIMES, gradients
-from unfading.report import page, records, settings, watch_figures
+from unfading import train
+from unfading.diagnostics.watch import TIMES, gradients
+from unfading.report import groups as settings
+from unfading.report import page, records
+from unfading.report.figures import watch_figures
 from unfading.tasks import Adding
 from unfading.tasks.base import Batch
+from unfading.training import loop as training
 
 
 def by_hand(model, task, batch):

@@ -9,9 +9,11 @@ import torch
 
 import unfading
 from tests.test_project import ROOT
-from unfading import Run, checkpoint, data, train, weights
-from unfading.evaluate import evaluate
-from unfading.fleet import Fleet
+from unfading import Run, train
+from unfading.data import store
+from unfading.training import checkpoint, weights
+from unfading.training.evaluate import evaluate
+from unfading.training.fleet import Fleet
 
 RUN = Run(task="adding", task_options={"T": 6}, cell="IncrementalRNN", cell_options={"steps": 6}, hidden=8, batch=4, steps=6)
 
@@ -66,7 +68,7 @@ def test_loading_draws_nothing_from_the_generator(file):
 
 
 def test_a_checksum_of_the_whole_file(file):
-    unfading.load(file, sha256=data.sha256(file))
+    unfading.load(file, sha256=store.sha256(file))
     with pytest.raises(ValueError, match="has another sha256 than"):
         unfading.load(file, sha256="0" * 64)
 
@@ -151,8 +153,8 @@ def test_addresses_are_fetched_over_https_alone_and_through_the_one_door(file, t
 
     monkeypatch.setenv("UNFADING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pooch, "retrieve", retrieve)
-    model = unfading.load("https://example.org/w/model.safetensors?x=1", sha256=data.sha256(file))
-    assert asked == [("https://example.org/w/model.safetensors?x=1", f"sha256:{data.sha256(file)}", "model.safetensors")]
+    model = unfading.load("https://example.org/w/model.safetensors?x=1", sha256=store.sha256(file))
+    assert asked == [("https://example.org/w/model.safetensors?x=1", f"sha256:{store.sha256(file)}", "model.safetensors")]
     assert model.rnn.output_size == 8
     assert not list((tmp_path / "cache").glob("*.safetensors"))
 

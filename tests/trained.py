@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from unfading import Run, checkpoint
-from unfading.stopping import Stopped
-from unfading.train import train, train_together
+from unfading import Run
+from unfading.training import checkpoint
+from unfading.training.stopping import Stopped
+from unfading.training.train import train, train_together
 
 OWN = Path(__file__).parent / "user" / "own_tasks.py"
 

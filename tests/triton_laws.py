@@ -16,10 +16,10 @@ from tests.user.quiet import QuietCell
 from tests.variants import hidden_size, name
 from unfading import catalogue
 from unfading.fuse import plan as plans
-from unfading.fuse import triton_kernel as module
-from unfading.fuse import triton_settings as settings
 from unfading.fuse.fused import refusal
 from unfading.fuse.plan import plan, triton_kernel
+from unfading.fuse.triton import kernel as module
+from unfading.fuse.triton import launch_settings as settings
 
 # Relative to the largest entry of each tensor: float32 against float64, over these few steps; NRU's fifth roots amplify it.
 TOLERANCE = 2e-4

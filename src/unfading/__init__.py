@@ -1,6 +1,6 @@
 """unfading: recurrent cells written once, as their equation; layers that replace torch.nn's by one word."""
 
-from unfading.backend import use_backend
+from unfading.backends.choose import use_backend
 from unfading.cells.antisymmetric import AntisymmetricRNNCell, GatedAntisymmetricRNNCell
 from unfading.cells.base import Cell, LowRank, linear
 from unfading.cells.continuous import ContinuousRNNCell
@@ -22,20 +22,20 @@ from unfading.cells.statistical import StatisticalRNNCell
 from unfading.cells.ugrnn import UGRNNCell
 from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
-from unfading.compare import compare
-from unfading.convert import from_torch, to_torch
-from unfading.diagnose.diagnosis import Diagnosis, diagnose
-from unfading.diagnose.flat_start import flat_start
-from unfading.layer import layer
-from unfading.model import Model
-from unfading.recurrent import Recurrent, detach
-from unfading.run import Run
-from unfading.scan import scan
+from unfading.diagnostics.diagnosis import Diagnosis, diagnose
+from unfading.diagnostics.flat_start.flat_start import flat_start
+from unfading.layers.convert import from_torch, to_torch
+from unfading.layers.factory import layer
+from unfading.layers.model import Model
+from unfading.layers.recurrent import Recurrent, detach
+from unfading.layers.truncated import truncated
+from unfading.layers.tune import tune
+from unfading.reference import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
-from unfading.train import train
-from unfading.truncate import truncated
-from unfading.tune import tune
-from unfading.weights import load
+from unfading.training.compare import compare
+from unfading.training.run import Run
+from unfading.training.train import train
+from unfading.training.weights import load
 
 __version__ = "0.1.0"
 

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import unfading.cells
 import unfading.tasks
-from unfading import data
 from unfading.cells.base import Cell
-from unfading.fuse.differentiate import differentiate
+from unfading.data import store
+from unfading.fuse.ir.differentiate import differentiate
 from unfading.fuse.plan import PROGRAMS, plan
 from unfading.tasks.base import Task
 
@@ -119,6 +119,6 @@ def task_entry(name: str, task: type[Task]) -> TaskEntry:
         measure=task.measure,
         guess=made.guess if task.dataset is None else None,
         dataset=task.dataset,
-        found=None if task.dataset is None else data.present(task.dataset),
+        found=None if task.dataset is None else store.present(task.dataset),
         paper=task.paper,
     )

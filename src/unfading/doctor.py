@@ -6,16 +6,16 @@ from typing import NamedTuple
 import torch
 
 from unfading import catalogue
+from unfading.backends.cuda_graph.backend import unrecordable
 from unfading.cells.base import Cell
 from unfading.errors import unknown
-from unfading.fuse import cache
-from unfading.fuse.compiler import NoCompiler
-from unfading.fuse.differentiate import Source, differentiate
-from unfading.fuse.place import interpreted
+from unfading.fuse.c import cache
+from unfading.fuse.c.compiler import NoCompiler
+from unfading.fuse.devices import interpreted
+from unfading.fuse.ir.differentiate import Source, differentiate
+from unfading.fuse.ir.program import NotFusable
 from unfading.fuse.plan import PROGRAMS, plan, triton_kernel
-from unfading.fuse.program import NotFusable
-from unfading.fuse.triton_source import NoTriton, triton_missing
-from unfading.graph import unrecordable
+from unfading.fuse.triton.source import NoTriton, triton_missing
 
 # The smallest library: whether the compiler works at all is known only once it has made one.
 PROBE = "int unfading_probe(void) { return 42; }\n"

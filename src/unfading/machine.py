@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unfading.fuse import compiler
+from unfading.fuse.c import compiler
 
 
 def about(command: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ def first_line(error: Exception) -> str:
 
 def where(frames: Sequence[traceback.FrameSummary]) -> str:
     """The innermost line that is neither torch's nor the compiler's own."""
-    own = __file__.rpartition("/")[0]
+    own = __file__.rpartition("/")[0] + "/fuse"
     torchs = torch.__file__.rpartition("/")[0]
     for frame in reversed(frames):
         if not frame.filename.startswith((own, torchs, "<")):

@@ -17,10 +17,12 @@ from tests.test_fused import built, everything
 from tests.triton_laws import everything as in_float64
 from tests.user.quiet import QuietCell
 from tests.variants import hidden_size, name
-from unfading import catalogue, graph, pieces
-from unfading.backend import choose
+from unfading import catalogue
+from unfading.backends.choose import choose
+from unfading.backends.cuda_graph import backend as graph
+from unfading.backends.cuda_graph import chunks as pieces
+from unfading.backends.cuda_graph.backend import graph_or_scan, graph_refusal
 from unfading.fuse.fused import refusal
-from unfading.graph import graph_or_scan, graph_refusal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

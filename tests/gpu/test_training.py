@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import unfading
-from unfading import step_graph
-from unfading.train import train_together
+from unfading.training import captured_step as step_graph
+from unfading.training.train import train_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from unfading.backends.cuda_graph.backend import graph, graph_or_scan, graph_refusal
+from unfading.backends.time_checkpointing import run_in_segments
 from unfading.cells.base import Cell
 from unfading.errors import cannot_run, unknown
 from unfading.fuse.fused import fused, fused_outputs, refusal
-from unfading.graph import graph, graph_or_scan, graph_refusal
 from unfading.lengths import zero_past
-from unfading.scan import reference
-from unfading.segments import run_in_segments
-from unfading.traced import traced
+from unfading.reference import reference
+from unfading.torch_state import traced
 
 # In the order in which "auto" tries them. The reference takes every cell, so it stands last.
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Any, Any]]] = {"fused": fused, "graph": graph, "reference": reference}

@@ -16,8 +16,8 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.lengths import flip
-from unfading.scan import constants_of
-from unfading.traced import traced
+from unfading.reference import constants_of
+from unfading.torch_state import traced
 
 Scan = Callable[..., tuple[Any, Any]]
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unfading.backend import use_backend
-from unfading.recurrent import Recurrent
+from unfading.backends.choose import use_backend
+from unfading.layers.recurrent import Recurrent
 
 MARGIN = 8.0  # two orders of summation rarely differ by 3; the rest is for cells that sum few terms
 FLOOR = 2e-5  # a sum over a thousand steps in one accumulator, of terms that cancel ten to one; the reference adds pairwise

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from unfading.backend import use_backend
+from unfading.backends.choose import use_backend
 from unfading.bench.agreement import everything, furthest, random_like
 from unfading.bench.cases import Case, Dtype, cell_classes
 from unfading.bench.precision import casting
-from unfading.convert import to_torch
 from unfading.fuse.fused import refusal
-from unfading.layer import Layer, layer
-from unfading.recurrent import Recurrent
+from unfading.layers.convert import to_torch
+from unfading.layers.factory import Layer, layer
+from unfading.layers.recurrent import Recurrent
 
 Call = Callable[[], object]
 Around = Callable[[], AbstractContextManager[object]]

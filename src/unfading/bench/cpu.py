@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from unfading.backend import use_backend
+from unfading.backends.choose import use_backend
 from unfading.bench.agreement import disagreement, parts_from
 from unfading.bench.cases import Case
 from unfading.bench.contenders import Call, both, built, forward, nearest
-from unfading.bench.rows import Pass, Row, of_case
+from unfading.bench.results import Pass, Row, of_case
 from unfading.bench.timing import WALL, Race, race, torch_threads
 from unfading.cells.base import Cell, LowRank
 from unfading.fuse.fused import refusal
-from unfading.layer import Layer
+from unfading.layers.factory import Layer
 
 # What a contender may take for all its rounds. The reference loop is many times slower than the others, and nobody needs
 # the ratio to it as exactly.

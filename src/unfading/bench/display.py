@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from unfading.bench.rows import Beside, Pass, Row
+from unfading.bench.results import Beside, Pass, Row
 
 FAR = 0.1  # a control this far from 1 is shown as a warning
 OWN = {"GRU": "GRU", "Elman": "RNN"}  # torch.nn's name of a cell; its LSTM has a column for all

@@ -20,11 +20,11 @@ from unfading.bench.cases import Case, Dtype
 from unfading.bench.contenders import Contender, Single, Together, built, by, scaled
 from unfading.bench.peers import Absent, Peers, peers_of_fleet, peers_of_layer
 from unfading.bench.precision import TOLERANCES, float32_precision
-from unfading.bench.rows import Beside, Pass, Peer, Row, of_case
+from unfading.bench.results import Beside, Pass, Peer, Row, of_case
 from unfading.bench.timing import EVENTS, Clock, Race, race
 from unfading.fuse.fused import refusal
-from unfading.fuse.lines import first_line
-from unfading.layer import Layer
+from unfading.layers.factory import Layer
+from unfading.source_lines import first_line
 
 STEPS = 200  # over which agreement is asked for
 CONTRACTIVE = 0.5  # what weights are multiplied by for that

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from unfading.backend import IMPLEMENTATIONS
+from unfading.backends.choose import IMPLEMENTATIONS
 from unfading.bench.cases import Case
 from unfading.bench.contenders import Contender, OneByOne, Replayed, Single, Together, by, nearest
 from unfading.bench.precision import HALVES
-from unfading.layer import Layer
+from unfading.layers.factory import Layer
 
 
 class Absent(Exception):

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from unfading.bench.cases import Dtype
-from unfading.products import float32_products
+from unfading.torch_state import float32_products
 
 HALVES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

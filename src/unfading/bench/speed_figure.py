@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from unfading.bench.rows import Row
+from unfading.bench.results import Row
 
 NAMES, PLOT, VALUES = 186, 290, 60  # widths of a panel: names of cells, bars, numbers beyond the longest bar
 LINE, BAR = 30, 11  # heights: one cell, one of its two bars

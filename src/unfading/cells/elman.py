@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Activation, Cell, Gains, activation, known_activation, linear
-from unfading.cells.normalise import LayerNorm, Normalise, Plain
+from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
 from unfading.initialise import gaussian_, identity_, orthogonal_, orthogonal_linear_
 
 

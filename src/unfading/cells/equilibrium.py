@@ -25,7 +25,7 @@ from torch import Generator, Tensor, nn
 from unfading.cells.base import Activation, Cell, activation, at_least_float32, known_activation, linear
 from unfading.errors import check_count, check_number, check_positive
 from unfading.initialise import gaussian_
-from unfading.traced import traced
+from unfading.torch_state import traced
 
 
 class Inputs(NamedTuple):

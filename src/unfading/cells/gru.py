@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains, linear
-from unfading.cells.normalise import LayerNorm, Normalise, Plain
+from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
 from unfading.initialise import orthogonal_, orthogonal_linear_
 
 

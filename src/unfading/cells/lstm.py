@@ -23,7 +23,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains, linear
-from unfading.cells.normalise import LayerNorm, Normalise, Plain
+from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
 from unfading.errors import check_max_lag
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, uniform_
 

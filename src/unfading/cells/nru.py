@@ -27,7 +27,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, linear
-from unfading.cells.normalise import LayerNorm, Normalise, Plain
+from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
 from unfading.errors import check_count, check_number
 from unfading.initialise import uniform_
 

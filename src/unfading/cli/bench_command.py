@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from unfading import machine
 from unfading.bench import cases, gpu, gpu_cases
 from unfading.bench.cases import Case
-from unfading.bench.figure import svg
-from unfading.bench.measure import measure
-from unfading.bench.rows import Row, of_case
-from unfading.bench.table import tables
-from unfading.fuse.lines import first_line
+from unfading.bench.cpu import measure
+from unfading.bench.display import tables
+from unfading.bench.results import Row, of_case
+from unfading.bench.speed_figure import svg
+from unfading.source_lines import first_line
 
 Measure = Callable[[Case], Row]
 

@@ -4,8 +4,8 @@ import os
 from json import dumps
 from typing import Any
 
-from unfading import data as shelf
-from unfading.datasets import DATASETS, Dataset
+from unfading.data import store as shelf
+from unfading.data.datasets import DATASETS, Dataset
 
 
 def list_datasets(json: bool = False, data: str | None = None) -> None:

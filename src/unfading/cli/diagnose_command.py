@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from tyro.conf import arg
 
-from unfading import checkpoint
-from unfading.diagnose.diagnosis import diagnose as look
+from unfading.diagnostics.diagnosis import diagnose as look
 from unfading.errors import check_count
-from unfading.folder import read_run
-from unfading.model import Model
-from unfading.named import layer_class, made, own, parse, task_class
+from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
+from unfading.training import checkpoint
+from unfading.training.names import layer_class, made, own, parse, task_class
+from unfading.training.run_dir import read_run
 
 
 class Subject(NamedTuple):

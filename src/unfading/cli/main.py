@@ -9,10 +9,13 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from unfading import catalogue, cli_data, cli_report, cli_reproduce
+from unfading import catalogue
 from unfading import doctor as _doctor
+from unfading.cli import data_command as cli_data
+from unfading.cli import report_command as cli_report
+from unfading.cli import reproduce_command as cli_reproduce
 from unfading.errors import check_count
-from unfading.fuse import cache
+from unfading.fuse.c import cache
 
 
 def cells(
@@ -187,7 +190,7 @@ def bench(
         save: append JSON lines to this file, or to cpu-MACHINE.jsonl or cuda-MACHINE.jsonl in this folder.
         figure: write a bar chart of the CPU's lines to this SVG file.
     """
-    from unfading.bench import command
+    from unfading.cli import bench_command as command
 
     check_count("--threads", threads)
     if rounds is not None:
@@ -205,7 +208,8 @@ def main() -> None:
     import tyro
     from tyro.conf import subcommand
 
-    from unfading import cli_diagnose, cli_train
+    from unfading.cli import diagnose_command as cli_diagnose
+    from unfading.cli import train_command as cli_train
 
     # tyro reads a choice of functions from a union; mypy has no word for a type that is made here.
     choice: Any = (

@@ -4,7 +4,9 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
-from unfading.report import page, records, settings, tables
+from unfading.report import groups as settings
+from unfading.report import page, records
+from unfading.report import summary as tables
 
 
 def _short(flag: str) -> Any:

@@ -58,7 +58,7 @@ def reproduce(
         page: write docs/fidelity.md from the records in benchmarks/results instead.
         json: with --list, print rows as JSON lines.
     """
-    from unfading.papers import shelf
+    from unfading.papers import registry as shelf
 
     if page:
         _page()
@@ -74,15 +74,15 @@ def reproduce(
     check_count("--together", together)
     if minutes is not None:
         check_positive("--minutes", minutes)
-    from unfading.papers.making import Making
-    from unfading.papers.trained_rows import Way
+    from unfading.papers.reproduce import Making
+    from unfading.papers.train_rows import Way
 
     typed = shlex.join(["unfading", *sys.argv[1:]])
     making = Making(budget, Way(runs, device, processes if budget != "smoke" else 1, together, typed), output, rows)
     makers = [(name, shelf.item(name)) for name in item]
     with ExitStack() as stack:
         if minutes is not None:
-            from unfading.stopping import time_limit
+            from unfading.training.stopping import time_limit
 
             stack.enter_context(time_limit(60 * minutes))
         if not draw:
@@ -97,9 +97,12 @@ def reproduce(
 
 def _page() -> None:
     """The table of rows brought up to date, then the page from the lines alone."""
-    from unfading.checkpoint import write
-    from unfading.papers import kept, shelf
-    from unfading.report import fidelity, figures, overview
+    from unfading.papers import ledger as kept
+    from unfading.papers import registry as shelf
+    from unfading.report import fidelity
+    from unfading.report.figures import charts as figures
+    from unfading.report.figures import overview
+    from unfading.training.checkpoint import write
 
     if not RESULTS.is_dir() or not PAGE.parent.is_dir():
         raise ValueError(f"--page reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading.")
@@ -117,7 +120,7 @@ def _shown(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]]:
     """Bars while runs are trained."""
     from rich.console import Console
 
-    from unfading.progress import Display
+    from unfading.training.progress import Display
 
     with Display(runs, Console(stderr=True)) as display:
         yield display.listen, display.say
@@ -126,7 +129,7 @@ def _shown(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]]:
 @contextmanager
 def _stops_tell(runs: Path, keep: Callable[[], None]) -> Iterator[None]:
     """What is done is kept, also where a row fails or training is asked to stop; the exit code says that more is to come."""
-    from unfading.stopping import Stopped
+    from unfading.training.stopping import Stopped
 
     try:
         yield

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unfading.errors import unknown
-from unfading.named import parse
-from unfading.run import Run
+from unfading.training.names import parse
+from unfading.training.run import Run
 
 # Where neither steps nor epochs are said: the budget of the papers' adding problem, and a first look at a dataset.
 STEPS, EPOCHS = 2000, 10

@@ -11,19 +11,20 @@ import torch
 from rich.console import Console
 from tyro.conf import arg
 
-from unfading.cli_settings import Keeping, Settings, check_alone
-from unfading.compare import by_last, chosen
-from unfading.compare import compare as compare_runs
-from unfading.diagnose.watch import gradients
+from unfading.cli.settings import Keeping, Settings, check_alone
+from unfading.diagnostics.watch import gradients
 from unfading.errors import check_count
-from unfading.folder import read_run, stopped_at
-from unfading.progress import Display
-from unfading.report import page, records, tables
-from unfading.run import Run
-from unfading.stopping import Stopped, noted
-from unfading.tensorboard import also_written
-from unfading.train import train as train_run
-from unfading.training import Listener
+from unfading.report import page, records
+from unfading.report import summary as tables
+from unfading.training.compare import by_last, chosen
+from unfading.training.compare import compare as compare_runs
+from unfading.training.loop import Listener
+from unfading.training.progress import Display
+from unfading.training.run import Run
+from unfading.training.run_dir import read_run, stopped_at
+from unfading.training.stopping import Stopped, noted
+from unfading.training.tensorboard import also_written
+from unfading.training.train import train as train_run
 
 
 def train(

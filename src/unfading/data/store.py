@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
-from unfading.datasets import DATASETS, Dataset, Download
+from unfading.data.datasets import DATASETS, Dataset, Download
 from unfading.errors import unknown
 
 PICKLED = "{} is a pickle: reading it would run whatever code is in it, so it is not read. {}"

@@ -16,13 +16,15 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from unfading.diagnose import jacobian, lag, memory, probe, remedy, sampled, saturation, verdict
-from unfading.diagnose.measures import Measures
-from unfading.diagnose.observe import Chain, evaluating, observe
-from unfading.diagnose.remedy import Advice
-from unfading.diagnose.verdict import Finding
+from unfading.diagnostics import remedy, sampled, verdict
+from unfading.diagnostics.measure import jacobian, lag, memory, saturation
+from unfading.diagnostics.measure import random_probes as probe
+from unfading.diagnostics.measure.observe import Chain, evaluating, observe
+from unfading.diagnostics.measures import Measures
+from unfading.diagnostics.remedy import Advice
+from unfading.diagnostics.verdict import Finding
 from unfading.errors import check_count
-from unfading.recurrent import Recurrent
+from unfading.layers.recurrent import Recurrent
 from unfading.report import gradient_page
 from unfading.tasks.base import Batch, cross_entropy
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from unfading.diagnose.flatness import Flatness
-from unfading.diagnose.jacobian import Spectrum
-from unfading.diagnose.lag import Gradient, Lag
-from unfading.diagnose.lattice import Magnitude
-from unfading.diagnose.memory import Square
-from unfading.diagnose.sampled import LayerEquilibrium
-from unfading.diagnose.saturation import Activation, Size
+from unfading.diagnostics.measure.flatness import Flatness
+from unfading.diagnostics.measure.jacobian import Spectrum
+from unfading.diagnostics.measure.lag import Gradient, Lag
+from unfading.diagnostics.measure.lattice import Magnitude
+from unfading.diagnostics.measure.memory import Square
+from unfading.diagnostics.measure.saturation import Activation, Size
+from unfading.diagnostics.sampled import LayerEquilibrium
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from unfading.diagnose.lag import Gradient, gradients, swept
-from unfading.diagnose.measures import Measures
-from unfading.diagnose.observe import Chain, observe
-from unfading.diagnose.verdict import BAR, Finding, depth
-from unfading.layer import Layer
-from unfading.named import layer_class
-from unfading.recurrent import Recurrent
+from unfading.diagnostics.measure.lag import Gradient, gradients, swept
+from unfading.diagnostics.measure.observe import Chain, observe
+from unfading.diagnostics.measures import Measures
+from unfading.diagnostics.verdict import BAR, Finding, depth
+from unfading.layers.factory import Layer
+from unfading.layers.recurrent import Recurrent
 from unfading.tasks.base import Batch
+from unfading.training.names import layer_class
 
 # Made against fading, each in its own way: gates with spread forgetting times, small steps that are stable by construction.
 TRIED = ("STAR", "LSTM", "StableIncrementalRNN")

@@ -16,14 +16,14 @@ import torch
 
 from unfading.cells.incremental import InnerStepsCell
 from unfading.cells.wrap import innermost
-from unfading.diagnose import lattice as _lattice
-from unfading.diagnose.equilibrium import Equilibrium, along
-from unfading.diagnose.flatness import Flatness, flatness
-from unfading.diagnose.inner_path import revisit
-from unfading.diagnose.jacobian import spread
-from unfading.diagnose.lag import Swept
-from unfading.diagnose.lattice import Magnitude
-from unfading.diagnose.observe import Chain, taken
+from unfading.diagnostics.equilibrium.analysis import Equilibrium, along
+from unfading.diagnostics.equilibrium.inner_path import revisit
+from unfading.diagnostics.measure import lattice as _lattice
+from unfading.diagnostics.measure.flatness import Flatness, flatness
+from unfading.diagnostics.measure.jacobian import spread
+from unfading.diagnostics.measure.lag import Swept
+from unfading.diagnostics.measure.lattice import Magnitude
+from unfading.diagnostics.measure.observe import Chain, taken
 
 STEPS, POINTS = 32, 400
 VISITS, LARGE, MOST = 16, 128, 256
@@ -76,7 +76,7 @@ def equilibria(chains: list[Chain]) -> tuple[list[LayerEquilibrium], list[str]]:
     small = [chain for chain in those if chain.size <= MOST]
     capped = [
         f"The equilibrium of {chain.place} is not measured: its state has more than {MOST} entries. Call "
-        f"unfading.diagnose.equilibrium.equilibrium for it."
+        f"unfading.diagnostics.equilibrium.analysis.equilibrium for it."
         for chain in those
         if chain.size > MOST
     ]

@@ -14,8 +14,8 @@ of its own each gets a gradient even if nothing is remembered; a fall of the end
 import math
 from typing import NamedTuple
 
-from unfading.diagnose.lag import Gradient
-from unfading.diagnose.measures import Measures
+from unfading.diagnostics.measure.lag import Gradient
+from unfading.diagnostics.measures import Measures
 
 BAR = 1e-3
 # Share of an activation's units beyond which it is a fault.

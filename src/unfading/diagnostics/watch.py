@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.backend import How, outputs
+from unfading.backends.choose import How, outputs
 from unfading.cells.base import Cell
-from unfading.diagnose.jacobian import spread
-from unfading.diagnose.observe import evaluating
-from unfading.model import Model
-from unfading.record import plain
+from unfading.diagnostics.measure.jacobian import spread
+from unfading.diagnostics.measure.observe import evaluating
+from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
+from unfading.training.record import plain
 
 TIMES = 8  # at most so many
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
-from unfading.fuse.affine import ends, slopes
-from unfading.fuse.place import place_of
+from unfading.fuse.devices import place_of
 from unfading.fuse.plan import Plan
-from unfading.fuse.structure import flatten, with_dense
-from unfading.scan import check_inputs, projected
+from unfading.fuse.trace.affine import ends, slopes
+from unfading.fuse.trace.tree import flatten, with_dense
+from unfading.reference import check_inputs, projected
 
 _WHERE = {"c": "the CPU", "triton": "one GPU"}
 

@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
 from unfading.cells.base import Cell
-from unfading.fuse.compiler import NoCompiler
-from unfading.fuse.gather import check, gather_inputs, gather_weights
+from unfading.fuse.bind import check, gather_inputs, gather_weights
+from unfading.fuse.c.compiler import NoCompiler
+from unfading.fuse.devices import halves, place_of
 from unfading.fuse.inference import Inference
+from unfading.fuse.ir.program import NotFusable
 from unfading.fuse.operator import Loop
-from unfading.fuse.place import halves, place_of
 from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise
-from unfading.fuse.program import NotFusable
-from unfading.fuse.triton_probe import triton_trouble
-from unfading.fuse.triton_source import NoTriton
-from unfading.scan import reference
-from unfading.traced import traced
+from unfading.fuse.triton.probe import triton_trouble
+from unfading.fuse.triton.source import NoTriton
+from unfading.reference import reference
+from unfading.torch_state import traced
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from unfading.cells.base import Cell
 from unfading.cells.wrap import WrapperCell
-from unfading.fuse.gather import check, gather_inputs, gather_weights
-from unfading.fuse.kernel import Walk
+from unfading.fuse.bind import check, gather_inputs, gather_weights
+from unfading.fuse.c.kernel import Walk
 from unfading.fuse.plan import Plan, kernel
 from unfading.lengths import zero_past
 

@@ -7,11 +7,11 @@ a tensor, that axis has stride 0. `dots` names the short numbers that autocast w
 import torch
 from torch import Tensor
 
-from unfading.fuse.backward import Backward
-from unfading.fuse.kernel import Walk
-from unfading.fuse.place import place_of
+from unfading.fuse.c.backward import Backward
+from unfading.fuse.c.kernel import Walk
+from unfading.fuse.devices import place_of
 from unfading.fuse.plan import kernel, triton_kernel
-from unfading.fuse.triton_kernel import Way
+from unfading.fuse.triton.kernel import Way
 
 
 def forward(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
-from unfading.fuse.gather import gather_inputs
+from unfading.fuse.bind import gather_inputs
 from unfading.fuse.inference import Inference
 from unfading.fuse.plan import plan_or_raise
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from unfading.fuse import loops
-from unfading.fuse.evaluate import next_states
-from unfading.fuse.place import place_of
+from unfading.fuse.devices import place_of
+from unfading.fuse.ir.interpret import next_states
+from unfading.fuse.ir.program import Program
 from unfading.fuse.plan import PROGRAMS
-from unfading.fuse.program import Program
-from unfading.scan import scan
-from unfading.traced import traced
+from unfading.reference import scan
+from unfading.torch_state import traced
 
 # How many inputs, states and weights there are; models, 0 without an axis of them; what autocast wants multiplied.
 Sizes = tuple[int, int, int, int, str]

@@ -12,20 +12,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell, LowRank
 from unfading.cells.wrap import innermost
-from unfading.fuse.frame import Names
-from unfading.fuse.kernel import REAL, Kernel, compiled
-from unfading.fuse.lines import defined, first_line
-from unfading.fuse.options import Options
-from unfading.fuse.place import place_of
-from unfading.fuse.program import NotFusable, Program
-from unfading.fuse.projection import affine_project, with_project
-from unfading.fuse.structure import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
-from unfading.fuse.tiles import is_vector
-from unfading.fuse.trace import Signature, trace
-from unfading.fuse.triton_kernel import TritonKernel
-from unfading.fuse.triton_settings import DENSE
-from unfading.scan import check_inputs, leaf_names
-from unfading.traced import traced
+from unfading.fuse.c.kernel import REAL, Kernel, compiled
+from unfading.fuse.devices import place_of
+from unfading.fuse.ir.program import NotFusable, Program
+from unfading.fuse.trace.projection import affine_project, with_project
+from unfading.fuse.trace.recorder import Signature, trace
+from unfading.fuse.trace.staleness import Options
+from unfading.fuse.trace.tree import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
+from unfading.fuse.triton.frame import Names
+from unfading.fuse.triton.kernel import TritonKernel
+from unfading.fuse.triton.launch_settings import DENSE
+from unfading.fuse.triton.tiles import is_vector
+from unfading.reference import check_inputs, leaf_names
+from unfading.source_lines import defined, first_line
+from unfading.torch_state import traced
 
 
 class Plan(NamedTuple):

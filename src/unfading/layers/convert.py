@@ -9,8 +9,8 @@ from unfading.cells.base import Cell
 from unfading.cells.elman import ElmanCell
 from unfading.cells.gru import GRUCell
 from unfading.cells.lstm import LSTMCell
-from unfading.layer import Layer, layer
-from unfading.recurrent import Recurrent
+from unfading.layers.factory import Layer, layer
+from unfading.layers.recurrent import Recurrent
 
 
 @torch.no_grad()

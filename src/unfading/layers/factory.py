@@ -8,7 +8,7 @@ import torch
 
 from unfading.cells.base import Cell
 from unfading.errors import check_count, unknown
-from unfading.recurrent import Recurrent
+from unfading.layers.recurrent import Recurrent
 
 
 class Layer(Recurrent):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from unfading.errors import check_count
-from unfading.recurrent import Recurrent, detach
+from unfading.layers.recurrent import Recurrent, detach
 
 
 class Model(nn.Module):

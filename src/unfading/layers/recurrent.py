@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
-from unfading.backend import How, check_backend, output_of, outputs, run
+from unfading.backends.choose import How, check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
-from unfading.door import Sequences, enter, enter_state, leave, leave_state
 from unfading.errors import check_count, check_share
-from unfading.stream import Stream
+from unfading.layers.shapes import Sequences, enter, enter_state, leave, leave_state
+from unfading.layers.stream import Stream
 
 
 class Recurrent(nn.Module):

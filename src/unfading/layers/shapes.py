@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from unfading.errors import check_count
 from unfading.lengths import zero_past
-from unfading.traced import traced
+from unfading.torch_state import traced
 
 
 class Sequences(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.backend import choose
+from unfading.backends.choose import choose
 from unfading.cells.base import Cell
 from unfading.cells.wrap import WrapperCell
 from unfading.fuse.fused import fused
 from unfading.fuse.one_step import OneStep
-from unfading.scan import projected
+from unfading.reference import projected
 
 
 class Stream:

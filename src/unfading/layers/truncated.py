@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from unfading.errors import check_count
-from unfading.model import Model
-from unfading.recurrent import Recurrent, detach
+from unfading.layers.model import Model
+from unfading.layers.recurrent import Recurrent, detach
 
 
 class Piece(NamedTuple):

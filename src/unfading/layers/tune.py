@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from unfading.errors import check_count
-from unfading.fuse.program import NotFusable
-from unfading.fuse.triton_probe import tune_cell
-from unfading.recurrent import Recurrent
+from unfading.fuse.ir.program import NotFusable
+from unfading.fuse.triton.probe import tune_cell
+from unfading.layers.recurrent import Recurrent
 
 
 def tune(layer: Recurrent, *, steps: int = 200, batch: int = 128) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from unfading.papers.row import COUNTED, Row
-from unfading.run import Run
+from unfading.training.run import Run
 
 Budget = Literal["smoke", "short", "paper"]
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from unfading.member import Member
-from unfading.model import Model
-from unfading.run import Run
+from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
-from unfading.training import Training
+from unfading.training.active_run import Member
+from unfading.training.loop import Training
+from unfading.training.run import Run
 
 
 def on_the_way(run: Run, every: int) -> Iterator[tuple[int, Model]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unfading import machine
-from unfading.checkpoint import write
+from unfading.training.checkpoint import write
 
 Line = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Which items exist, found by walking this folder, and their files.
 
 An item is a public function of a module here that can be called without arguments. Its name is PAPER/FUNCTION, where the paper
-is the module's name up to its first underscore: `incremental_tables.table1` is incremental/table1. What it returns says what it
+is the folder: `papers/incremental/tables.py` holds `table1`, which is incremental/table1. What it returns says what it
 is: `list[Row]` a table, `Curves` a figure from records of runs, `Item` a figure that is made when it is called.
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import unfading.papers
-from unfading import data
-from unfading.checkpoint import write
-from unfading.datasets import DATASETS
+from unfading.data import store
+from unfading.data.datasets import DATASETS
 from unfading.errors import unknown
 from unfading.papers.item import Item
 from unfading.papers.row import Curves, Row
-from unfading.papers.trained_rows import available, settings
-from unfading.report.figures import language, needed, svg
+from unfading.papers.train_rows import available, settings
+from unfading.report.figures.charts import language, needed, svg
+from unfading.training.checkpoint import write
 
 KINDS = (Item, Curves, list[Row])
 # Items of `Item` that read a dataset.
@@ -32,12 +32,12 @@ READS = {"incremental/fig7": "har", "incremental/fig8": "har", "star/fig3": "mni
 def items() -> dict[str, Callable[..., Any]]:
     """Every item under its name, in the order of papers, tables and numbers."""
     found: dict[str, Callable[..., Any]] = {}
-    for info in pkgutil.iter_modules(unfading.papers.__path__):
-        module = importlib.import_module(f"{unfading.papers.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(unfading.papers.__path__, f"{unfading.papers.__name__}."):
+        module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             own = inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
             if own and _makes(value):
-                found[f"{info.name.partition('_')[0]}/{name}"] = value
+                found[f"{info.name.split('.')[2]}/{name}"] = value
     return dict(sorted(found.items(), key=lambda pair: _order(pair[0])))
 
 
@@ -139,4 +139,4 @@ def _order(name: str) -> tuple[str, int, int, str]:
 
 
 def _present(name: str) -> bool:
-    return name in DATASETS and data.present(name)
+    return name in DATASETS and store.present(name)

@@ -6,14 +6,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unfading import machine, weights
+from unfading import machine
 from unfading.papers import budget as budgets
-from unfading.papers import kept, shelf
+from unfading.papers import ledger as kept
+from unfading.papers import registry as shelf
 from unfading.papers.item import Item
 from unfading.papers.row import COUNTED, Curves, Row
-from unfading.papers.trained_rows import Shown, Wanted, Way, available, final_runs, lines, train_rows
+from unfading.papers.train_rows import Shown, Wanted, Way, available, final_runs, lines, train_rows
 from unfading.report import fidelity
 from unfading.report.verdicts import Outcome, judge, measurement
+from unfading.training import weights
 
 Makers = Sequence[tuple[str, Callable[..., Any]]]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
-from unfading.run import Run
+from unfading.training.run import Run
 
 # The unit of a row that is counted, not trained.
 COUNTED = "thousand parameters"

@@ -13,15 +13,16 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from unfading import data, machine
-from unfading.compare import badness, by_last, compare, shape
-from unfading.folder import finished
+from unfading import machine
+from unfading.data import store
 from unfading.papers.budget import Budget
 from unfading.papers.row import COUNTED, Row
-from unfading.record import sizes
 from unfading.report.verdicts import setting
-from unfading.run import Run
-from unfading.training import Listener
+from unfading.training.compare import badness, by_last, compare, shape
+from unfading.training.loop import Listener
+from unfading.training.record import sizes
+from unfading.training.run import Run
+from unfading.training.run_dir import finished
 
 CHOOSING = 3  # a rate is chosen on epochs / CHOOSING, where the seeds are trained anew,
 ENOUGH = 10  # and that is so many epochs at least
@@ -56,7 +57,7 @@ class Way(NamedTuple):
 
 def available(row: Row) -> bool:
     """Whether the row can be run with the data that are here."""
-    return row.run is not None and (row.dataset is None or data.present(row.dataset))
+    return row.run is not None and (row.dataset is None or store.present(row.dataset))
 
 
 def train_rows(wanted: Sequence[Wanted], way: Way, shown: Shown) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unfading.report.tables import time
+from unfading.report.summary import time
 from unfading.report.verdicts import COUNTED, Line, Outcome, judge, sentence
 
 ROWS = "papers-rows.jsonl"

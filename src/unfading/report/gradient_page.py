@@ -5,10 +5,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from unfading.report import figures as _figures
-from unfading.report import gradient_figures, inner_figures, sheet
-from unfading.report.figures import Figure
-from unfading.report.inner_figures import number
+from unfading.report import html as sheet
+from unfading.report.figures import charts as _figures
+from unfading.report.figures import gradient_figures, inner_figures
+from unfading.report.figures.charts import Figure
+from unfading.report.figures.inner_figures import number
 
 
 def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[Path]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from unfading.report.figures import Spec, language, needed
-from unfading.report.look import DRAW, POLICY, STYLE
+from unfading.report.figures.charts import Spec, language, needed
+from unfading.report.style import DRAW, POLICY, STYLE
 
 
 def html(title: str, body: Sequence[str], charts: Sequence[Spec]) -> str:

@@ -11,11 +11,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from unfading.report import figures as _figures
-from unfading.report import sheet, tables, watch_figures
+from unfading.report import html as sheet
+from unfading.report import summary as tables
+from unfading.report.figures import charts as _figures
+from unfading.report.figures import watch_figures
+from unfading.report.groups import Task, shown, tasks, varying
 from unfading.report.records import Record
-from unfading.report.settings import Task, shown, tasks, varying
-from unfading.report.tables import score
+from unfading.report.summary import score
 
 CAPTIONS = {
     "curves": "Validation over steps",

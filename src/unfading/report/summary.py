@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from unfading.report import records as _records
-from unfading.report.settings import Summary, Task, tasks
+from unfading.report.groups import Summary, Task, tasks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

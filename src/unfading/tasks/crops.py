@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import unknown
 from unfading.tasks.base import Batch, EveryStep, MeanOverTime
-from unfading.tasks.normalise import Normalise, Normalised
 from unfading.tasks.resident import Examples, Part
+from unfading.tasks.scaling import Normalise, Normalised
 
 FEATURES = 54
 # A label past this is no class but damage, and would make a head of that size.
@@ -63,10 +63,10 @@ class TUMCrops(Normalised):
 
     @property
     def classes(self) -> int:
-        return 1 + max(int(_read(self, part, data.root()).target.max()) for part in ("train", "test"))
+        return 1 + max(int(_read(self, part, store.root()).target.max()) for part in ("train", "test"))
 
     def examples(self, part: Part) -> Examples:
-        return _read(self, part, data.root())
+        return _read(self, part, store.root())
 
     def head(self, size: int) -> nn.Module:
         return EveryStep(size, self.classes) if self.per == "date" else MeanOverTime(size, self.classes)
@@ -77,10 +77,10 @@ class TUMCrops(Normalised):
 
 @lru_cache(maxsize=8)
 def _read(task: TUMCrops, part: Part, folder: Path) -> Examples:
-    file = folder / data.known("tum").folder / f"{part}.npz"
+    file = folder / store.known("tum").folder / f"{part}.npz"
     if not file.exists() and any(file.parent.rglob("*.pkl")):
-        raise ValueError(data.PICKLED.format(next(file.parent.rglob("*.pkl")), _CONVERT))
-    x, y, lengths = read_crops(data.path("tum", f"{part}.npz"), "y_date" if task.per == "date" else "y")
+        raise ValueError(store.PICKLED.format(next(file.parent.rglob("*.pkl")), _CONVERT))
+    x, y, lengths = read_crops(store.path("tum", f"{part}.npz"), "y_date" if task.per == "date" else "y")
     inside = torch.arange(x.shape[1]) < lengths.unsqueeze(1)
     own = None if bool(inside.all()) else lengths
     return Examples(x, y, own, inside if task.per == "date" else None)
@@ -88,13 +88,13 @@ def _read(task: TUMCrops, part: Part, folder: Path) -> Examples:
 
 def read_crops(path: Path, labels: str) -> tuple[Tensor, Tensor, Tensor]:
     """Observations float32 [N, T, 54], the labels of that name int64, and lengths int64 [N] of a converted file."""
-    data.refuse_pickle(path, _CONVERT)
+    store.refuse_pickle(path, _CONVERT)
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in ("x", "lengths", labels)}
     except (ValueError, BadZipFile, EOFError, OSError) as error:
         if "allow_pickle" in str(error):
-            raise ValueError(data.PICKLED.format(f"an array of {path}", _CONVERT)) from None
+            raise ValueError(store.PICKLED.format(f"an array of {path}", _CONVERT)) from None
         raise ValueError(f"{path} is no whole .npz file. {_CONVERT}") from None
     for name in ("x", labels):
         if name not in arrays:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unfading import data
+from unfading.data import store
 from unfading.tasks.resident import Part
 
 UNSIGNED_BYTE = 0x08
@@ -36,15 +36,15 @@ def read_idx(file: Path) -> Tensor:
 def mnist(part: Part) -> tuple[Tensor, Tensor]:
     """Images uint8 [N, 28, 28] and labels int64 [N]."""
     name = {"train": "train", "test": "t10k"}[part]
-    images = read_idx(data.path("mnist", f"{name}-images-idx3-ubyte.gz"))
-    file = data.path("mnist", f"{name}-labels-idx1-ubyte.gz")
+    images = read_idx(store.path("mnist", f"{name}-images-idx3-ubyte.gz"))
+    file = store.path("mnist", f"{name}-labels-idx1-ubyte.gz")
     return images, labels(read_idx(file), file, classes=10, rows=len(images))
 
 
 def cifar10(part: Part) -> tuple[Tensor, Tensor]:
     """Images uint8 [N, 3, 32, 32], red, green and blue, and labels int64 [N]."""
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] if part == "train" else ["test_batch.bin"]
-    files = [data.path("cifar10", name) for name in names]
+    files = [store.path("cifar10", name) for name in names]
     parts = [read_cifar(file) for file in files]
     return torch.cat([images for images, _ in parts]), torch.cat([classes for _, classes in parts])
 
@@ -60,7 +60,7 @@ def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
 
 def digits() -> tuple[Tensor, Tensor]:
     """Images uint8 [1797, 8, 8] with entries 0 .. 16, and labels int64 [1797]."""
-    file = data.path("digits", "digits.csv.gz")
+    file = store.path("digits", "digits.csv.gz")
     table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.uint8))
     return table[:, :64].reshape(-1, 8, 8), labels(table[:, 64], file, classes=10, rows=len(table))
 

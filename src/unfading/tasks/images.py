@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import check_count, unknown
 from unfading.tasks import image_files
 from unfading.tasks.base import Batch
@@ -63,7 +63,7 @@ class Images(Labelled):
 
     def scaled(self, x: Tensor) -> Tensor:
         """Bytes [B, T, I] as inputs [T, B, I]."""
-        shift, factor = _scaling(self, data.root(), x.device)
+        shift, factor = _scaling(self, store.root(), x.device)
         # Turned round while they are bytes.
         return x.transpose(0, 1).contiguous().to(torch.float32).sub_(shift).mul_(factor)
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import check_count
 from unfading.tasks.base import Batch, LastStep, Split, Task, accuracy, check_split, cross_entropy
 from unfading.tasks.draw import stream
@@ -70,7 +70,7 @@ class Resident(Task):
         batches = self.length(split, size)
         check_count("index", index, least=0)
         device = _exact(device)
-        rows = _rows(self, split, data.root(), device)
+        rows = _rows(self, split, store.root(), device)
         if split in ("train", "full"):
             epoch, place = divmod(index, batches)
             rows = rows[_order(len(rows), seed, split, epoch, device)[place * size : (place + 1) * size]]
@@ -78,23 +78,23 @@ class Resident(Task):
             rows = rows[index * size : (index + 1) * size]
         else:
             raise ValueError(f"{split} has {batches} batches of {size}; got index {index}. Last: {batches - 1}.")
-        held = _held(self, "test" if split == "test" else "train", data.root(), device)
+        held = _held(self, "test" if split == "test" else "train", store.root(), device)
         return self.present(held.take(rows), lambda: stream(seed, split, index, device))
 
     def length(self, split: Split, size: int) -> int:
         check_split(split)
         check_count("size", size)
-        n = len(_rows(self, split, data.root(), CPU))
+        n = len(_rows(self, split, store.root(), CPU))
         return max(1, n // size) if split in ("train", "full") else -(-n // size)
 
     def rows(self, split: Split) -> Tensor:
         """Which rows of its part a split has, in ascending order, int64."""
         check_split(split)
-        return _rows(self, split, data.root(), CPU)
+        return _rows(self, split, store.root(), CPU)
 
     def training(self) -> Examples:
         """The examples of the split "train", on the CPU: all that a normalisation may see."""
-        return _held(self, "train", data.root(), CPU).take(self.rows("train"))
+        return _held(self, "train", store.root(), CPU).take(self.rows("train"))
 
 
 class Labelled(Resident):
@@ -112,7 +112,7 @@ class Labelled(Resident):
     def guess(self) -> float:
         """How often, in the test files, the commonest class of the training rows is right."""
         common = torch.bincount(_counted(self.training())).argmax()
-        return (_counted(_held(self, "test", data.root(), CPU)) == common).double().mean().item()
+        return (_counted(_held(self, "test", store.root(), CPU)) == common).double().mean().item()
 
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(prediction, batch.target, batch.mask)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import check_count
 from unfading.tasks.base import Batch
 from unfading.tasks.resident import Examples, Labelled, Part
@@ -65,7 +65,7 @@ class Yelp5(Labelled):
         return 5
 
     def examples(self, part: Part) -> Examples:
-        tokens, stars, lengths = _read(self, data.root())
+        tokens, stars, lengths = _read(self, store.root())
         half = self.reviews // 2
         rows = slice(0, half) if part == "train" else slice(half, None)
         return Examples(tokens[rows], stars[rows], lengths[rows])
@@ -116,7 +116,7 @@ def _read(task: Yelp5, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
     counts: Counter[int] = Counter()
     texts: list[NDArray[np.int32]] = []
     stars = np.empty(task.reviews, dtype=np.int64)
-    for i, (text, given) in enumerate(read_reviews(data.path("yelp", FILE), task.reviews)):
+    for i, (text, given) in enumerate(read_reviews(store.path("yelp", FILE), task.reviews)):
         numbers = [as_they_come.setdefault(word, len(as_they_come)) for word in words_of(text)[: task.steps]]
         if i < half and trains[i]:
             counts.update(numbers)

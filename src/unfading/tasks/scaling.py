@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Generator, Tensor
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import unknown
 from unfading.lengths import zero_past
 from unfading.tasks.base import Batch
@@ -43,7 +43,7 @@ class Normalised(Labelled):
         batch = super().present(rows, draw)
         x = batch.x.contiguous()
         if self.normalise != "none":
-            mean, spread = _scale(self, data.root(), x.device)
+            mean, spread = _scale(self, store.root(), x.device)
             # In place: the rows have been picked for this batch alone.
             x = x.sub_(mean).div_(spread)
             x = x if batch.lengths is None else zero_past(x, batch.lengths)

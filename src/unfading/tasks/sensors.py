@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import unknown
-from unfading.tasks.normalise import Normalise, Normalised
 from unfading.tasks.resident import Examples, Part
+from unfading.tasks.scaling import Normalise, Normalised
 
 Table = NDArray[np.float32]  # [lines, columns]
 
@@ -129,7 +129,7 @@ class DSA19(Normalised):
 
 def _table(dataset: str, file: str, columns: int, *, delimiter: str | None = None, rows: int | None = None) -> Table:
     """Numbers of a text file."""
-    path = data.path(dataset, file)
+    path = store.path(dataset, file)
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty. {_again(dataset)}")
     try:
@@ -151,7 +151,7 @@ def _whole_numbers(file: str, largest: int) -> Tensor:
     column = torch.from_numpy(_table("har", file, 1)[:, 0])
     wrong = column[(column != column.round()) | (column < 1) | (column > largest)]
     if len(wrong):
-        raise ValueError(f"{data.path('har', file)} holds {wrong[0]:g}; wanted 1 to {largest}. {_again('har')}")
+        raise ValueError(f"{store.path('har', file)} holds {wrong[0]:g}; wanted 1 to {largest}. {_again('har')}")
     return column.long()
 
 

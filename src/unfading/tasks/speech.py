@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unfading import data
+from unfading.data import store
 from unfading.tasks.logmel import FILTERS, RATE, STEPS, log_mel
-from unfading.tasks.normalise import Normalise, Normalised
 from unfading.tasks.resident import Examples, Part
+from unfading.tasks.scaling import Normalise, Normalised
 
 COMMANDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -105,7 +105,7 @@ class Google12(Speech):
 
 def published(share: Share) -> list[Path]:
     """The files of a part, in the order of their names: as the two lists say, training being what is on neither."""
-    folder = data.find("speech_commands")
+    folder = store.find("speech_commands")
     missing = [word for word in WORDS if not (folder / word).is_dir()]
     if missing:
         raise FileNotFoundError(f"{folder} has no folder {missing[0]!r}, one of its thirty words. {_AGAIN}")
@@ -132,7 +132,7 @@ def _listed(file: Path, present: dict[str, Path]) -> set[str]:
 
 def silence(share: Share, count: int, label: int) -> list[Clip]:
     """Seconds of the recordings of background noise, each part from its own stretch of every recording."""
-    folder = data.find("speech_commands") / NOISE
+    folder = store.find("speech_commands") / NOISE
     recordings = sorted(folder.glob("*.wav"))
     if not recordings:
         raise FileNotFoundError(f"{folder} has no WAV files, of which Google-12 makes its silence. {_AGAIN}")

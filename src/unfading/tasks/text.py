@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import check_count, check_share
 from unfading.tasks.base import Batch, EveryStep, Split, Task, accuracy, check_split, cross_entropy
 from unfading.tasks.draw import stream
@@ -71,7 +71,7 @@ class NextToken(Task):
     def tokens(self, split: Split) -> Tensor:
         """All tokens of a split, int64 [n + 1]; "full" is training and validation, one after the other."""
         check_split(split)
-        return _tokens(self.file, split, data.root())
+        return _tokens(self.file, split, store.root())
 
     def length(self, split: Split, size: int) -> int:
         check_split(split)
@@ -87,7 +87,7 @@ class NextToken(Task):
         check_count("index", index, least=0)
         if split in ("valid", "test") and index >= batches:
             raise ValueError(f"{split} has {batches} batches of {size}; got index {index}. Last: {batches - 1}.")
-        tokens = _tokens(self.file, split, data.root(), torch.device(device))
+        tokens = _tokens(self.file, split, store.root(), torch.device(device))
         n = len(tokens) - 1
         epoch, index = divmod(index, batches)
         # First place of each row, and the place at which its stream or the text ends.
@@ -214,13 +214,13 @@ def _tokens(file: str, split: Split, folder: Path, device: torch.device | None =
         return tokens if device.type == "cpu" else tokens.to(device)
     if split == "full":
         return torch.cat([_tokens(file, "train", folder), _tokens(file, "valid", folder)])
-    path = data.path("ptb", file.format(split))
+    path = store.path("ptb", file.format(split))
     return number_tokens(read_tokens(path), _vocabulary(file, folder), path)
 
 
 @lru_cache(maxsize=4)
 def _vocabulary(file: str, folder: Path) -> dict[str, int]:
     """Numbers of the tokens: by how common they are in training, and by the alphabet where two are equally so."""
-    counts = Counter(read_tokens(data.path("ptb", file.format("train"))))
+    counts = Counter(read_tokens(store.path("ptb", file.format("train"))))
     common = sorted(counts, key=lambda token: (-counts[token], token))
     return {token: number for number, token in enumerate(common)}

@@ -12,10 +12,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from unfading import data
+from unfading.data import store
 from unfading.errors import unknown
-from unfading.tasks.normalise import Normalise, Normalised
 from unfading.tasks.resident import Examples, Part
+from unfading.tasks.scaling import Normalise, Normalised
 from unfading.tasks.series import Series, read_series
 
 
@@ -35,14 +35,14 @@ class UCR(Normalised):
 
     @property
     def input_size(self) -> int:
-        return _read(self.name, data.root()).train.x.shape[2]
+        return _read(self.name, store.root()).train.x.shape[2]
 
     @property
     def classes(self) -> int:
-        return _read(self.name, data.root()).classes
+        return _read(self.name, store.root()).classes
 
     def examples(self, part: Part) -> Examples:
-        both = _read(self.name, data.root())
+        both = _read(self.name, store.root())
         return both.train if part == "train" else both.test
 
 
@@ -68,14 +68,14 @@ def _read(name: str, folder: Path) -> _Set:
 
 
 def _path(name: str, part: str) -> Path:
-    folder = data.find("ucr")
+    folder = store.find("ucr")
     if not (folder / name).is_dir():
         raise FileNotFoundError(f"{folder}: {unknown('set', name, (path.name for path in folder.iterdir() if path.is_dir()))}")
     for suffix in (".ts", ".tsv"):
         path = folder / name / f"{name}_{part}{suffix}"
         if path.is_file():
             return path
-    raise FileNotFoundError(f"{folder / name} has no {name}_{part}.ts or .tsv. Fetch the set from {data.known('ucr').home}")
+    raise FileNotFoundError(f"{folder / name} has no {name}_{part}.ts or .tsv. Fetch the set from {store.known('ucr').home}")
 
 
 def _examples(series: Series, classes: list[str], steps: int) -> Examples:

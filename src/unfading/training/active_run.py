@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from unfading.folder import Folder
-from unfading.record import better, plain
-from unfading.run import Run
 from unfading.tasks.base import Task
+from unfading.training.record import better, plain
+from unfading.training.run import Run
+from unfading.training.run_dir import Folder
 
 # A curve has about so many lines, and a run on an endless task so many evaluations.
 LINES = 200

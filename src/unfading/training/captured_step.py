@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unfading.fleet import Fleet
-from unfading.member import Member
 from unfading.tasks.base import Batch
-from unfading.update import Update
+from unfading.training.active_run import Member
+from unfading.training.fleet import Fleet
+from unfading.training.update import Update
 
 # Rates are handed over for so many steps at a time: each time the host waits.
 AHEAD = 1024

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unfading.folder import clear, finished, stopped_at
-from unfading.run import Run
-from unfading.train import alike, train_pass
-from unfading.training import Listener
-from unfading.workers import train_apart
+from unfading.training.loop import Listener
+from unfading.training.run import Run
+from unfading.training.run_dir import clear, finished, stopped_at
+from unfading.training.train import alike, train_pass
+from unfading.training.workers import train_apart
 
 
 def compare(

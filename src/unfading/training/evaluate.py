@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unfading.fleet import Fleet
-from unfading.run import Run
 from unfading.tasks.base import Split, Task
 from unfading.tasks.resident import Resident
+from unfading.training.fleet import Fleet
+from unfading.training.run import Run
 
 # Validation and test draw with one seed for all runs: runs that differ in theirs are scored on the same rows.
 SEED = 0

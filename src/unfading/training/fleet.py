@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree
 
-from unfading.backend import choose
-from unfading.model import Model
-from unfading.recurrent import detach
+from unfading.backends.choose import choose
+from unfading.layers.model import Model
+from unfading.layers.recurrent import detach
 from unfading.tasks.base import Batch, Task
 
 # Parameters begin at multiples of so many entries, hence of 64 bytes and more: vector loads like it.

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from unfading import checkpoint, machine
-from unfading.evaluate import evaluate
-from unfading.fleet import Fleet
-from unfading.member import Member, Moment
-from unfading.model import Model
-from unfading.record import described, plain
-from unfading.run import Run
-from unfading.step_graph import Captured, Clock
-from unfading.stopping import Stopped
+from unfading import machine
+from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
 from unfading.tasks.draw import stream
-from unfading.update import Update
+from unfading.training import checkpoint
+from unfading.training.active_run import Member, Moment
+from unfading.training.captured_step import Captured, Clock
+from unfading.training.evaluate import evaluate
+from unfading.training.fleet import Fleet
+from unfading.training.record import described, plain
+from unfading.training.run import Run
+from unfading.training.stopping import Stopped
+from unfading.training.update import Update
 
 Listener = Callable[[Moment], None]
 # Looks at a model on a batch, and says in JSON values what it saw.

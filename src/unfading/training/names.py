@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from unfading import catalogue
 from unfading.cells.base import Cell
 from unfading.errors import unknown
-from unfading.layer import Layer, layer
+from unfading.layers.factory import Layer, layer
 from unfading.tasks.base import Task
 
 Kind = TypeVar("Kind")

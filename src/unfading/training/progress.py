@@ -7,10 +7,10 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from unfading.member import Moment
-from unfading.report.settings import labels
-from unfading.run import Run
-from unfading.training import TOLD_PER_SECOND
+from unfading.report.groups import labels
+from unfading.training.active_run import Moment
+from unfading.training.loop import TOLD_PER_SECOND
+from unfading.training.run import Run
 
 # Bars of runs that are done stay on the screen where there are no more than so many runs.
 FEW = 12

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from unfading.model import Model
-from unfading.run import VERSION, Run
+from unfading.layers.model import Model
 from unfading.tasks.base import Task
+from unfading.training.run import VERSION, Run
 
 
 def plain(values: Mapping[str, float]) -> dict[str, float | None]:

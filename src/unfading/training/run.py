@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from unfading.backend import check_backend
+from unfading.backends.choose import check_backend
 from unfading.errors import check_count, check_number, check_positive, unknown
-from unfading.model import Model
-from unfading.named import check_options, layer_class, made, source, task_class
-from unfading.optimise import OPTIMISERS, Optimiser
-from unfading.schedule import SCHEDULES, Schedule
+from unfading.layers.model import Model
 from unfading.tasks.base import Task
+from unfading.training.learning_rate import SCHEDULES, Schedule
+from unfading.training.names import check_options, layer_class, made, source, task_class
+from unfading.training.optimise import OPTIMISERS, Optimiser
 
 # Of the form of a run and of what is written of it; a folder of another version is refused.
 VERSION = 1

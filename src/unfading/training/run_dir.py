@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from unfading import checkpoint
-from unfading.run import VERSION, Run
+from unfading.training import checkpoint
+from unfading.training.run import VERSION, Run
 
 
 class Folder:

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unfading.member import Moment
-from unfading.training import Listener
+from unfading.training.active_run import Moment
+from unfading.training.loop import Listener
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from unfading.folder import finished
-from unfading.member import Member
-from unfading.products import float32_products
-from unfading.run import Run
-from unfading.stopping import Stopped, asked_to_stop, stop_if_late
-from unfading.training import Listener, Training, Watch
+from unfading.torch_state import float32_products
+from unfading.training.active_run import Member
+from unfading.training.loop import Listener, Training, Watch
+from unfading.training.run import Run
+from unfading.training.run_dir import finished
+from unfading.training.stopping import Stopped, asked_to_stop, stop_if_late
 
 # What runs of one pass may differ in.
 MAY_DIFFER = {

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unfading.fleet import Fleet
-from unfading.optimise import clip_norms, clip_values, norms
-from unfading.run import Run
+from unfading.training.fleet import Fleet
+from unfading.training.optimise import clip_norms, clip_values, norms
+from unfading.training.run import Run
 
 
 class Update:

@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from unfading import checkpoint, data
-from unfading.folder import read_record
-from unfading.fuse import cache
-from unfading.model import Model
-from unfading.run import VERSION, Run
+from unfading.data import store
+from unfading.fuse.c import cache
+from unfading.layers.model import Model
+from unfading.training import checkpoint
+from unfading.training.run import VERSION, Run
+from unfading.training.run_dir import read_record
 
 # What marks a file of weights among the library's other safetensors files.
 KIND = "weights"
@@ -56,7 +57,7 @@ def load(path_or_url: Path | str, *, sha256: str | None = None) -> Model:
         sha256: of the whole file, to be compared before anything is read.
     """
     path = _local(str(path_or_url), sha256)
-    if sha256 is not None and data.sha256(path) != sha256:
+    if sha256 is not None and store.sha256(path) != sha256:
         raise ValueError(f"{path} has another sha256 than {sha256[:12]}...: it is altered or cut short. Get it again.")
     tensors, told = _read(path)
     run = _run(path, told)
@@ -96,13 +97,13 @@ def _local(place: str, sha256: str | None) -> Path:
         path = Path(place)
         if not path.is_file():
             raise ValueError(f"{path} is not there. load takes a .safetensors file of unfading, or an https address of one.")
-        data.refuse_pickle(path, "Weights of unfading are .safetensors files.")
+        store.refuse_pickle(path, "Weights of unfading are .safetensors files.")
         return path
     if not place.startswith("https://"):
         raise ValueError(f"weights are fetched over https alone; got {place}.")
     name = Path(urlsplit(place).path).name or "weights.safetensors"
     folder = cache.folder() / "weights" / hashlib.sha256(place.encode()).hexdigest()[:12]
-    return data.download(place, None if sha256 is None else f"sha256:{sha256}", name, folder)
+    return store.download(place, None if sha256 is None else f"sha256:{sha256}", name, folder)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

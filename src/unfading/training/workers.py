@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unfading.folder import finished
-from unfading.member import Moment
-from unfading.run import Run
-from unfading.stopping import Stopped, asked_to_stop, noted
-from unfading.training import Listener
+from unfading.training.active_run import Moment
+from unfading.training.loop import Listener
+from unfading.training.run import Run
+from unfading.training.run_dir import finished
+from unfading.training.stopping import Stopped, asked_to_stop, noted
 
 # The standard output is for the parent: before anything large is imported it gets another number, and what others print goes
 # to stderr. What the parent can import, the worker can.
@@ -219,7 +219,7 @@ def main(told: int) -> None:
 
 def _train(job: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
     """Train what a job names, and tell how it goes; a moment says by its first number of which run it is."""
-    from unfading.train import train_pass
+    from unfading.training.train import train_pass
 
     runs = [Run.from_json(run) for run in job.pop("runs")]
     places = {run.key: place for place, run in enumerate(runs)}

@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
-from unfading import capture
-from unfading.capture import NotGraphable, NotNow, Watch
+from unfading.backends.cuda_graph import capture
+from unfading.backends.cuda_graph.capture import NotGraphable, NotNow, Watch
+from unfading.backends.cuda_graph.chunks import Gradients, Kind, Loop, Parts, gradients
 from unfading.cells.base import Cell
 from unfading.errors import cannot_run
-from unfading.fuse.lines import first_line
-from unfading.fuse.options import Options
+from unfading.fuse.trace.staleness import Options
 from unfading.lengths import flip
-from unfading.pieces import Gradients, Kind, Loop, Parts, gradients
-from unfading.scan import check_inputs, leaf_names, projected, scan
-from unfading.traced import traced
+from unfading.reference import check_inputs, leaf_names, projected, scan
+from unfading.source_lines import first_line
+from unfading.torch_state import traced
 
 # Kinds of call whose recordings a cell keeps: a batch size, a precision, training or not are of another kind each.
 KEPT = 8

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unfading.fuse.lines import first_line, where
+from unfading.source_lines import first_line, where
 
 # What torch itself says of its operations, and what that means for a recording.
 TAGS = {

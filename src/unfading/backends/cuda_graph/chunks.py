@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from unfading import capture
-from unfading.capture import Watch, undisturbed
+from unfading.backends.cuda_graph import capture
+from unfading.backends.cuda_graph.capture import Watch, undisturbed
 from unfading.cells.base import Cell
-from unfading.scan import scan
+from unfading.reference import scan
 
 PIECE = 32
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
-from unfading.diagnose.fixed_point import convergence, equilibria, pulled, scipy_root
-from unfading.diagnose.inner_path import Path, left, matrix_norm, reached, walk
-from unfading.diagnose.inner_steps import conditions, input_response, step_jacobians
+from unfading.diagnostics.equilibrium.fixed_point import convergence, equilibria, pulled, scipy_root
+from unfading.diagnostics.equilibrium.inner_path import Path, left, matrix_norm, reached, walk
+from unfading.diagnostics.equilibrium.inner_steps import conditions, input_response, step_jacobians
 from unfading.errors import check_count
 
 # An eigenvalue, or a real part, within this of a value is that value.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from unfading.cells.incremental import InnerStepsCell
-from unfading.diagnose.inner_path import CHUNK, Path, matrix_norm, slopes
+from unfading.diagnostics.equilibrium.inner_path import CHUNK, Path, matrix_norm, slopes
 
 NEWTON_STEPS = 40
 HALVINGS = 30

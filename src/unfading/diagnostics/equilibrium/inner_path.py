@@ -20,7 +20,7 @@ from torch.func import jacrev, vmap
 from unfading.cells.base import Cell
 from unfading.cells.incremental import InnerStepsCell
 from unfading.cells.wrap import innermost
-from unfading.diagnose.observe import Chain, taken
+from unfading.diagnostics.measure.observe import Chain, taken
 
 # Points whose Jacobians are held at a time.
 CHUNK = 256

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from unfading.diagnose.fixed_point import equilibria
-from unfading.diagnose.inner_path import Path, Points, in_chunks, slopes
+from unfading.diagnostics.equilibrium.fixed_point import equilibria
+from unfading.diagnostics.equilibrium.inner_path import Path, Points, in_chunks, slopes
 
 # Of the central differences that dh_eq/dx is held against, relative to the size of x.
 DIFFERENCE = 1e-5

@@ -14,10 +14,10 @@ import torch
 from torch import Generator, Tensor
 
 from unfading.cells.base import Cell
-from unfading.diagnose.fixed_point import equilibria
-from unfading.diagnose.inner_path import incremental, walk
+from unfading.diagnostics.equilibrium.fixed_point import equilibria
+from unfading.diagnostics.equilibrium.inner_path import incremental, walk
 from unfading.errors import check_count, check_positive
-from unfading.scan import scan
+from unfading.reference import scan
 
 
 def random_walk(steps: int, deviation: float, *, seed: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
-from unfading.diagnose.point import Parameters
+from unfading.diagnostics.measure.lattice_step import Parameters
 
 
 class Knob(NamedTuple):

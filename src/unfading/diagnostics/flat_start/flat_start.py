@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from unfading.cells.base import Cell
-from unfading.diagnose.flatness import Flatness, flatness
-from unfading.diagnose.knobs import knobs, reading, turned
-from unfading.diagnose.lattice import measured
-from unfading.diagnose.point import Parameters
+from unfading.diagnostics.flat_start.adjustments import knobs, reading, turned
+from unfading.diagnostics.measure.flatness import Flatness, flatness
+from unfading.diagnostics.measure.lattice import measured
+from unfading.diagnostics.measure.lattice_step import Parameters
 from unfading.errors import check_count, check_positive
-from unfading.model import Model
+from unfading.layers.model import Model
 from unfading.tasks.base import Batch
 
 # A matrix is held to its start more than a bias: a large one makes gates switch and states saturate, which a lattice of few

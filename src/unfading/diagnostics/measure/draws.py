@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from unfading.cells.base import Cell
-from unfading.diagnose.lattice import run, sweep
-from unfading.diagnose.point import Parameters, Point
+from unfading.diagnostics.measure.lattice import run, sweep
+from unfading.diagnostics.measure.lattice_step import Parameters, Point
 from unfading.errors import check_count
 from unfading.tasks.draw import stream
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from unfading.diagnose.observe import Chain, side_by_side, taken
+from unfading.diagnostics.measure.observe import Chain, side_by_side, taken
 
 
 class Spectrum(NamedTuple):

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from unfading.diagnose import probe
-from unfading.diagnose.jacobian import state_jacobians
-from unfading.diagnose.observe import Chain
+from unfading.diagnostics.measure import random_probes as probe
+from unfading.diagnostics.measure.jacobian import state_jacobians
+from unfading.diagnostics.measure.observe import Chain
 
 # Entries of all the Jacobians that are in memory at a time.
 ENTRIES = 4_000_000

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.func import grad
 
 from unfading.cells.base import Cell
-from unfading.diagnose.observe import Chain
-from unfading.diagnose.point import Back, Parameters, Point
-from unfading.model import Model
+from unfading.diagnostics.measure.lattice_step import Back, Parameters, Point
+from unfading.diagnostics.measure.observe import Chain
+from unfading.layers.model import Model
 from unfading.tasks.base import Batch
 
 

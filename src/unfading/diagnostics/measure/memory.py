@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from unfading.diagnose.jacobian import stepped
-from unfading.diagnose.observe import Chain, side_by_side
+from unfading.diagnostics.measure.jacobian import stepped
+from unfading.diagnostics.measure.observe import Chain, side_by_side
 
 STEPS, ENTRIES = 160, 48
 # Steps and rows that are taken side by side.

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from unfading.cells.base import Cell
 from unfading.errors import check_count
-from unfading.scan import scan
+from unfading.reference import scan
 
 Row = dict[str, Any]
 

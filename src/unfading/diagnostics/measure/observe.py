@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from unfading.backend import run_by
+from unfading.backends.choose import run_by
 from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
+from unfading.layers.recurrent import Recurrent
 from unfading.lengths import flip
-from unfading.recurrent import Recurrent
-from unfading.scan import scan
+from unfading.reference import scan
 from unfading.tasks.base import Batch
 
 

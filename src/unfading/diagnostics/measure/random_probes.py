@@ -22,8 +22,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils import _pytree
 
-from unfading.diagnose.jacobian import Spectrum, input_jacobians, stepped
-from unfading.diagnose.observe import Chain, side_by_side
+from unfading.diagnostics.measure.jacobian import Spectrum, input_jacobians, stepped
+from unfading.diagnostics.measure.observe import Chain, side_by_side
 
 DELTA = 5e-4
 # Steps k of the power method: at 1,000 entries and 16 probes the ends of the interval are then 42 % apart, or less.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unfading.diagnose.observe import Chain, side_by_side, taken
+from unfading.diagnostics.measure.observe import Chain, side_by_side, taken
 
 # A gradient that passes such a slope loses three decades.
 SLOPE = 1e-3

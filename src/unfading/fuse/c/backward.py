@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from unfading.fuse.differentiate import Outer, Source
-from unfading.fuse.emit_c import Factor, factors
-from unfading.fuse.kernel import Kernel, Tensors, Walk, named
-from unfading.fuse.threads import run_tiles
+from unfading.fuse.c.emit import Factor, factors
+from unfading.fuse.c.kernel import Kernel, Tensors, Walk, named
+from unfading.fuse.c.threads import run_tiles
+from unfading.fuse.ir.differentiate import Outer, Source
 
 PIECE = 1 << 22  # bytes of factors in one piece
 

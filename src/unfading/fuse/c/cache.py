@@ -25,8 +25,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from unfading.fuse import compiler
-from unfading.fuse.compiler import Compiler, NoCompiler
+from unfading.fuse.c import compiler
+from unfading.fuse.c.compiler import Compiler, NoCompiler
 
 # What `_store` writes, finished or not, and nothing else; .py are the sources of kernels for GPUs.
 OURS = re.compile(r"[0-9a-f]{32}(\.c|\.py|-[0-9a-f]{32}\.so)(\.\w{8}\.tmp)?")

@@ -12,10 +12,10 @@ kept packed, without the steps that no row has. `step.h` holds what all kernels 
 from importlib.resources import files
 from typing import NamedTuple
 
-from unfading.fuse.differentiate import Outer, Reversed, Source, Total
-from unfading.fuse.emit_step import Step
-from unfading.fuse.program import Block, Program
-from unfading.fuse.schedule import schedule
+from unfading.fuse.c.emit_step import Step
+from unfading.fuse.c.schedule import schedule
+from unfading.fuse.ir.differentiate import Outer, Reversed, Source, Total
+from unfading.fuse.ir.program import Block, Program
 
 OWN = ("exp", "tanh", "sigmoid")  # of step.h
 LIBM = ("expm1", "log", "log1p", "fabs", "sqrt", "sin", "cos", "erf", "pow")
@@ -56,7 +56,7 @@ def source(real: str, functions: list[Function]) -> str:
 
 def shared(real: str, name: str) -> str:
     """A C file of this folder in a precision, after the layout that all of them agree on."""
-    folder = files("unfading.fuse")
+    folder = files("unfading.fuse.c")
     return "\n".join([f"typedef {real} real;", *(folder.joinpath(file).read_text() for file in ("layout.h", name))])
 
 

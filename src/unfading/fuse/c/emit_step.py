@@ -5,8 +5,8 @@ Written for a frame (`emit_c.py`) in which s is the number of the step, `place[r
 now0, new0, ... the state, or its gradient, before and after.
 """
 
-from unfading.fuse.program import REDUCTIONS, VIEWS, Program, Shape, Value, pieces_of
-from unfading.fuse.schedule import Schedule
+from unfading.fuse.c.schedule import Schedule
+from unfading.fuse.ir.program import REDUCTIONS, VIEWS, Program, Shape, Value, pieces_of
 
 EXPRESSIONS = {
     "neg": "-{0}",

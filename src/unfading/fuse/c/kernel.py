@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.fuse.cache import library
-from unfading.fuse.differentiate import Reversed, differentiate
-from unfading.fuse.emit_c import Function, emit_backward, emit_forward, shared, source
-from unfading.fuse.program import Program
-from unfading.fuse.threads import run_tiles
+from unfading.fuse.c.cache import library
+from unfading.fuse.c.emit import Function, emit_backward, emit_forward, shared, source
+from unfading.fuse.c.threads import run_tiles
+from unfading.fuse.ir.differentiate import Reversed, differentiate
+from unfading.fuse.ir.program import Program
 
 Pointer = ctypes.c_void_p
 Long = ctypes.c_int64

@@ -8,7 +8,7 @@ again once its last reader has passed.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unfading.fuse.program import ELEMENTWISE, VIEWS, Program, Shape, Value, in_order
+from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Program, Shape, Value, in_order
 
 CHEAP = ("leaf", "const", "zero")
 

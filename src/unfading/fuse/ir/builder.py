@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unfading.fuse.program import ELEMENTWISE, Block, Leaf, NotFusable, Shape, Value, broadcast, pieces_of
+from unfading.fuse.ir.program import ELEMENTWISE, Block, Leaf, NotFusable, Shape, Value, broadcast, pieces_of
 
 FOLDED: dict[str, Callable[..., float]] = {
     "neg": lambda a: -a,

@@ -9,9 +9,9 @@ product after the loop.
 from itertools import pairwise
 from typing import NamedTuple
 
-from unfading.fuse.build import Builder
-from unfading.fuse.program import Block, NotFusable, Program, Store, Value
-from unfading.fuse.rules import RULES
+from unfading.fuse.ir.builder import Builder
+from unfading.fuse.ir.program import Block, NotFusable, Program, Store, Value
+from unfading.fuse.ir.rules import RULES
 
 # What is saved rather than computed again, unless it comes at once of what is there anyway.
 COSTLY = frozenset(["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "relu", "sin", "cos", "erf", "power", "sqrt", "amax"])

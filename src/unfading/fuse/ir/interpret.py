@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from unfading.fuse.program import FUNCTIONS, Block, Program, Value
+from unfading.fuse.ir.program import FUNCTIONS, Block, Program, Value
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in (*FUNCTIONS, "neg")},

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from unfading.fuse.build import Builder
-from unfading.fuse.program import Program, Value
+from unfading.fuse.ir.builder import Builder
+from unfading.fuse.ir.program import Program, Value
 
 
 def joined(builder: Builder, program: Program) -> Program:

@@ -5,8 +5,8 @@
 A GPU keeps as many blocks on chip as it has room for, and the smaller they are, the less of that is left over.
 """
 
-from unfading.fuse.build import Builder
-from unfading.fuse.program import Program, Store, Value
+from unfading.fuse.ir.builder import Builder
+from unfading.fuse.ir.program import Program, Store, Value
 
 
 def narrow(program: Program, width: int) -> Program:

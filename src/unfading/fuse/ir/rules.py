@@ -6,8 +6,8 @@ has them, and the gradient d of y; it returns the gradient of each argument, Non
 
 from collections.abc import Callable, Sequence
 
-from unfading.fuse.build import Builder
-from unfading.fuse.program import Value
+from unfading.fuse.ir.builder import Builder
+from unfading.fuse.ir.program import Value
 
 Adjoints = Sequence[Value | None]
 Rule = Callable[[Builder, Value, Sequence[Value], Value, Value], Adjoints]

@@ -2,7 +2,7 @@
 
 import torch
 
-from unfading.fuse.rows import Call, Row
+from unfading.fuse.trace.values import Call, Row
 
 ops = torch.ops.aten
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.program import VIEWS, Value, in_order
+from unfading.fuse.ir.program import VIEWS, Value, in_order
 
 ALONE = frozenset(["neg", "copy", "dot", "cat", "sum", *VIEWS])  # linear in all they are made of
 SUMS = frozenset(["add", "sub"])

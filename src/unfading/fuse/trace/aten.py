@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from unfading.fuse import activations, reductions, views
-from unfading.fuse.program import FUNCTIONS, NotFusable
-from unfading.fuse.rows import Call, Matrix, Row
+from unfading.fuse.ir.program import FUNCTIONS, NotFusable
+from unfading.fuse.trace import activations, reductions, views
+from unfading.fuse.trace.values import Call, Matrix, Row
 
 ops = torch.ops.aten
 

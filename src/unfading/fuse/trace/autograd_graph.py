@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from unfading.fuse.lines import defined
-from unfading.fuse.program import NotFusable
+from unfading.fuse.ir.program import NotFusable
+from unfading.source_lines import defined
 
 
 def refuse_own_gradients(outputs: Sequence[Any]) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from unfading.cells.base import Cell
-from unfading.fuse.affine import along, is_affine
-from unfading.fuse.program import NotFusable, Program
-from unfading.fuse.structure import flatten
-from unfading.fuse.trace import Signature, projected_values, trace_with_project
+from unfading.fuse.ir.program import NotFusable, Program
+from unfading.fuse.trace.affine import along, is_affine
+from unfading.fuse.trace.recorder import Signature, projected_values, trace_with_project
+from unfading.fuse.trace.tree import flatten
 
 
 def with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:

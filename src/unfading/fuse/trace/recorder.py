@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unfading.fuse import aten
-from unfading.fuse.build import Builder
-from unfading.fuse.graph import made_from, refuse_own_gradients
-from unfading.fuse.join import joined
-from unfading.fuse.lines import defined, first_line, where
-from unfading.fuse.program import NotFusable, Program, Store, Value, pieces_of
-from unfading.fuse.rows import BATCH, TIME, Call, Matrix, Opaque, Row
+from unfading.fuse.ir.builder import Builder
+from unfading.fuse.ir.join import joined
+from unfading.fuse.ir.program import NotFusable, Program, Store, Value, pieces_of
+from unfading.fuse.trace import aten
+from unfading.fuse.trace.autograd_graph import made_from, refuse_own_gradients
+from unfading.fuse.trace.values import BATCH, TIME, Call, Matrix, Opaque, Row
+from unfading.source_lines import defined, first_line, where
 
 Tensors = Sequence[Tensor]
 READ_OUT = "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled step has no values at hand"

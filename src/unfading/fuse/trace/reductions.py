@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from unfading.fuse.program import NotFusable
-from unfading.fuse.rows import Call, Row
+from unfading.fuse.ir.program import NotFusable
+from unfading.fuse.trace.values import Call, Row
 
 ops = torch.ops.aten
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from unfading.cells.base import Cell
-from unfading.fuse.place import place_of
+from unfading.fuse.devices import place_of
 
 
 class Options:

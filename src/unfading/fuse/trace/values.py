@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.fuse.build import Builder
-from unfading.fuse.program import Block, NotFusable, Shape, Value
+from unfading.fuse.ir.builder import Builder
+from unfading.fuse.ir.program import Block, NotFusable, Shape, Value
 
 # Rows of the example, and its steps: primes that are no feature sizes, so that every axis tells by its size what it is.
 BATCH = 1_000_003

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from unfading.fuse.program import NotFusable
-from unfading.fuse.rows import BATCH, TIME, Call, Matrix, Row, lead, without_rows
+from unfading.fuse.ir.program import NotFusable
+from unfading.fuse.trace.values import BATCH, TIME, Call, Matrix, Row, lead, without_rows
 
 ops = torch.ops.aten
 

@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unfading.fuse.frame import Frame, Names, Piece, indented
-from unfading.fuse.program import Program
-from unfading.fuse.tile_language import PRELUDE
-from unfading.fuse.tile_shapes import wide
-from unfading.fuse.tiles import is_vector
+from unfading.fuse.ir.program import Program
+from unfading.fuse.triton.frame import Frame, Names, Piece, indented
+from unfading.fuse.triton.language import PRELUDE
+from unfading.fuse.triton.tile_shapes import wide
+from unfading.fuse.triton.tiles import is_vector
 
 PLACE = """
 

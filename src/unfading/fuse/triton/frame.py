@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from unfading.fuse.program import Block, Leaf, Program, Store, Value
-from unfading.fuse.tile_shapes import Tile, columns, wide
-from unfading.fuse.tiles import Tiles, is_vector, load_of
+from unfading.fuse.ir.program import Block, Leaf, Program, Store, Value
+from unfading.fuse.triton.tile_shapes import Tile, columns, wide
+from unfading.fuse.triton.tiles import Tiles, is_vector, load_of
 
 # Names that a kernel has for itself.
 OWN = re.compile(

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.fuse.differentiate import differentiate
-from unfading.fuse.emit_triton import emit_backward, emit_forward, source
-from unfading.fuse.frame import Names
-from unfading.fuse.narrow import narrow
-from unfading.fuse.program import ELEMENTWISE, NotFusable, Program
-from unfading.fuse.triton_launch import Known, Launcher, packed
-from unfading.fuse.triton_settings import BYTES, Loop, Setting, refused, resident_blocks, usual
-from unfading.fuse.triton_source import module
-from unfading.fuse.triton_weights import Sums
+from unfading.fuse.ir.differentiate import differentiate
+from unfading.fuse.ir.narrow import narrow
+from unfading.fuse.ir.program import ELEMENTWISE, NotFusable, Program
+from unfading.fuse.triton.emit import emit_backward, emit_forward, source
+from unfading.fuse.triton.frame import Names
+from unfading.fuse.triton.launch import Known, Launcher, packed
+from unfading.fuse.triton.launch_settings import BYTES, Loop, Setting, refused, resident_blocks, usual
+from unfading.fuse.triton.source import module
+from unfading.fuse.triton.weight_gradients import Sums
 
 FLAT = ELEMENTWISE | {"const", "zero", "leaf", "expand", "cat", "dot"}  # on vectors that may be cut into pieces
 

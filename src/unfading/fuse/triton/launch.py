@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.fuse.emit_triton import Function
+from unfading.fuse.triton.emit import Function
 
 
 class Known(NamedTuple):

@@ -6,12 +6,12 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from unfading.cells.base import Cell
-from unfading.fuse.lines import first_line
-from unfading.fuse.place import halves
+from unfading.fuse.devices import halves
+from unfading.fuse.ir.program import NotFusable
 from unfading.fuse.plan import Plan, plan_or_raise, triton_kernel
-from unfading.fuse.program import NotFusable
-from unfading.fuse.triton_kernel import TritonKernel, Way, precision
-from unfading.fuse.triton_tune import Choice, remember, tuned
+from unfading.fuse.triton.kernel import TritonKernel, Way, precision
+from unfading.fuse.triton.search import Choice, remember, tuned
+from unfading.source_lines import first_line
 
 # Per kernel, device and precision the reason why it does not run, None where it does. What has failed is not tried again.
 _found: "WeakKeyDictionary[TritonKernel, dict[tuple[torch.device, str], str | None]]" = WeakKeyDictionary()

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from unfading.fuse.cache import keep, kept
-from unfading.fuse.triton_kernel import TritonKernel
-from unfading.fuse.triton_settings import Loop, Setting
+from unfading.fuse.c.cache import keep, kept
+from unfading.fuse.triton.kernel import TritonKernel
+from unfading.fuse.triton.launch_settings import Loop, Setting
 
 WARPS = (4, 8, 16)
 ROUNDS = 5

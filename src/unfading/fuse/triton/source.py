@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from unfading.fuse.cache import keep
+from unfading.fuse.c.cache import keep
 
 
 class NoTriton(Exception):

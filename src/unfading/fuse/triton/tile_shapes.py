@@ -7,7 +7,7 @@ several axes has each of them at its next power of two; an axis of size 1 stays 
 import math
 from typing import NamedTuple
 
-from unfading.fuse.program import Shape, Value
+from unfading.fuse.ir.program import Shape, Value
 
 LEAST = 16  # what a dot takes along every axis
 

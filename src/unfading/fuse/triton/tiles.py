@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unfading.fuse.program import ELEMENTWISE, VIEWS, Block, Program, Shape, Store, Value, pieces_of
-from unfading.fuse.tile_language import EXPRESSIONS, SLOPES, number, power
-from unfading.fuse.tile_shapes import Tile, along, columns, dims, indices, inner_index, padded, reshaped, wide
+from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Block, Program, Shape, Store, Value, pieces_of
+from unfading.fuse.triton.language import EXPRESSIONS, SLOPES, number, power
+from unfading.fuse.triton.tile_shapes import Tile, along, columns, dims, indices, inner_index, padded, reshaped, wide
 
 
 class Tiles:

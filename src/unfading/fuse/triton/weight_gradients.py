@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unfading.fuse.differentiate import Outer, Source, Total
+from unfading.fuse.ir.differentiate import Outer, Source, Total
 
 Tensors = Mapping[tuple[str, int], Tensor | None]
 LEAST = 4  # columns: rows of 16 bytes, which a product in tf32 takes

@@ -10,10 +10,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from unfading.papers.incremental_runs import STABLE_RATES, baseline, incremental, stable
+from unfading.papers.incremental.runs import STABLE_RATES, baseline, incremental, stable
 from unfading.papers.row import Curves, Row
-from unfading.report.curves import over_steps
-from unfading.run import Run
+from unfading.report.figures.curve_figures import over_steps
+from unfading.training.run import Run
 
 SEEDS = 5
 RATES = (1e-3, 3e-3, 1e-2)

@@ -13,27 +13,19 @@ from torch import Tensor
 
 from unfading import catalogue
 from unfading.cells.base import Cell
-from unfading.diagnose import trajectory
-from unfading.diagnose.equilibrium import histogram, spectrum
-from unfading.diagnose.inner_path import matrix_norm, reached, walk
-from unfading.diagnose.inner_steps import conditions
-from unfading.diagnose.lag import norms
-from unfading.diagnose.noise import after_noise
-from unfading.diagnose.observe import observe
-from unfading.model import Model
-from unfading.papers.incremental_settings import (
-    HAR2,
-    approached,
-    grid,
-    har2,
-    pulls,
-    same_weights,
-    theorem_cell,
-)
+from unfading.diagnostics.equilibrium import trajectory
+from unfading.diagnostics.equilibrium.analysis import histogram, spectrum
+from unfading.diagnostics.equilibrium.inner_path import matrix_norm, reached, walk
+from unfading.diagnostics.equilibrium.inner_steps import conditions
+from unfading.diagnostics.measure.lag import norms
+from unfading.diagnostics.measure.noise import after_noise
+from unfading.diagnostics.measure.observe import observe
+from unfading.layers.model import Model
+from unfading.layers.recurrent import Recurrent
+from unfading.papers.during_training import on_the_way
+from unfading.papers.incremental.measurements import HAR2, approached, grid, har2, pulls, same_weights, theorem_cell
 from unfading.papers.item import Item
-from unfading.papers.trained import on_the_way
-from unfading.recurrent import Recurrent
-from unfading.report import equilibrium_figures as figures
+from unfading.report.figures import equilibrium_figures as figures
 from unfading.tasks.base import Batch
 from unfading.tasks.sensors import HAR2 as HAR2Task
 

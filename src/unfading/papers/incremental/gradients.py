@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unfading.model import Model
-from unfading.papers.incremental_curves import ablation
+from unfading.layers.model import Model
+from unfading.papers.during_training import all_on_the_way
+from unfading.papers.incremental.curves import ablation
 from unfading.papers.item import Item
-from unfading.papers.trained import all_on_the_way
-from unfading.report.panels import Panel, panels
+from unfading.report.figures.panels import Panel, panels
 from unfading.tasks.base import Batch, Task
 
 T = 200

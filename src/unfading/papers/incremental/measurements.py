@@ -14,9 +14,9 @@ from unfading.cells.base import Activation
 from unfading.cells.elman import ElmanCell
 from unfading.cells.fast import FastRNNCell
 from unfading.cells.incremental import IncrementalRNNCell
-from unfading.diagnose.fixed_point import Convergence, convergence, equilibria, pulled, scipy_root
-from unfading.diagnose.inner_path import walk
-from unfading.run import Run
+from unfading.diagnostics.equilibrium.fixed_point import Convergence, convergence, equilibria, pulled, scipy_root
+from unfading.diagnostics.equilibrium.inner_path import walk
+from unfading.training.run import Run
 
 Row = dict[str, Any]
 

@@ -9,7 +9,7 @@ the rates here are chosen from by validation.
 
 from typing import Any
 
-from unfading.run import Run
+from unfading.training.run import Run
 
 Options = dict[str, Any]
 

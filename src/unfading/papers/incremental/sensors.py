@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from unfading.papers.incremental_runs import baseline, incremental, stable
+from unfading.papers.incremental.runs import baseline, incremental, stable
 from unfading.papers.row import Row, two_sigma
 
 SEEDS = 5

@@ -7,9 +7,9 @@ not: they are held against its incremental RNN.
 from dataclasses import replace
 from typing import Any
 
-from unfading.papers.incremental_runs import RATES, STABLE_RATES, baseline, incremental, stable
+from unfading.papers.incremental.runs import RATES, STABLE_RATES, baseline, incremental, stable
 from unfading.papers.row import Row, two_sigma
-from unfading.run import Run
+from unfading.training.run import Run
 
 MNIST_ROWS, CIFAR_ROWS, HAR_ROWS = 10_000, 10_000, 2_947
 STANDARD: dict[str, Any] = {"scale": "standard"}

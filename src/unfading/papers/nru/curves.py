@@ -6,10 +6,10 @@ RNN-orth and RNN-id at the baseline; on variable copying NRU first; on denoising
 
 from typing import Any
 
-from unfading.papers.nru_runs import CELLS, TOP3, pixels
-from unfading.papers.nru_tables import recalled, table3
+from unfading.papers.nru.runs import CELLS, TOP3, pixels
+from unfading.papers.nru.tables import recalled, table3
 from unfading.papers.row import Curves, Row
-from unfading.report.curves import over_steps, to_solve
+from unfading.report.figures.curve_figures import over_steps, to_solve
 
 CAPTION = (
     "Validation cross entropy on fresh sequences over training steps; a thin line is a seed, a strong one their median; "

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 import torch
 
+from unfading.papers.during_training import layer_norms, on_the_way
 from unfading.papers.item import Item
-from unfading.papers.nru_runs import TOP3, recall
-from unfading.papers.trained import layer_norms, on_the_way
-from unfading.report.panels import Panel, heat, panels
+from unfading.papers.nru.runs import TOP3, recall
+from unfading.report.figures.panels import Panel, heat, panels
 
 T = 100
 MOMENTS = 40

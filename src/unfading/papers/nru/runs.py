@@ -9,7 +9,7 @@ Sizes of EURNN and GORU are not told for all tasks: ours are powers of two near 
 
 from typing import Any
 
-from unfading.run import Run
+from unfading.training.run import Run
 
 Options = dict[str, Any]
 

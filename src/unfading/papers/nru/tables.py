@@ -7,7 +7,7 @@ number of steps to a tenth of a guess's cross entropy, or the test score, and ti
 import math
 from typing import Any
 
-from unfading.papers.nru_runs import CELLS, COUNTS, PIXELS, RECALL, characters, pixels, recall
+from unfading.papers.nru.runs import CELLS, COUNTS, PIXELS, RECALL, characters, pixels, recall
 from unfading.papers.row import Row, two_sigma
 
 MNIST_ROWS = 10_000

@@ -16,11 +16,11 @@ from unfading.cells.gru import GRUCell
 from unfading.cells.janet import ForgetLSTMCell
 from unfading.cells.lstm import LSTMCell
 from unfading.cells.star import STARCell
-from unfading.diagnose.draws import STATED, Drawn, drawn, workers
-from unfading.diagnose.flatness import flatness
+from unfading.diagnostics.measure.draws import STATED, Drawn, drawn, workers
+from unfading.diagnostics.measure.flatness import flatness
 from unfading.papers.item import Item
-from unfading.papers.without_output_gate import WithoutOutputGateCell
-from unfading.report import lattice_figures as figures
+from unfading.papers.star.without_output_gate import WithoutOutputGateCell
+from unfading.report.figures import lattice_figures as figures
 
 Row = dict[str, Any]
 DRAWS = 10_000

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
+from unfading.papers.during_training import layer_norms, on_the_way
 from unfading.papers.item import Item
-from unfading.papers.star_tables import CELLS, PIXELS, stack
-from unfading.papers.trained import layer_norms, on_the_way
-from unfading.report.panels import Panel, panels
+from unfading.papers.star.tables import CELLS, PIXELS, stack
+from unfading.report.figures.panels import Panel, panels
 
 LAYERS = 12
 MOMENTS = 20

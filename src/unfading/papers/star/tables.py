@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from unfading.papers.row import COUNTED, Curves, Row, two_sigma
-from unfading.report.curves import over_layers
-from unfading.run import Run
+from unfading.report.figures.curve_figures import over_layers
+from unfading.training.run import Run
 
 MNIST_ROWS = 10_000
 CELLS = ("vRNN", "LSTM", "LSTM w/f", "RHN", "STAR")

@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from unfading.report.groups import Setting, Task
 from unfading.report.records import Record
-from unfading.report.settings import Setting, Task
-from unfading.report.tables import measure, score
+from unfading.report.summary import measure, score
 
 Spec = dict[str, Any]
 

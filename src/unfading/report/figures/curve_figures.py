@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures import COLOURS, DASHES, INK, Spec, decades, needed
-from unfading.report.panels import looks
+from unfading.report.figures.charts import COLOURS, DASHES, INK, Spec, decades, needed
+from unfading.report.figures.panels import looks
 
 Lines = Sequence[Mapping[str, Any]]
 WIDTH, HEIGHT = 420, 260

@@ -6,7 +6,7 @@ Each function takes rows (dicts of JSON values, their fields named in its docstr
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures import COLOURS, INK, Spec, needed, panels
+from unfading.report.figures.charts import COLOURS, INK, Spec, needed, panels
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfading.report import inner_figures, lattice_figures
-from unfading.report.figures import COLOURS, INK, Figure, finished, needed
-from unfading.report.lines import lines
+from unfading.report.figures import inner_figures, lattice_figures
+from unfading.report.figures.charts import COLOURS, INK, Figure, finished, needed
+from unfading.report.figures.line_charts import lines
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -7,9 +7,9 @@ A = I + eta (phi' P U - alpha I) what an inner step does to a small difference.
 from collections.abc import Mapping
 from typing import Any
 
-from unfading.report import equilibrium_figures
-from unfading.report.figures import Figure, Spec, finished, needed
-from unfading.report.lines import lines
+from unfading.report.figures import equilibrium_figures
+from unfading.report.figures.charts import Figure, Spec, finished, needed
+from unfading.report.figures.line_charts import lines
 
 
 def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures import Figure, Spec, needed, panels
+from unfading.report.figures.charts import Figure, Spec, needed, panels
 
 Rows = Sequence[Mapping[str, Any]]
 SIDE = 200  # of a panel, in points

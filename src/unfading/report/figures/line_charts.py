@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from unfading.report.figures import COLOURS, decades
+from unfading.report.figures.charts import COLOURS, decades
 
 # 0.02 and 500 are read at a glance; of 3e-7 the power is what counts.
 TICKS = "datum.value >= 0.01 && datum.value < 1000 ? format(datum.value, '.3~g') : format(datum.value, '.0e')"

@@ -9,8 +9,8 @@ beyond it on either side, so that a gap of 30 leaves room to see one of 0.3.
 from collections.abc import Iterable
 from typing import Any
 
-from unfading.report.figures import COLOURS, Spec, needed
-from unfading.report.panels import looks
+from unfading.report.figures.charts import COLOURS, Spec, needed
+from unfading.report.figures.panels import looks
 from unfading.report.verdicts import BEATEN, HELD, MISSED, Line, Outcome
 
 VERDICTS = {BEATEN: COLOURS[2], HELD: COLOURS[0], MISSED: COLOURS[1]}

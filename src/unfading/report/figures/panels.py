@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from unfading.report.figures import COLOURS, DASHES, FONT, GRID, INK, Spec, decades, needed
+from unfading.report.figures.charts import COLOURS, DASHES, FONT, GRID, INK, Spec, decades, needed
 
 Rows = Sequence[Mapping[str, Any]]
 

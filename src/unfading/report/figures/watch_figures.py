@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from unfading.report.figures import DASHES, Spec, finished, needed
+from unfading.report.figures.charts import DASHES, Spec, finished, needed
+from unfading.report.groups import Setting, Task
 from unfading.report.records import Watched
-from unfading.report.settings import Setting, Task
 
 MOST = 8  # lines of one setting through time: more cannot be told apart
 
