@@ -9,7 +9,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from tests import made_data, made_files
+from tests.helpers import made_data, made_files
 from unfading.data import store
 from unfading.data.datasets import DATASETS
 
@@ -57,7 +57,7 @@ def real(monkeypatch):
 def judging(tmp_path, monkeypatch, capsys):
     """Exit code and words of bars.py over some rows."""
     monkeypatch.setenv("COLUMNS", "200")
-    from tests.test_bench import script, written
+    from tests.bench.test_bench import script, written
 
     bars = script("bars")
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import unfading
-from tests.graph_laws import *  # noqa: F403
-from tests.graph_laws import REFUSED, OwnCell, State, same_as_the_reference
-from tests.test_fused import built
+from tests.fuse.test_fused import built
+from tests.helpers.graph_laws import *  # noqa: F403
+from tests.helpers.graph_laws import REFUSED, OwnCell, State, same_as_the_reference
+from tests.helpers.variants import every_cell, hidden_size, name
 from tests.user.quiet import QuietCell
-from tests.variants import every_cell, hidden_size, name
 from unfading import catalogue, doctor
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import capture

@@ -8,9 +8,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import unfading
-from tests import laws
+from tests.helpers import laws
+from tests.helpers.variants import hidden_size, name
 from tests.user.quiet import QuietCell
-from tests.variants import hidden_size, name
 from unfading import catalogue
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from tests.test_bench import plant, script, written
+from tests.bench.test_bench import plant, script, written
 from tests.test_project import ROOT
 from unfading import machine
 from unfading.backends.choose import IMPLEMENTATIONS

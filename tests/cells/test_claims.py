@@ -5,8 +5,8 @@ import torch
 from torch.func import jacrev
 from torch.testing import assert_close
 
-from tests import laws
-from tests.variants import every_cell_that_claims
+from tests.helpers import laws
+from tests.helpers.variants import every_cell_that_claims
 from unfading.cells.incremental import IncrementalRNNCell
 from unfading.cells.lstm import LSTMCell, State
 from unfading.initialise import orthogonal_

@@ -7,7 +7,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import root
 from torch.testing import assert_close
 
-from tests import laws
+from tests.helpers import laws
 from unfading.cells.continuous import ContinuousRNNCell
 from unfading.cells.equilibrium import EquilibriumRNNCell
 from unfading.cells.incremental import IncrementalRNNCell

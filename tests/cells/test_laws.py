@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import unfading
-from tests import laws
-from tests.twins import TWINS
-from tests.variants import OPTIONS, every_cell, name
+from tests.helpers import laws
+from tests.helpers.twins import TWINS
+from tests.helpers.variants import OPTIONS, every_cell, name
 from unfading import catalogue
 
 each = pytest.mark.parametrize(("cell", "options"), every_cell())
@@ -135,7 +135,7 @@ def test_every_cell_has_its_line_in_the_package_its_twin_and_its_paper(cell):
     assert getattr(unfading, cell.__name__, None) is cell, f"__init__.py does not import {cell.__name__}"
     assert getattr(unfading, name(cell), None) is unfading.layer(cell), f"__init__.py lacks the line: {line}"
     assert {name(cell), cell.__name__} <= set(unfading.__all__)
-    assert name(cell) in TWINS, f"tests/twins.py lacks the equation of {name(cell)}"
+    assert name(cell) in TWINS, f"tests/helpers/twins.py lacks the equation of {name(cell)}"
     assert cell.paper
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 import unfading
-from tests import laws
+from tests.helpers import laws
 from unfading.cells.elman import ElmanCell
 from unfading.cells.incremental import IncrementalRNNCell
 from unfading.cells.lstm import LSTMCell
@@ -121,7 +121,7 @@ def test_state_on_self_breaks_the_copies():
 
 
 def test_an_adjoint_cut_short_breaks_the_implicit_gradient(monkeypatch):
-    from tests.test_equilibrium import test_implicit_gradient_is_that_of_500_unrolled_steps as law
+    from tests.cells.test_equilibrium import test_implicit_gradient_is_that_of_500_unrolled_steps as law
 
     module = sys.modules["unfading.cells.equilibrium"]
     whole = module._settle
@@ -136,14 +136,14 @@ def test_an_adjoint_cut_short_breaks_the_implicit_gradient(monkeypatch):
 
 
 def test_a_mask_per_segment_breaks_the_dropout_law(monkeypatch):
-    from tests.test_segments import test_one_dropout_mask_serves_all_segments as law
+    from tests.backends.test_segments import test_one_dropout_mask_serves_all_segments as law
 
     monkeypatch.setattr(sys.modules["unfading.backends.time_checkpointing"], "constants_of", lambda cell, x, start: {})
     fails(law)
 
 
 def test_segments_that_ignore_their_length_break_the_memory_law(monkeypatch):
-    from tests.test_segments import test_checkpointing_saves_memory as law
+    from tests.backends.test_segments import test_checkpointing_saves_memory as law
 
     module = sys.modules["unfading.backends.choose"]
     whole = module.run_in_segments
@@ -153,7 +153,7 @@ def test_segments_that_ignore_their_length_break_the_memory_law(monkeypatch):
 
 
 def test_zoneout_turned_round_breaks_its_law(monkeypatch):
-    from tests.test_noise import test_zoneout_keeps_entries_and_is_their_expectation_in_evaluation as law
+    from tests.cells.test_noise import test_zoneout_keeps_entries_and_is_their_expectation_in_evaluation as law
 
     whole = ZoneoutCell.step
 

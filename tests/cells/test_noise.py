@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 import unfading
-from tests import laws
-from tests.variants import every_cell, hidden_size, name
+from tests.helpers import laws
+from tests.helpers.variants import every_cell, hidden_size, name
 from unfading import catalogue
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 

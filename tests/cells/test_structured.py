@@ -6,8 +6,8 @@ import torch
 from torch.testing import assert_close
 
 import unfading
-from tests import laws
-from tests.variants import every_cell, every_cell_that_claims
+from tests.helpers import laws
+from tests.helpers.variants import every_cell, every_cell_that_claims
 from unfading.cells.antisymmetric import AntisymmetricRNNCell
 from unfading.cells.spectral import SpectralRNNCell
 from unfading.cells.stable import StableIncrementalRNNCell

@@ -12,7 +12,7 @@ from unfading.training.loop import Training
 from unfading.training.run_dir import read_run
 from unfading.training.stopping import Stopped
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 QUICK = ["--hidden", "4", "--batch", "3", "--steps", "10", "--valid-batches", "1"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import made_files
+from tests.helpers import made_files
 from unfading.data import store
 from unfading.tasks.crops import TUMCrops
 from unfading.tasks.reviews import Yelp5
@@ -246,7 +246,7 @@ def test_the_documented_conversion_makes_what_is_read(made, tmp_path, monkeypatc
         wanted[part] = [np.concatenate(field) for field in zip(*batches, strict=True)]
     with pytest.raises(ValueError, match=r"b0.pkl is a pickle.* Convert the published files as docs/tasks-real-data.md shows"):
         TUMCrops().examples("train")
-    page = (Path(__file__).parent.parent / "docs" / "tasks-real-data.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "tasks-real-data.md").read_text()
     script = re.search(r"```sh\n(cd .*?)```", page, re.DOTALL)[1].replace("python3", sys.executable)
     subprocess.run(["sh", "-c", script], check=True)
     for part, (x, labels, lengths) in wanted.items():

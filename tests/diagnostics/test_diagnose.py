@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 import unfading
-from tests.variants import every_cell, hidden_size, name
+from tests.helpers.variants import every_cell, hidden_size, name
 from unfading import catalogue
 from unfading.diagnostics.measure import jacobian, lag, memory, saturation
 from unfading.diagnostics.measure import random_probes as probe

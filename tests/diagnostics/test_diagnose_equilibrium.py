@@ -9,8 +9,8 @@ from scipy.optimize import root
 from torch.func import jacrev
 from torch.testing import assert_close
 
-from tests import laws
-from tests.variants import every_cell
+from tests.helpers import laws
+from tests.helpers.variants import every_cell
 from unfading.cells.equilibrium import EquilibriumRNNCell
 from unfading.cells.incremental import IncrementalRNNCell, InnerStepsCell
 from unfading.cells.star import STARCell

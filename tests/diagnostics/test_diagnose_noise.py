@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests import laws
+from tests.helpers import laws
 from unfading import catalogue
 from unfading.cells.elman import ElmanCell
 from unfading.cells.equilibrium import EquilibriumRNNCell

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import unfading
-from tests.test_resume import KINDS, stopped_after
-from tests.trained import left_by, outcome, small
+from tests.helpers.trained import left_by, outcome, small
+from tests.training.test_resume import KINDS, stopped_after
 from unfading import train
 from unfading.diagnostics.watch import TIMES, gradients
 from unfading.report import groups as settings

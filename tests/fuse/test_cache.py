@@ -18,7 +18,7 @@ import pytest
 
 from unfading.fuse.c import cache, compiler
 
-PACKAGE = Path(cache.__file__).parent.parent
+PACKAGE = Path(cache.__file__).parent.parent.parent
 
 SOURCE = "int answer(void) { return 42; }"
 
@@ -27,7 +27,7 @@ import os, sys, types
 package = types.ModuleType("unfading")
 package.__path__ = [{str(PACKAGE)!r}]
 sys.modules["unfading"] = package
-from unfading.fuse import cache, compiler
+from unfading.fuse.c import cache, compiler
 SOURCE = {SOURCE!r}
 """
 

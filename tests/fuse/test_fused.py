@@ -17,8 +17,8 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import unfading
+from tests.helpers.variants import hidden_size, name
 from tests.user.quiet import QuietCell
-from tests.variants import hidden_size, name
 from unfading import catalogue
 from unfading.fuse.fused import refusal
 from unfading.fuse.plan import PROGRAMS, plan

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
+from tests.helpers.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
 from unfading.fuse.trace.recorder import Signature, trace
 
 SIGNATURE = Signature((5,), ("sequence",), (5,), (), torch.float64)

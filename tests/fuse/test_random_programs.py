@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.against_autograd import by_autograd, by_kernel, compiled, some_numbers, some_settings, wrong
-from tests.random_steps import RandomStep, some
+from tests.helpers.against_autograd import by_autograd, by_kernel, compiled, some_numbers, some_settings, wrong
+from tests.helpers.random_steps import RandomStep, some
 from unfading.fuse.ir import rules
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import ELEMENTWISE, REDUCTIONS, VIEWS, Program

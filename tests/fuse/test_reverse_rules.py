@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
+from tests.helpers.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
 from unfading.fuse.c import kernel
 from unfading.fuse.ir import differentiate
 from unfading.fuse.ir.builder import Builder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unfading
-from tests.triton_laws import *  # noqa: F403
+from tests.helpers.triton_laws import *  # noqa: F403
 from unfading.fuse.devices import interpreted
 from unfading.fuse.plan import plan, triton_kernel
 from unfading.fuse.triton.source import triton_missing

@@ -11,12 +11,12 @@ import torch
 from torch.testing import assert_close
 
 import unfading
-from tests.graph_laws import *  # noqa: F403
-from tests.graph_laws import EXACT, State, agree, given, own, same_as_the_reference
-from tests.test_fused import built, everything
-from tests.triton_laws import everything as in_float64
+from tests.fuse.test_fused import built, everything
+from tests.helpers.graph_laws import *  # noqa: F403
+from tests.helpers.graph_laws import EXACT, State, agree, given, own, same_as_the_reference
+from tests.helpers.triton_laws import everything as in_float64
+from tests.helpers.variants import hidden_size, name
 from tests.user.quiet import QuietCell
-from tests.variants import hidden_size, name
 from unfading import catalogue
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph

@@ -11,10 +11,10 @@ import torch
 from torch.testing import assert_close
 
 import unfading
-from tests.test_fused import built
-from tests.triton_laws import *  # noqa: F403
-from tests.triton_laws import CELLS, agree, everything
-from tests.variants import name
+from tests.fuse.test_fused import built
+from tests.helpers.triton_laws import *  # noqa: F403
+from tests.helpers.triton_laws import CELLS, agree, everything
+from tests.helpers.variants import name
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),

@@ -11,9 +11,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import unfading
-from tests.test_fused import built, everything
+from tests.fuse.test_fused import built, everything
+from tests.helpers.variants import name
 from tests.user.quiet import QuietCell
-from tests.variants import name
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph
 from unfading.backends.cuda_graph import capture

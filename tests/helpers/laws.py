@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 from torch.utils import _pytree
 
-from tests.twins import TWINS
-from tests.variants import hidden_size
+from tests.helpers.twins import TWINS
+from tests.helpers.variants import hidden_size
 from unfading.layers.recurrent import Recurrent
 from unfading.lengths import zero_past
 from unfading.reference import scan

@@ -5,7 +5,7 @@ import gzip
 
 import numpy as np
 
-from tests import made_files
+from tests.helpers import made_files
 from unfading.data.datasets import DATASETS
 
 # Rows of the training and of the test files: neither divides by anything.

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests import random_lines
-from tests.random_lines import LARGEST
+from tests.helpers import random_lines
+from tests.helpers.random_lines import LARGEST
 from unfading.fuse.trace.recorder import Signature
 
 ROWS = 13  # of the numbers that lines are tried on

@@ -14,7 +14,7 @@ from unfading.training import checkpoint
 from unfading.training.stopping import Stopped
 from unfading.training.train import train, train_together
 
-OWN = Path(__file__).parent / "user" / "own_tasks.py"
+OWN = Path(__file__).parent.parent / "user" / "own_tasks.py"
 
 
 def small(**fields):

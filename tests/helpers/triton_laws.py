@@ -11,9 +11,9 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.testing import assert_close
 
 import unfading
-from tests.test_fused import AppliedCell, built
+from tests.fuse.test_fused import AppliedCell, built
+from tests.helpers.variants import hidden_size, name
 from tests.user.quiet import QuietCell
-from tests.variants import hidden_size, name
 from unfading import catalogue
 from unfading.fuse import plan as plans
 from unfading.fuse.fused import refusal

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from tests import twins_structured as structured
-from tests.twins_common import PHI, affine, gates, norms, relu, sigmoid, states
+from tests.helpers import twins_structured as structured
+from tests.helpers.twins_common import PHI, affine, gates, norms, relu, sigmoid, states
 
 
 def elman(p, o, x, phi="tanh"):

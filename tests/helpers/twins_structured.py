@@ -4,7 +4,7 @@ twin is."""
 import numpy as np
 from scipy.linalg import expm
 
-from tests.twins_common import PHI, affine, relu, sigmoid, states
+from tests.helpers.twins_common import PHI, affine, relu, sigmoid, states
 
 
 def householder(entries, H, r):

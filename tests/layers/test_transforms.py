@@ -6,8 +6,8 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.testing import assert_close
 
 import unfading
+from tests.helpers.variants import hidden_size, name
 from tests.user.quiet import QuietCell
-from tests.variants import hidden_size, name
 from unfading import catalogue
 
 EXACT = {"rtol": 1e-11, "atol": 1e-11}

@@ -217,7 +217,7 @@ def altered(field, value):
 REFUSALS = {
     "needs at least one folder": lambda runs: [],
     "no such file or folder": lambda runs: [runs / "nowhere"],
-    "no runs in": lambda runs: [Path(__file__).parent / "user"],
+    "no runs in": lambda runs: [Path(__file__).parent.parent / "user"],
     "is no record: a run's record is its record.json": lambda runs: [next(runs.rglob("curve.jsonl"))],
     "has version 2; this unfading reads version 1": lambda runs: damaged(runs, "record.json", altered("version", 2)),
     "is damaged: it is no JSON": lambda runs: damaged(runs, "record.json", lambda text: text[:-20]),

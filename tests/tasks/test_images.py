@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.made_data import ROWS, idx
+from tests.helpers.made_data import ROWS, idx
 from unfading.tasks import Digits, NoisyCIFAR, NoisyMNIST, PermutedMNIST, PixelMNIST, image_files
 from unfading.tasks.images import permutation
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests import made_files
+from tests.helpers import made_files
 from unfading.data import store
 from unfading.tasks.base import EveryStep, MeanOverTime
 from unfading.tasks.crops import TUMCrops

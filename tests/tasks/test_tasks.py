@@ -317,7 +317,7 @@ def test_a_guess_is_the_share_of_the_commonest_class(name):
 
 
 def test_another_data_folder_is_another_dataset(tmp_path, monkeypatch):
-    from tests import made_data
+    from tests.helpers import made_data
 
     task = small("pixel_mnist")
     before = draw(task)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.trained import OWN, changed, fleet, small, untimed, weights
-from tests.variants import hidden_size, name
+from tests.helpers.trained import OWN, changed, fleet, small, untimed, weights
+from tests.helpers.variants import hidden_size, name
 from unfading import Run, catalogue, train
 from unfading.backends import choose as backend
 from unfading.fuse.fused import fused

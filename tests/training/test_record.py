@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import unfading
-from tests.trained import OWN, small, untimed
+from tests.helpers.trained import OWN, small, untimed
 from unfading import Run, train
 from unfading.training.run_dir import read_curve
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.trained import OWN, Process, files, fleet, left_by, outcome, small, tensors
+from tests.helpers.trained import OWN, Process, files, fleet, left_by, outcome, small, tensors
 from unfading import Run, train
 from unfading.training import loop as training
 from unfading.training.run_dir import Folder

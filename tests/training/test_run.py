@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import unfading
-from tests.trained import OWN, changed, small
+from tests.helpers.trained import OWN, changed, small
 from unfading import Run, catalogue
 from unfading.training.learning_rate import SCHEDULES
 from unfading.training.names import layer_class, parse, source, task_class
 from unfading.training.optimise import OPTIMISERS
 
-QUIET = Path(__file__).parent / "user" / "quiet.py"
+QUIET = Path(__file__).parent.parent / "user" / "quiet.py"
 # Of each field, another value.
 OTHER = {
     "task": "denoising",

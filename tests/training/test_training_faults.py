@@ -12,8 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.test_resume import stopped_after
-from tests.trained import OWN, Process, changed, files, left_by, outcome, small, tensors, weights
+from tests.helpers.trained import OWN, Process, changed, files, left_by, outcome, small, tensors, weights
+from tests.training.test_resume import stopped_after
 from unfading import train
 from unfading.training import checkpoint
 from unfading.training.run import VERSION

@@ -20,7 +20,7 @@ from unfading.training.loop import Training
 from unfading.training.run_dir import Folder, stopped_at
 from unfading.training.train import train_together
 
-FAULTY = Path(__file__).parent / "user" / "faulty_tasks.py"
+FAULTY = Path(__file__).parent.parent / "user" / "faulty_tasks.py"
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
 
 
