@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all gpu-test lint wheel-check clean
+.PHONY: demo test test-all gpu-test lint docs wheel-check clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,10 @@ lint: .venv/ready
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# The documentation, into site/. Fails on a dead link, a missing image and a public name without an entry in the reference.
+docs: .venv/ready
+	$(BIN)/python tools/build_site.py
+
 # The wheel is pure Python, installs into an empty environment, and runs there.
 wheel-check: .venv/ready
 	rm -rf dist .wheel-venv
@@ -37,8 +41,8 @@ wheel-check: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev,docs]"
 	touch $@
 
 clean:
-	rm -rf .venv .wheel-venv dist
+	rm -rf .venv .wheel-venv dist site .cache
