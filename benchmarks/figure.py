@@ -1,6 +1,6 @@
 """The bar chart of a results file of `unfading bench`.
 
-python benchmarks/figure.py benchmarks/results/cpu-MACHINE.jsonl docs/speed.svg [--cells LSTM STAR ...]
+python benchmarks/figure.py benchmarks/results/cpu-MACHINE.jsonl docs/img/speed.svg [--cells LSTM STAR ...]
 """
 
 import argparse

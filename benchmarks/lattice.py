@@ -1,8 +1,8 @@
 """The lattice of every cell under both losses, in numbers: `python benchmarks/lattice.py` (about half an hour on one core).
 
-Appends a JSON line for each cell and loss to benchmarks/results/lattice-MACHINE.jsonl and writes the tables of docs/lattice.md
-from what that file holds; cells that it holds already at as many draws are left out. `--time` measures instead what a draw
-costs alone and among many, for the three cells of STAR's Fig. 2.
+Appends a JSON line for each cell and loss to benchmarks/results/lattice-MACHINE.jsonl and writes the tables of
+docs/papers/lattice.md from that file. Cells that the file already holds with as many draws are skipped. `--time` measures
+instead what a draw costs alone and among many, for the three cells of STAR's Fig. 2.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from unfading.diagnostics.measure.lattice_step import Step
 from unfading.papers.star.figures import LOSSES, PATH, measured
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "lattice.md"
+PAGE = ROOT / "docs" / "papers" / "lattice.md"
 # The exactly solved cell looks for its equilibria anew at every point: a draw takes a second.
 FEWER = {"EquilibriumRNN": 32}
 HEAD = "| cell | bottom / top | (1,1) / (L,T) | within ten | a layer down | a step back | deviation |\n"

@@ -101,13 +101,13 @@ def test_every_link_in_the_docs_leads_somewhere():
 
 
 def test_choosing_a_cell_names_every_cell():
-    page = (ROOT / "docs" / "choosing-a-cell.md").read_text()
+    page = (ROOT / "docs" / "guide" / "choosing-a-cell.md").read_text()
     for cell in catalogue.cells():
         assert f"`{cell.__name__.removesuffix('Cell')}`" in page, cell.__name__
 
 
 def test_the_pages_on_tasks_name_every_task():
-    pages = "".join((ROOT / "docs" / page).read_text() for page in ("tasks.md", "tasks-real-data.md"))
+    pages = "".join((ROOT / "docs" / "tasks" / page).read_text() for page in ("index.md", "real-data.md"))
     for name, task in catalogue.tasks().items():
         assert f"`{name}`" in pages, name
         assert f"`{task.__name__}`" in pages, name

@@ -244,9 +244,9 @@ def test_the_documented_conversion_makes_what_is_read(made, tmp_path, monkeypatc
             (tmp_path / "tum" / "data" / part / f"b{number}.pkl").write_bytes(pickle.dumps(batch, protocol=2))
             batches.append((batch[0], labels, batch[2]))
         wanted[part] = [np.concatenate(field) for field in zip(*batches, strict=True)]
-    with pytest.raises(ValueError, match=r"b0.pkl is a pickle.* Convert the published files as docs/tasks-real-data.md shows"):
+    with pytest.raises(ValueError, match=r"b0.pkl is a pickle.* Convert the published files as docs/tasks/real-data.md shows"):
         TUMCrops().examples("train")
-    page = (Path(__file__).parent.parent.parent / "docs" / "tasks-real-data.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "tasks" / "real-data.md").read_text()
     script = re.search(r"```sh\n(cd .*?)```", page, re.DOTALL)[1].replace("python3", sys.executable)
     subprocess.run(["sh", "-c", script], check=True)
     for part, (x, labels, lengths) in wanted.items():

@@ -269,9 +269,9 @@ def test_damaged_records_are_named(tmp_path, content, sentence):
 
 
 def test_the_committed_page_is_that_of_the_committed_records():
-    pictures = [path.name for path in (ROOT / "docs").iterdir()]
+    pictures = [path.name for path in (ROOT / "docs" / "papers").iterdir()]
     page = fidelity.page(fidelity.read(ROOT / "benchmarks" / "results"), pictures)
-    assert page == (ROOT / "docs" / "fidelity.md").read_text()
+    assert page == (ROOT / "docs" / "papers" / "fidelity.md").read_text()
 
 
 def medians_of(spec):

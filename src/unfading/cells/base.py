@@ -136,7 +136,7 @@ class Cell(nn.Module, ABC):
     """One recurrent update and nothing else: no time loop, no batching policy.
 
     Inputs, weights and state are NamedTuples: names for people, tuples for torch.func, gradcheck and export. Every
-    member is a tensor; a member of the weights may be a `LowRank`. `docs/adding-a-cell.md` walks through an example.
+    member is a tensor; a member of the weights may be a `LowRank`. `docs/guide/own-cell.md` walks through an example.
 
     Args:
         input_size: I, the features of x.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from unfading.errors import check_count, check_positive
 
 # In the root of the repository.
-RESULTS, PAGE = Path("benchmarks/results"), Path("docs/fidelity.md")
+RESULTS, PAGE = Path("benchmarks/results"), Path("docs/papers/fidelity.md")
 # A file of weights that is to be committed is smaller than this.
 LARGEST = 1_000_000
 
@@ -55,7 +55,7 @@ def reproduce(
         together: at most so many runs in one pass on a GPU.
         weights: write the weights of each row's first seed into this folder.
         draw: draw figures of curves from the records in --output alone; nothing is trained.
-        page: write docs/fidelity.md from the records in benchmarks/results instead.
+        page: write docs/papers/fidelity.md from the records in benchmarks/results instead.
         json: with --list, print rows as JSON lines.
     """
     from unfading.papers import registry as shelf

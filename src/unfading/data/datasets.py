@@ -197,7 +197,7 @@ DATASETS: dict[str, Dataset] = {
         megabytes=5000.0,
         folder="tum",
         files={"train.npz": None, "test.npz": None},
-        by_hand="the published files are pickles: docs/tasks-real-data.md turns them into train.npz and test.npz",
+        by_hand="the published files are pickles: docs/tasks/real-data.md turns them into train.npz and test.npz",
         pickled="tum/data",
     ),
     "ucr": Dataset(

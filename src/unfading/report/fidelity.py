@@ -1,4 +1,4 @@
-"""The page `docs/fidelity.md`: every table and figure of the papers, what is published and what we get, from JSON lines alone.
+"""The page `docs/papers/fidelity.md`: every table and figure of the papers, published and ours, from JSON lines alone.
 
 papers-rows.jsonl        a line for each row of each item: what is published, what it needs      (kind: row, or figure)
 papers-<machine>.jsonl   a line for each run of a row, each count, each figure that was made     (kind: run, count, drawn)

@@ -4,7 +4,7 @@ An observation is a patch of 3 x 3 pixels in 6 bands, 54 numbers. STAR answers a
 cloud, snow, cloud shadow or water, or once for the whole sequence, from the mean of the output over time. The UCR set `Crop`,
 46 dates of one number, is `UCR(name="Crop")`.
 
-The published files are pickles, which can run any code when they are read, so they are not read. `docs/tasks-real-data.md` has
+The published files are pickles, which can run any code when they are read, so they are not read. `docs/tasks/real-data.md` has
 a short script that turns them into `train.npz` and `test.npz`, to be run where you trust them:
 
     x        float [N, T, 54]    observations, zero past a field's last one
@@ -35,7 +35,7 @@ from unfading.tasks.scaling import Normalise, Normalised
 FEATURES = 54
 # A label past this is no class but damage, and would make a head of that size.
 _MOST = 999
-_CONVERT = "Convert the published files as docs/tasks-real-data.md shows."
+_CONVERT = "Convert the published files as docs/tasks/real-data.md shows."
 
 
 @dataclass(frozen=True)
