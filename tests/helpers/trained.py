@@ -78,7 +78,7 @@ def files(folder):
 
 # Processes come from one that has imported the library already: a fresh one takes seconds to start.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.trained"])
+_processes.set_forkserver_preload(["tests.helpers.trained"])
 
 
 def _train_there(fields, where, keywords, tell):

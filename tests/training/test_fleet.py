@@ -105,7 +105,7 @@ def test_whatever_is_trained(fields, keywords, tmp_path, monkeypatch):
         # Twenty steps of float32, each off by some units in the last place; Adam divides small by small.
         monkeypatch.setitem(CLOSE, "rtol", 1e-3)
         monkeypatch.setitem(CLOSE, "atol", 1e-3)
-        monkeypatch.setattr("tests.test_fleet.close_enough", lambda got, want: None)
+        monkeypatch.setattr("tests.training.test_fleet.close_enough", lambda got, want: None)
     each_is_its_single_run(members(**fields), tmp_path, **keywords)
 
 

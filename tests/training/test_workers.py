@@ -186,8 +186,8 @@ LONG = replace(SMALL, steps=100_000)
 PROGRAM = f"""if True:
     import dataclasses, sys
     from unfading import compare
-    from unfading.run import Run
-    from unfading.stopping import Stopped
+    from unfading.training.run import Run
+    from unfading.training.stopping import Stopped
     run = Run.from_json({LONG.to_json()!r})
     try:
         compare([run, dataclasses.replace(run, seed=1)], sys.argv[1])

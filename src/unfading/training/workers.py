@@ -29,7 +29,7 @@ told = os.dup(1)
 os.dup2(2, 1)
 os.write(told, b"\\n")  # ends a line that somebody else began
 sys.path[:] = sys.argv[1:]
-from unfading.workers import main
+from unfading.training.workers import main
 main(told)
 """
 # What a worker tells: how a run goes, a sentence, and how its job ended.
