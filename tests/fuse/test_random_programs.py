@@ -91,6 +91,16 @@ def test_evaluation_takes_a_row_that_all_share_into_a_product_with_others():
     assert_close(got, step([shared.expand(5, -1)], [h], [W])[0], rtol=1e-12, atol=1e-12)
 
 
+def test_unbind_is_compiled():
+    step = RandomStep(
+        lines=("v0 = (x0 * h0).unbind(1)", "v1 = torch.stack([v0[2], v0[0], v0[1] * v0[2]], 1)"),
+        batched=(True, True),
+        returns=("0.5 * torch.tanh(v1)",),
+        inputs=(3,), kinds=("sequence",), states=(3,), weights=(),
+    )  # fmt: skip
+    check([step])
+
+
 def test_random_steps_are_as_good_in_float32_as_torch():
     """Against float64: ten times what torch's own loop misses in float32, or 1e-5, a hundred roundings."""
     these = steps(60, 12)[::6]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,6 +28,9 @@ from tests.helpers.random_lines import LARGEST
 from unfading.fuse.trace.recorder import Signature
 
 ROWS = 13  # of the numbers that lines are tried on
+# Draws that use every operation of the language. A fixed seed, not `derandomize`, which would draw other steps whenever
+# this file is moved or edited.
+SEED = 6
 
 
 class Known(NamedTuple):
@@ -226,9 +229,9 @@ def some(count: int, longest: int) -> list[RandomStep]:
     found: dict[tuple[str, ...], RandomStep] = {}
 
     # Hypothesis likes to try again what it has just tried, a little changed; one of each such family is enough.
+    @seed(SEED)
     @settings(
         max_examples=3 * count,
-        derandomize=True,
         database=None,
         deadline=None,
         phases=[Phase.generate],

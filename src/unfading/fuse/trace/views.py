@@ -94,11 +94,8 @@ def split(call: Call) -> list[Any]:
 
 def unbind(call: Call) -> list[Row]:
     x, axis = call.row(0), call.argument(1, "dim", 0)
-    return [
-        call.made(call.build.reshape(cut.value, call.features(piece)), piece)
-        for i, piece in enumerate(call.out)
-        for cut in [cut(call, x, axis, i, i + 1)]
-    ]
+    rows = [cut(call, x, axis, i, i + 1) for i in range(len(call.out))]
+    return [call.made(call.build.reshape(row.value, call.features(out)), out) for row, out in zip(rows, call.out, strict=True)]
 
 
 def cat(call: Call) -> Row:
