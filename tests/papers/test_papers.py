@@ -12,8 +12,8 @@ from tests.test_project import run
 from unfading.cli import reproduce_command as cli_reproduce
 from unfading.data import store
 from unfading.diagnostics.equilibrium.analysis import histogram
-from unfading.papers import registry as shelf
-from unfading.papers.during_training import all_on_the_way, on_the_way
+from unfading.papers import registry
+from unfading.papers.during_training import snapshots, snapshots_together
 from unfading.papers.incremental import figures as incremental
 from unfading.papers.incremental.gradients import _told as told_ratios
 from unfading.papers.item import Item
@@ -28,7 +28,7 @@ SMALL = {
 
 
 def test_items_are_found_and_say_what_they_are():
-    found = shelf.items()
+    found = registry.items()
     assert {f"incremental/{name}" for name in ("fig2", "fig6", "fig7", "fig8", "noise")} <= set(found)
     for make in found.values():
         assert make.__doc__
@@ -41,12 +41,12 @@ def test_an_item_is_made_and_written(name, tmp_path):
     assert len(made.caption) > 100
     assert made.findings
     assert not any("nan" in each or "None" in each for each in made.findings)
-    files = shelf.save(f"incremental/{name}", made, tmp_path / "new")
+    files = made.save(f"incremental/{name}", tmp_path / "new")
     assert [path.name for path in files] == [f"incremental-{name}.{ending}" for ending in ("png", "svg", "json")]
     assert files[0].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in files[1].read_text()
     assert json.loads(files[2].read_text())["rows"] == made.rows
-    assert made.findings[0][:30] in shelf.told(made, width=1000)
+    assert made.findings[0][:30] in made.text(width=1000)
 
 
 def test_figure_six_meets_its_bar():
@@ -64,7 +64,7 @@ def test_figures_of_training_are_made(name, made, tmp_path):
     """On data made at random: what they show there means nothing, that they can be made does."""
     item = getattr(incremental, name)(steps=2, windows=2)
     assert len(item.findings) == {"fig7": 4, "fig8": 3}[name]
-    assert shelf.save(f"incremental/{name}", item, tmp_path)
+    assert item.save(f"incremental/{name}", tmp_path)
 
 
 @pytest.mark.long
@@ -86,7 +86,7 @@ def test_a_dataset_that_is_missing_is_named(tmp_path, monkeypatch):
 def test_a_model_on_its_way_is_the_one_that_train_trains():
     run = Run(task="adding", task_options={"T": 8}, cell="Elman", hidden=6, batch=4, rate=1e-2, steps=7, valid_every=7, seed=3)
     seen = []
-    for step, model in on_the_way(run, every=3):
+    for step, model in snapshots(run, every=3):
         seen.append(step)
         weights = {name: value.clone() for name, value in model.state_dict().items()}
         if step == 0:
@@ -108,10 +108,10 @@ def test_models_on_their_way_together_are_those_of_the_runs_alone():
     """Also where one ends before the other: it stays as it was."""
     short = Run(task="adding", task_options={"T": 8}, cell="Elman", hidden=6, batch=4, rate=1e-2, steps=4, valid_every=9)
     runs = [short, replace(short, steps=7, seed=3)]
-    together = [(step, [parameters(model) for model in models]) for step, models in all_on_the_way(runs, every=3)]
+    together = [(step, [parameters(model) for model in models]) for step, models in snapshots_together(runs, every=3)]
     assert [step for step, _ in together] == [0, 3, 6, 7]
     for e, each in enumerate(runs):
-        alone = {step: parameters(model) for step, model in on_the_way(each, every=3)}
+        alone = {step: parameters(model) for step, model in snapshots(each, every=3)}
         for step, found in together:
             assert torch.equal(found[e], alone[min(step, max(alone))])
 
@@ -141,7 +141,7 @@ def test_histogram_keeps_the_sides_of_zero_apart():
 
 def test_the_verb_lists(capsys):
     cli_reproduce.reproduce(list=True)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(shelf.items())
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(registry.items())
 
 
 def test_the_verb_makes(tmp_path, monkeypatch, capsys):
@@ -151,7 +151,7 @@ def test_the_verb_makes(tmp_path, monkeypatch, capsys):
     small.__module__ = incremental.__name__
     monkeypatch.setattr(incremental, "small", small, raising=False)
     monkeypatch.setattr(incremental, "_part", small, raising=False)
-    assert "incremental/_part" not in shelf.items()
+    assert "incremental/_part" not in registry.items()
     cli_reproduce.reproduce(("incremental/small",), output=tmp_path)
     said = capsys.readouterr().out
     assert "is noise suppressed" in said
@@ -181,5 +181,5 @@ def test_the_verb_is_joined_to_the_command_line():
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="cannot be made"):
-        shelf.save("incremental/fig2", Item("t", "c", {}, [], []), tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="cannot be created"):
+        Item("t", "c", {}, [], []).save("incremental/fig2", tmp_path / "file" / "below")

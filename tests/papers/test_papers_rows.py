@@ -1,4 +1,4 @@
-"""Tables and curves of the papers: all are there, models have the published sizes; budgets, rates, what is kept."""
+"""Tables and curves of the papers: all are there, models have the published sizes; budgets, rates, what is ledger."""
 
 import json
 import math
@@ -12,14 +12,10 @@ from tests.test_project import ROOT
 from unfading import machine
 from unfading.cli import reproduce_command as cli_reproduce
 from unfading.data import store
-from unfading.papers import budget
-from unfading.papers import ledger as kept
-from unfading.papers import registry as shelf
-from unfading.papers import train_rows as trained_rows
+from unfading.papers import budget, ledger, registry, reproduce
 from unfading.papers.item import Item
-from unfading.papers.reproduce import Making
+from unfading.papers.reproduce import ReproduceOptions, draw_items, results, select_rows, train_rows
 from unfading.papers.row import COUNTED, Curves, Row, two_sigma
-from unfading.papers.train_rows import Wanted, Way, lines, train_rows
 from unfading.training.run import Run
 from unfading.training.stopping import Stopped, time_limit
 from unfading.training.train import train
@@ -43,8 +39,8 @@ NRU = [
 EXPECTED = [
     f"{paper}/{name}" for paper, names in (("incremental", INCREMENTAL), ("star", STAR), ("nru", NRU)) for name in names
 ]
-ALL = shelf.items()
-TABLES = [name for name, make in ALL.items() if shelf.kind(make) is not Item]
+ALL = registry.items()
+TABLES = [name for name, make in ALL.items() if registry.kind(make) is not Item]
 
 
 def small(**own):
@@ -60,8 +56,12 @@ def small(**own):
     return Run(**{**fields, **own})
 
 
-def way(folder, **own):
-    return Way(**{"where": folder, "device": "cpu", "processes": 1, "together": 4, "command": "", **own})
+def options(folder, **own):
+    return ReproduceOptions(**{"output": folder, "runs": folder, "processes": 1, "together": 4, **own})
+
+
+def lines(item, rows, options):
+    return [line for row in rows for line in results(item, row, options)]
 
 
 class Shown:
@@ -83,7 +83,7 @@ def test_every_table_and_figure_of_the_papers_is_an_item():
 
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_are_whole_and_told_apart(name):
-    rows = shelf.rows(ALL[name])
+    rows = registry.rows(ALL[name])
     assert rows
     assert len({row.name for row in rows}) == len(rows)
     for row in rows:
@@ -100,7 +100,7 @@ def test_every_row_builds_its_model_with_the_published_count():
     counts = {}
     checked = 0
     for name in TABLES:
-        for row in shelf.rows(ALL[name]):
+        for row in registry.rows(ALL[name]):
             if row.run is None or row.run.task == "tum_crops":
                 continue
             if row.run.key not in counts:
@@ -128,10 +128,10 @@ def test_where_passes_share_a_gpu_rates_of_all_rows_are_chosen_at_once_and_a_row
         if any(run.hidden == 5 for run in runs):
             raise ValueError("2 of 4 runs failed: Elman")
 
-    monkeypatch.setattr(trained_rows, "compare", compare)
-    monkeypatch.setattr(trained_rows, "finished", lambda where, run: done.get(run.key))
+    monkeypatch.setattr(reproduce, "compare", compare)
+    monkeypatch.setattr(reproduce, "finished", lambda where, run: done.get(run.key))
     with pytest.raises(ValueError, match="2 of 4 runs failed"):
-        train_rows([Wanted("p/t", row) for row in rows], way(tmp_path, device="cuda", processes=3), Shown())
+        train_rows(rows, options(tmp_path, device="cuda", processes=3), Shown())
     assert asked == [[(4, 0.1, 0), (4, 0.2, 0), (5, 0.1, 0), (5, 0.2, 0)], [(4, 0.1, 1)]]
 
 
@@ -167,27 +167,27 @@ def test_budgets_change_steps_seeds_and_rows_and_nothing_else():
 def test_numbers_of_a_figure_follow_the_budget():
     def figure(steps=1000, seeds=20, kind="x"): ...
 
-    assert budget.numbers(figure, "paper") == {}
-    assert budget.numbers(figure, "short") == {"steps": 100, "seeds": 2}
-    assert budget.numbers(figure, "smoke") == {"steps": 6, "seeds": 1}
+    assert budget.arguments(figure, "paper") == {}
+    assert budget.arguments(figure, "short") == {"steps": 100, "seeds": 2}
+    assert budget.arguments(figure, "smoke") == {"steps": 6, "seeds": 1}
 
 
 def test_the_rate_is_chosen_by_validation_and_then_all_seeds_are_trained(tmp_path):
     row = Row(small(), None, 0.0, name="r", rates=(1e-9, 3e-2), seeds=2)
     shown = Shown()
-    train_rows([Wanted("p/t", row)], way(tmp_path), shown)
+    train_rows([row], options(tmp_path), shown)
     assert [[(r.rate, r.seed) for r in each] for each in shown.passes] == [[(1e-9, 0), (3e-2, 0)], [(3e-2, 1)]]
-    found = lines([Wanted("p/t", row)], "paper", way(tmp_path))
+    found = lines("p/t", [row], options(tmp_path))
     assert [(line["run"]["rate"], line["run"]["seed"], line["row"]) for line in found] == [(3e-2, 0, "r"), (3e-2, 1, "r")]
     again = Shown()
-    train_rows([Wanted("p/t", row)], way(tmp_path), again)
+    train_rows([row], options(tmp_path), again)
     assert again.passes == []
 
 
 def test_rows_that_are_retrained_take_the_validation_rows_too(tmp_path, made):
     row = Row(small(task="har2", task_options={}, steps=2), None, 0.0, name="r", retrain=True, seeds=1)
-    train_rows([Wanted("p/t", row)], way(tmp_path), Shown())
-    (line,) = lines([Wanted("p/t", row)], "paper", way(tmp_path))
+    train_rows([row], options(tmp_path), Shown())
+    (line,) = lines("p/t", [row], options(tmp_path))
     assert line["run"]["split"] == "full"
     assert line["best"] is None
     assert line["test"] is not None
@@ -196,7 +196,7 @@ def test_rows_that_are_retrained_take_the_validation_rows_too(tmp_path, made):
 def test_a_rate_is_chosen_on_a_third_of_the_epochs_where_seeds_are_trained_anew(tmp_path, made):
     run = small(task="har2", task_options={}, steps=None, epochs=30, batch=64)
     shown = Shown()
-    train_rows([Wanted("p/t", Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2)))], way(tmp_path), shown)
+    train_rows([Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2))], options(tmp_path), shown)
     assert [[(r.epochs, r.split) for r in each] for each in shown.passes] == [[(10, "train"), (10, "train")], [(30, "full")]]
 
 
@@ -211,24 +211,24 @@ def test_where_last_weights_are_tested_the_last_validation_score_chooses(monkeyp
         about = {"run": run.to_json(), "status": "finished", "measure": "accuracy", "rising": True}
         return {**about, "curve": [*curve, {"step": 9, "loss": 1.0}], "best": best}
 
-    monkeypatch.setattr(trained_rows, "finished", done)
-    monkeypatch.setattr(trained_rows, "available", lambda row: True)
-    assert [line["run"]["rate"] for line in lines([Wanted("p/t", row)], "paper", way(tmp_path))] == [0.2]
+    monkeypatch.setattr(reproduce, "finished", done)
+    monkeypatch.setattr(Row, "available", True)
+    assert [line["run"]["rate"] for line in lines("p/t", [row], options(tmp_path))] == [0.2]
     row = replace(row, retrain=False)
-    assert [line["run"]["rate"] for line in lines([Wanted("p/t", row)], "paper", way(tmp_path))] == [0.1]
+    assert [line["run"]["rate"] for line in lines("p/t", [row], options(tmp_path))] == [0.1]
 
 
 def test_few_epochs_are_not_cut_for_the_choice(tmp_path, made):
     run = small(task="har2", task_options={}, steps=None, epochs=2, batch=64)
     shown = Shown()
-    train_rows([Wanted("p/t", Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2)))], way(tmp_path), shown)
+    train_rows([Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2))], options(tmp_path), shown)
     assert [[r.epochs for r in each] for each in shown.passes] == [[2, 2], [2]]
 
 
 def test_other_fields_are_chosen_with_the_rates(tmp_path):
     row = Row(small(), None, 0.0, name="r", rates=(1e-9, 3e-2), choices=({"rates": {"*": 0.0}}, {}), seeds=2)
     shown = Shown()
-    train_rows([Wanted("p/t", row)], way(tmp_path), shown)
+    train_rows([row], options(tmp_path), shown)
     held = {"*": 0.0}
     assert [(r.rates, r.rate) for r in shown.passes[0]] == [(held, 1e-9), (held, 3e-2), ({}, 1e-9), ({}, 3e-2)]
     assert [(r.rates, r.rate, r.seed) for r in shown.passes[1]] == [({}, 3e-2, 1)]
@@ -238,12 +238,12 @@ def test_rows_of_one_shape_go_together_and_a_shared_run_is_trained_once(tmp_path
     one, two = Row(small(), None, 0.0, name="one", seeds=2), Row(small(rate=0.1), None, 0.0, name="two", seeds=1)
     other = Row(small(hidden=5), None, 0.0, name="other", seeds=1)
     shown = Shown()
-    train_rows([Wanted("p/a", one), Wanted("p/b", other), Wanted("p/c", two), Wanted("p/d", one)], way(tmp_path), shown)
+    train_rows([one, other, two, one], options(tmp_path), shown)
     assert [[(r.hidden, r.rate, r.seed) for r in each] for each in shown.passes] == [
         [(4, 1e-3, 0), (4, 1e-3, 1), (4, 0.1, 0)],
         [(5, 1e-3, 0)],
     ]
-    found = lines([Wanted("p/a", one), Wanted("p/d", one)], "paper", way(tmp_path))
+    found = [line for item in ("p/a", "p/d") for line in lines(item, [one], options(tmp_path))]
     assert [(line["item"], line["run"]["seed"]) for line in found] == [("p/a", 0), ("p/a", 1), ("p/d", 0), ("p/d", 1)]
 
 
@@ -251,11 +251,11 @@ def test_rows_of_one_shape_go_together_and_a_shared_run_is_trained_once(tmp_path
 def test_a_time_limit_stops_with_checkpoints_and_the_next_call_goes_on(tmp_path, processes):
     row = Row(small(steps=100_000, task_options={"T": 50}), None, 0.0, name="r", seeds=2)
     with pytest.raises(Stopped), time_limit(30.0 if processes == 2 else 1.0):
-        train_rows([Wanted("p/t", row)], way(tmp_path, processes=processes), Shown())
+        train_rows([row], options(tmp_path, processes=processes), Shown())
     assert list(tmp_path.glob("*/last.safetensors"))
-    assert lines([Wanted("p/t", row)], "paper", way(tmp_path)) == []
+    assert lines("p/t", [row], options(tmp_path)) == []
     with pytest.raises(Stopped), time_limit(0.0):
-        train_rows([Wanted("p/t", replace(row, run=small()))], way(tmp_path), Shown())
+        train_rows([replace(row, run=small())], options(tmp_path), Shown())
 
 
 def test_a_run_that_a_time_limit_stopped_ends_as_one_that_was_not(tmp_path):
@@ -269,12 +269,12 @@ def test_what_is_kept_is_replaced_by_what_is_told_again(tmp_path):
     path = tmp_path / "papers-x.jsonl"
     first = {"kind": "run", "item": "p/t", "row": "r", "budget": "paper", "key": "k", "test": 1}
     other = {**first, "row": "s"}
-    kept.add(path, [first, other])
-    kept.add(path, [{**first, "test": 2}])
-    assert kept.read(path) == [other, {**first, "test": 2}]  # what was measured later stands later
+    ledger.add(path, [first, other])
+    ledger.add(path, [{**first, "test": 2}])
+    assert ledger.read(path) == [other, {**first, "test": 2}]  # what was measured later stands later
     path.write_text("{")
-    with pytest.raises(ValueError, match="is damaged: no JSON lines"):
-        kept.add(path, [first])
+    with pytest.raises(ValueError, match="is damaged: a line is not valid JSON"):
+        ledger.add(path, [first])
 
 
 def test_missing_data_are_said_by_name(tmp_path, monkeypatch, capsys):
@@ -302,7 +302,7 @@ def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count(": ran") == 3
     assert said.count("wrote") == 3 + name.startswith("incremental")
-    found = kept.read(tmp_path / f"papers-{machine.slug()}.jsonl")
+    found = ledger.read(tmp_path / f"papers-{machine.slug()}.jsonl")
     assert [line["budget"] for line in found] == ["smoke"] * 3
     assert all(line["item"] == name and math.isfinite(line["seconds"]) for line in found)
     if isinstance(ALL[name](), Curves):
@@ -314,16 +314,15 @@ def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
 
 
 def test_a_picture_has_one_measurement_of_every_row_whichever_are_picked(tmp_path, monkeypatch):
-    make = ALL["incremental/fig5"]
     cli_reproduce.reproduce(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
     path = tmp_path / f"papers-{machine.slug()}.jsonl"
-    lines = kept.read(path)
+    lines = ledger.read(path)
     other = {**lines[0], "key": "other", "run": {**lines[0]["run"], "rate": 0.5}}  # of another setting, and later
-    kept.add(path, [other])
+    ledger.add(path, [other])
     seen = []
-    monkeypatch.setattr(Making, "_curves", lambda self, name, made, known: seen.extend(known) or "drawn")
-    making = Making("smoke", way(tmp_path), tmp_path, (lines[1]["row"],))
-    (told,) = making.tell([("incremental/fig5", make)], trained=True)
+    monkeypatch.setattr(reproduce, "_draw_curves", lambda name, curves, lines, output: seen.extend(lines) or "drawn")
+    selected = options(tmp_path, budget="smoke", rows=(lines[1]["row"],))
+    (told,) = draw_items(["incremental/fig5"], selected, trained=True)
     assert [line["row"] for line in seen] == [line["row"] for line in lines]
     assert seen[0]["run"]["rate"] == lines[0]["run"]["rate"]  # the row's own
     assert told.count("published") == 1
@@ -343,18 +342,16 @@ def test_every_item_runs_in_a_smoke(name, tmp_path, capsys, real):
     real("mnist" if name != "incremental/fig7" and name != "incremental/fig8" else "har")
     cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
     said = capsys.readouterr().out
-    assert said.count(": ran") + said.count("data not available") == (0 if shelf.kind(ALL[name]) is Item else 3)
+    assert said.count(": ran") + said.count("data not available") == (0 if registry.kind(ALL[name]) is Item else 3)
 
 
 def test_rows_are_picked_by_name(tmp_path):
-    making = Making("paper", way(tmp_path), tmp_path, ("pixel iRNN K=1",))
-    makers = [("incremental/table1", ALL["incremental/table1"])]
     names = ["pixel iRNN K=1, rank 12", "pixel iRNN K=1, rank 16", "pixel iRNN K=1, rank 12, 104 epochs"]
-    assert [row.name for _, row in making.wanted(makers)] == names
+    assert [row.name for row in select_rows("incremental/table1", options(tmp_path, rows=("pixel iRNN K=1",)))] == names
     with pytest.raises(
         ValueError, match=re.escape("no row of incremental/table1 has 'moon' in its name, e.g. 'pixel iRNN K=1")
     ):
-        making._replace(only=("moon",)).wanted(makers)
+        select_rows("incremental/table1", options(tmp_path, rows=("moon",)))
 
 
 def test_the_list_tells_what_data_an_item_needs(capsys, made):
@@ -370,7 +367,7 @@ def test_the_list_tells_what_data_an_item_needs(capsys, made):
 
 def test_the_committed_table_of_rows_is_that_of_the_functions(capsys):
     """`unfading reproduce --page` brings it up to date."""
-    committed = kept.read(ROOT / "benchmarks" / "results" / "papers-rows.jsonl")
+    committed = ledger.read(ROOT / "benchmarks" / "results" / "papers-rows.jsonl")
     cli_reproduce.reproduce(list=True, json=True)
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [{**line, "here": None} for line in committed] == [{**line, "here": None} for line in told]
@@ -400,11 +397,11 @@ def test_the_page_is_written_in_a_checkout_alone(tmp_path, monkeypatch):
 def test_what_is_done_is_kept_though_a_row_fails(tmp_path, monkeypatch):
     said = []
 
-    def fails(self, makers, shown):
+    def fails(rows, options, progress):
         raise ValueError("1 of 2 runs failed")
 
-    monkeypatch.setattr(Making, "train", fails)
-    monkeypatch.setattr(Making, "keep", lambda self, makers: said.append([name for name, _ in makers]))
+    monkeypatch.setattr(reproduce, "train_rows", fails)
+    monkeypatch.setattr(reproduce, "store_results", lambda items, options: said.append(list(items)))
     with pytest.raises(ValueError, match="1 of 2 runs failed"):
         cli_reproduce.reproduce(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
     assert said == [["incremental/fig5"]]

@@ -58,14 +58,14 @@ def reproduce(
         page: write docs/papers/fidelity.md from the records in benchmarks/results instead.
         json: with --list, print rows as JSON lines.
     """
-    from unfading.papers import registry as shelf
+    from unfading.papers import registry
 
     if page:
         _page()
         return
     if list:
-        names = tuple(shelf.items())
-        print("\n".join(map(dumps, shelf.lines(names)) if json else (shelf.listed(n, shelf.item(n)) for n in names)))
+        names = tuple(registry.items())
+        print("\n".join(map(dumps, registry.published(names)) if json else map(registry.describe, names)))
         return
     if not item:
         raise ValueError("name an item, e.g. unfading reproduce incremental/fig6; --list names all.")
@@ -74,31 +74,30 @@ def reproduce(
     check_count("--together", together)
     if minutes is not None:
         check_positive("--minutes", minutes)
-    from unfading.papers.reproduce import Making
-    from unfading.papers.train_rows import Way
+    from unfading.papers.reproduce import ReproduceOptions, draw_items, save_weights, train_items
 
-    typed = shlex.join(["unfading", *sys.argv[1:]])
-    making = Making(budget, Way(runs, device, processes if budget != "smoke" else 1, together, typed), output, rows)
-    makers = [(name, shelf.item(name)) for name in item]
+    for name in item:
+        registry.item(name)  # an unknown item is an error before anything is trained
+    options = ReproduceOptions(
+        output, runs, budget, device, rows, processes if budget != "smoke" else 1, together,
+        command=shlex.join(["unfading", *sys.argv[1:]]),
+    )  # fmt: skip
     with ExitStack() as stack:
         if minutes is not None:
             from unfading.training.stopping import time_limit
 
             stack.enter_context(time_limit(60 * minutes))
         if not draw:
-            making.wanted(makers)  # a row that is not there is told before anything is written
-            with _stops_tell(runs, lambda: making.keep(makers)):
-                making.train(makers, _shown)
-        told = making.tell(makers, trained=not draw)
-        print("\n\n".join(told))
+            with _exit_when_stopped(runs):
+                train_items(item, options, _progress)
+        print("\n\n".join(draw_items(item, options, trained=not draw)))
     if weights is not None:
-        print("\n".join(making.save_weights(makers, weights, LARGEST)))
+        print("\n".join(save_weights(item, options, weights, LARGEST)))
 
 
 def _page() -> None:
     """The table of rows brought up to date, then the page from the lines alone."""
-    from unfading.papers import ledger as kept
-    from unfading.papers import registry as shelf
+    from unfading.papers import ledger, registry
     from unfading.report import fidelity
     from unfading.report.figures import charts as figures
     from unfading.report.figures import overview
@@ -106,7 +105,7 @@ def _page() -> None:
 
     if not RESULTS.is_dir() or not PAGE.parent.is_dir():
         raise ValueError(f"--page reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading.")
-    kept.put(RESULTS / fidelity.ROWS, shelf.lines(tuple(shelf.items())))
+    ledger.write(RESULTS / fidelity.ROWS, registry.published(tuple(registry.items())))
     lines = fidelity.read(RESULTS)
     rows = overview.gaps(fidelity.answers(lines))
     if rows:
@@ -116,8 +115,8 @@ def _page() -> None:
 
 
 @contextmanager
-def _shown(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]]:
-    """Bars while runs are trained."""
+def _progress(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]]:
+    """Progress bars of runs that are being trained."""
     from rich.console import Console
 
     from unfading.training.progress import Display
@@ -127,8 +126,8 @@ def _shown(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]]:
 
 
 @contextmanager
-def _stops_tell(runs: Path, keep: Callable[[], None]) -> Iterator[None]:
-    """What is done is kept, also where a row fails or training is asked to stop; the exit code says that more is to come."""
+def _exit_when_stopped(runs: Path) -> Iterator[None]:
+    """Leave with the exit code of the signal when training is asked to stop, and say that the command can be repeated."""
     from unfading.training.stopping import Stopped
 
     try:
@@ -136,5 +135,3 @@ def _stops_tell(runs: Path, keep: Callable[[], None]) -> Iterator[None]:
     except Stopped as stopped:
         print(f"unfading: {stopped}; all is in {runs}. The same command goes on.", file=sys.stderr)
         sys.exit(128 + stopped.signal)
-    finally:
-        keep()

@@ -1,8 +1,8 @@
-"""What a budget changes, all of it in one place: steps, seeds, rows, and the numbers of a figure that looks into models.
+"""Budgets: everything that a budget changes about an item.
 
-smoke   a check that an item runs: two steps of a few rows of it, one seed; what comes out means nothing
-short   a tenth of the paper's steps, one seed, the rate as it stands
-paper   as the paper has it
+smoke   checks that an item runs: two steps of a few of its rows, one seed; the results mean nothing
+short   a tenth of the paper's steps, one seed, the run's own learning rate
+paper   the paper's setting
 """
 
 import inspect
@@ -10,40 +10,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from unfading.papers.row import COUNTED, Row
+from unfading.papers.row import Row
 from unfading.training.run import Run
 
 Budget = Literal["smoke", "short", "paper"]
 
 SMOKE_ROWS = 3
-# Numbers of a figure's function, by name, in a smoke.
+# Arguments of a figure's function at budget smoke, by name.
 SMALL = {"steps": 6, "seeds": 1, "draws": 4, "windows": 2}
 
 
 def within(rows: Sequence[Row], budget: Budget) -> list[Row]:
-    """The rows as that budget has them."""
+    """The rows as they are run at this budget."""
     if budget == "paper":
         return list(rows)
     if budget == "short":
-        return [_with(row, _a_tenth) for row in rows]
-    # First, middle and last: the kinds of a table stand apart in it.
+        return [_shortened(row, _tenth) for row in rows]
+    # The first, middle and last row: neighbours in a table are often of the same kind.
     places = sorted({round(i * (len(rows) - 1) / (SMOKE_ROWS - 1)) for i in range(SMOKE_ROWS)}) if rows else []
-    return [rows[place] if rows[place].unit == COUNTED else _with(rows[place], _two_steps) for place in places]
+    return [rows[place] if rows[place].counted else _shortened(rows[place], _two_steps) for place in places]
 
 
-def numbers(make: Callable[..., Any], budget: Budget) -> dict[str, int]:
-    """Arguments for a figure's function: those of a paper are its defaults."""
+def arguments(figure: Callable[..., Any], budget: Budget) -> dict[str, int]:
+    """Arguments for a figure's function at this budget; its defaults are the paper's."""
     if budget == "paper":
         return {}
-    given = {name: each.default for name, each in inspect.signature(make).parameters.items() if name in SMALL}
-    return {name: SMALL[name] if budget == "smoke" else max(SMALL[name], value // 10) for name, value in given.items()}
+    defaults = {name: each.default for name, each in inspect.signature(figure).parameters.items() if name in SMALL}
+    if budget == "smoke":
+        return {name: SMALL[name] for name in defaults}
+    return {name: max(SMALL[name], value // 10) for name, value in defaults.items()}
 
 
-def _with(row: Row, shorter: Callable[[Run], Run]) -> Row:
-    return replace(row, run=None if row.run is None else shorter(row.run), seeds=1, rates=(), choices=({},))
+def _shortened(row: Row, shorten: Callable[[Run], Run]) -> Row:
+    return replace(row, run=None if row.run is None else shorten(row.run), seeds=1, rates=(), choices=({},))
 
 
-def _a_tenth(run: Run) -> Run:
+def _tenth(run: Run) -> Run:
     if run.epochs is not None:
         return replace(run, epochs=max(1, run.epochs // 10))
     return replace(run, steps=max(1, (run.steps or 0) // 10))

@@ -1,4 +1,4 @@
-"""Models on their way through training, for figures that look into them."""
+"""Models during training, for figures that measure them at several steps."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,15 +11,18 @@ from unfading.training.loop import Training
 from unfading.training.run import Run
 
 
-def on_the_way(run: Run, every: int) -> Iterator[tuple[int, Model]]:
-    """The model of a run before its first step, after every so many, and at its end; the next is asked for, then trained."""
-    return ((step, models[0]) for step, models in all_on_the_way([run], every))
+def snapshots(run: Run, every: int) -> Iterator[tuple[int, Model]]:
+    """The step and the model of a run before its first step, every `every` steps, and after its last step.
+
+    The run is trained as the iterator advances.
+    """
+    return ((step, models[0]) for step, models in snapshots_together([run], every))
 
 
-def all_on_the_way(runs: Sequence[Run], every: int) -> Iterator[tuple[int, list[Model]]]:
-    """The models of runs that differ in their seeds, as `on_the_way` gives one; on a GPU they are trained in one pass.
+def snapshots_together(runs: Sequence[Run], every: int) -> Iterator[tuple[int, list[Model]]]:
+    """`snapshots` of runs that differ only in their seeds; on a GPU they are trained in one pass.
 
-    They are the same objects each time. One whose run has ended, or diverged, stays as it was then.
+    The models are the same objects each time. A model whose run has ended or diverged no longer changes.
     """
     with torch.random.fork_rng(devices=[]):
         task = runs[0].make_task()
@@ -34,10 +37,10 @@ def all_on_the_way(runs: Sequence[Run], every: int) -> Iterator[tuple[int, list[
 
 
 def layer_norms(model: Model, task: Task, batch: Batch) -> tuple[list[float], float]:
-    """The norm of the loss's gradient in each layer's parameters, and the loss, of a batch."""
+    """The gradient norm of the loss in the parameters of each layer, and the loss, on one batch."""
     prediction, _ = model(batch.x, lengths=batch.lengths)
     loss = task.loss(prediction, batch)
-    cells = [list(cell.parameters()) for cell in model.rnn.cells]
-    found = iter(torch.autograd.grad(loss, [parameter for cell in cells for parameter in cell]))
-    norms = [torch.cat([next(found).flatten() for _ in cell]).norm() for cell in cells]
+    layers = [list(cell.parameters()) for cell in model.rnn.cells]
+    gradients = iter(torch.autograd.grad(loss, [parameter for layer in layers for parameter in layer]))
+    norms = [torch.cat([next(gradients).flatten() for _ in layer]).norm() for layer in layers]
     return [float(norm) for norm in norms], float(loss.detach())

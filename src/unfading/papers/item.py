@@ -1,16 +1,52 @@
-"""What a table or a figure of a paper is once it has been made here: a small frozen value."""
+"""`Item`: a table or figure of a paper, reproduced."""
 
+import json
+import textwrap
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from unfading.report.figures.charts import language, needed, svg
+from unfading.training.checkpoint import write
 
 
 class Item(NamedTuple):
-    """A reproduced figure or table.
+    """A reproduced figure.
 
-    `papers` holds one module a paper; each of its public functions that returns an `Item` is an item, named PAPER/FUNCTION.
+    Each paper has a folder in `papers/`. Every public function there that returns an `Item` is a figure, named PAPER/FUNCTION.
     """
 
     title: str
-    caption: str  # explains the picture without the paper at hand
+    caption: str  # explains the figure without the paper at hand
     chart: dict[str, Any]  # Vega-Lite
-    rows: list[dict[str, Any]]  # every number in it, of JSON values
-    findings: list[str]  # what was found, in words with numbers
+    rows: list[dict[str, Any]]  # every number of the figure, as JSON values
+    findings: list[str]  # the results, in sentences with numbers
+
+    def save(self, name: str, folder: Path) -> list[Path]:
+        """Write the figure as PNG and SVG and its numbers and sentences as JSON: folder/incremental-fig2.png and so on."""
+        convert = needed("vl_convert")
+        make_folder(folder)
+        chart = {**self.chart, "background": "white"}
+        text: dict[str, Any] = {"item": name, **self._asdict()}
+        del text["chart"]
+        content = {
+            ".png": convert.vegalite_to_png(chart, vl_version=language(), scale=1.5),
+            ".svg": svg(self.chart),
+            ".json": (json.dumps(text, indent=1) + "\n").encode(),
+        }
+        paths = {suffix: folder / f"{name.replace('/', '-')}{suffix}" for suffix in content}
+        for suffix, path in paths.items():
+            write(path, bytes(content[suffix]))
+        return list(paths.values())
+
+    def text(self, width: int = 100) -> str:
+        """Title, caption and findings as plain text."""
+        findings = [textwrap.fill(f"- {each}", width, subsequent_indent="  ") for each in self.findings]
+        return "\n".join([self.title, "", textwrap.fill(self.caption, width), "", *findings])
+
+
+def make_folder(folder: Path) -> None:
+    """Create the output folder and its parents where they are missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"the folder {folder} cannot be created: {error.strerror}. Name another folder.") from error

@@ -1,4 +1,4 @@
-"""Lines of the papers' items in files that are kept, one for each machine: what is told again replaces what was told before."""
+"""Results ledger: one JSONL file per machine. A new line replaces the earlier one with the same key."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,37 +6,38 @@ from pathlib import Path
 from typing import Any
 
 from unfading import machine
-from unfading.training.checkpoint import write
+from unfading.training.checkpoint import write as write_atomically
 
 Line = dict[str, Any]
+# The fields that identify a result. Another setting of the same row has another run key, hence a line of its own.
+KEY = ("kind", "item", "row", "budget", "key")
 
 
 def file(folder: Path, device: str) -> Path:
-    """Of this machine's lines: papers-nvidia-h200.jsonl."""
+    """The ledger of this machine, e.g. papers-nvidia-h200.jsonl."""
     return folder / f"papers-{machine.gpu_slug() if device == 'cuda' else machine.slug()}.jsonl"
 
 
 def read(path: Path) -> list[Line]:
-    """All lines of a file, none where there is no file."""
+    """All lines of a ledger; none if the file does not exist."""
     if not path.exists():
         return []
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: no JSON lines ({error}). Move it away.") from None
+        raise ValueError(f"{path} is damaged: a line is not valid JSON ({error}). Move the file away.") from None
 
 
 def add(path: Path, lines: Iterable[Line]) -> None:
-    """Write them at the end, without those about the same, the rest as it was; the file is whole at any moment."""
+    """Append lines and drop earlier ones with the same key. The file is replaced atomically."""
     added = {_key(line): line for line in lines}
-    put(path, [*(line for line in read(path) if _key(line) not in added), *added.values()])
+    write(path, [*(line for line in read(path) if _key(line) not in added), *added.values()])
 
 
-def put(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write a file of lines."""
-    write(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+def write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the file by these lines."""
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def _key(line: Line) -> tuple[Any, ...]:
-    """What a line is about. A setting that is run again, at another rate, is another run."""
-    return tuple(line.get(name) for name in ("kind", "item", "row", "budget", "key"))
+    return tuple(line.get(name) for name in KEY)

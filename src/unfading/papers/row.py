@@ -1,45 +1,46 @@
-"""A line of a published table, or of a published figure, as what we train and hold against it: a small frozen value.
+"""`Row`: a line of a published table or figure, with the run that reproduces it. `Curves`: a figure drawn from such rows.
 
-A table is a function that returns rows, `def table1() -> list[Row]`; a figure of curves one that returns `Curves`. Nothing is
-trained by calling it. `papers/trained_rows.py` trains rows, `report/verdicts.py` judges what came of them.
+A table is a function that returns rows, `def table1() -> list[Row]`; a figure of curves is one that returns `Curves`. Calling
+it trains nothing: `papers/reproduce.py` trains rows, `report/verdicts.py` judges the results.
 
-tolerance is two standard errors of the published score on a test set of n rows, each right with probability p:
+The tolerance is two standard errors of the published score on a test set of n rows, each right with probability p:
 
     tolerance = 2 * 100 * sqrt(p (1 - p) / n)       in per cent
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
+from unfading.data import store
 from unfading.training.run import Run
 
-# The unit of a row that is counted, not trained.
+# The unit of a row whose parameters are counted and which is not trained.
 COUNTED = "thousand parameters"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the paper prints, and the run that answers it.
+    """A published number and the run that reproduces it.
 
     Args:
-        run: at the paper's setting, or at ours where it says none; None where nothing here can be trained.
-        published: the number, in `unit`; None for a row that is ours alone.
-        tolerance: how far below it (above, where less is better) still holds.
-        note: what a reader must know: a setting that is ours, a misprint.
-        name: of the row in its item.
+        run: The run at the paper's setting, or at ours where the paper states none; None if nothing can be trained here.
+        published: The published number, in `unit`; None for a row that the paper does not have.
+        tolerance: How far below the published number (above it, if lower is better) a result still counts as held.
+        note: What a reader must know, e.g. a setting that is ours, or a misprint.
+        name: Name of the row in its item.
         unit: "%", "perplexity", "bits", "error" or "thousand parameters".
-        printed: what else the paper prints of the row: size and time.
-        parameters: what the recurrent stack must have, without encoder and head; with `whole`, the model.
-        whole: see `parameters`.
-        rates: of learning, to choose from by validation; empty keeps the run's.
-        choices: other fields of the run, to choose from by validation, each with every rate.
-        seeds: so many.
-        retrain: after the choice, train on training and validation rows together, and test the last weights.
-        share: the claim is that this share of the seeds comes within the tolerance; None for one about the mean.
-        chance: the claim is that it does no better than a guess.
-        missing: data that no dataset of the library is; the row cannot be run.
+        printed: What else the paper prints for the row: size and time.
+        parameters: Expected number of parameters of the recurrent stack, without encoder and head; with `whole`, of the model.
+        whole: See `parameters`.
+        rates: Learning rates to choose from by validation; if empty, the run's own rate is used.
+        choices: Other fields of the run to choose from by validation, each combined with every rate.
+        seeds: Number of seeds.
+        retrain: After the choice, train on the training and validation rows together and test the last weights.
+        share: The claim is that this share of the seeds comes within the tolerance; None for a claim about the mean.
+        chance: The claim is that the model does no better than a guess.
+        missing: Data that the library has no dataset for; the row cannot be run.
     """
 
     run: Run | None
@@ -61,23 +62,51 @@ class Row:
     missing: str = ""
 
     @property
+    def counted(self) -> bool:
+        """Whether the row is about a number of parameters, so that nothing is trained."""
+        return self.unit == COUNTED
+
+    @property
     def dataset(self) -> str | None:
-        """What it needs, by the name under which `unfading data list` has it; None where data are generated."""
-        if self.run is None or self.unit == COUNTED:
+        """Name of the dataset it needs, as in `unfading data list`; None if the data are generated."""
+        if self.run is None or self.counted:
             return self.missing or None
         return type(self.run.make_task()).dataset
 
+    @property
+    def available(self) -> bool:
+        """Whether the row can be run with the datasets that are present."""
+        return self.run is not None and (self.dataset is None or store.present(self.dataset))
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings to choose from by validation, as fields of the run: every choice with every rate."""
+        rates = [{"rate": rate} for rate in self.rates] or [{}]
+        return [{**choice, **rate} for choice in self.choices for rate in rates]
+
+    def final_run(self, **fields: Any) -> Run:
+        """The run with these fields, as it is trained once its setting is chosen."""
+        assert self.run is not None
+        run = replace(self.run, **fields)
+        return run.on_all_rows() if self.retrain else run
+
+    def possible_runs(self) -> list[Run]:
+        """The runs that may answer the row, one per setting; none if it is counted or cannot be run."""
+        if self.run is None or self.counted:
+            return []
+        return [self.final_run(**setting) for setting in self.settings]
+
 
 class Curves(NamedTuple):
-    """A figure that is drawn from the records of its rows alone."""
+    """A figure drawn from the records of its rows alone."""
 
     title: str
     caption: str
     rows: list[Row]
-    draw: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]  # lines of records to Vega-Lite; see report/curves.py
+    draw: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]  # records to Vega-Lite; see report/figures/curve_figures.py
 
 
 def two_sigma(published: float, rows: int) -> float:
-    """Two standard errors of a score in per cent on a test set of so many rows."""
+    """Two standard errors of a score in per cent on a test set with this number of rows."""
     p = min(max(published / 100, 0.0), 1.0)
     return round(200 * math.sqrt(p * (1 - p) / rows), 3)

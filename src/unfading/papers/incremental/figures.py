@@ -22,7 +22,7 @@ from unfading.diagnostics.measure.noise import after_noise
 from unfading.diagnostics.measure.observe import observe
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent
-from unfading.papers.during_training import on_the_way
+from unfading.papers.during_training import snapshots
 from unfading.papers.incremental.measurements import HAR2, approached, grid, har2, pulls, same_weights, theorem_cell
 from unfading.papers.item import Item
 from unfading.report.figures import equilibrium_figures as figures
@@ -121,7 +121,7 @@ def fig7(steps: int = 400, windows: int = 16) -> Item:
     rows: list[Row] = []
     bins: list[Row] = []
     for setting in list(HAR2)[1:]:
-        for step, model in on_the_way(har2(setting, steps), every=steps):
+        for step, model in snapshots(har2(setting, steps), every=steps):
             rnn, x = _in_double(model, windows)
             path = walk(cast(Cell, rnn.cells[0]), x)
             values = conditions(path, reached(path)).eigenvalues
@@ -151,7 +151,7 @@ def fig8(steps: int = 400, windows: int = 8) -> Item:
     """||dh_T/dh_1|| while RNN and incremental RNN are trained on HAR-2; reads the dataset har."""
     rows: list[Row] = []
     for setting in HAR2:
-        for step, model in on_the_way(har2(setting, steps), every=max(1, steps // 20)):
+        for step, model in snapshots(har2(setting, steps), every=max(1, steps // 20)):
             logs = _first_to_last(*_in_double(model, windows)).clamp_min(1e-300).log10()
             numbers = {"median": logs.median(), "least": logs.min(), "most": logs.max()}
             rows.append({"setting": setting, "step": step, **{name: float(number) for name, number in numbers.items()}})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unfading.layers.model import Model
-from unfading.papers.during_training import all_on_the_way
+from unfading.papers.during_training import snapshots_together
 from unfading.papers.incremental.curves import ablation
 from unfading.papers.item import Item
 from unfading.report.figures.panels import Panel, panels
@@ -38,7 +38,7 @@ def fig9(steps: int = 1_000, windows: int = 8, seeds: int = 5, device: Literal["
         task = run.make_task()
         batch = task.batch(0, windows, split="test", seed=0, device=device)
         ratios = []
-        for step, models in all_on_the_way(runs, every=max(1, steps // MOMENTS)):
+        for step, models in snapshots_together(runs, every=max(1, steps // MOMENTS)):
             found = [_norms(model, task, batch) for model in models]
             ratios.append([each["ratio"] for each in found])
             for panel in shown:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from unfading.papers.during_training import layer_norms, on_the_way
+from unfading.papers.during_training import layer_norms, snapshots
 from unfading.papers.item import Item
 from unfading.papers.nru.runs import TOP3, recall
 from unfading.report.figures.panels import Panel, heat, panels
@@ -18,7 +18,7 @@ def fig6(steps: int = 50_000, device: Literal["cpu", "cuda"] = "cpu") -> Item:
     """How the memory of an NRU changes along a sequence of copying, T = 100, once it is trained."""
     run = replace(recall("NRU", "copying", T, steps=steps), device=device, valid_batches=10)
     task = run.make_task()
-    *_, (_, model) = on_the_way(run, every=steps)
+    *_, (_, model) = snapshots(run, every=steps)
     batch = task.batch(0, 1, split="test", seed=0, device=device)
     with torch.no_grad():
         memory = model.rnn.trajectory(model.encoder(batch.x)).m[:, 0, 0]  # [T + 20, m]
@@ -53,7 +53,7 @@ def fig7(steps: int = 50_000, windows: int = 100, device: Literal["cpu", "cuda"]
         run = replace(recall(cell, "copying", T, steps=steps), device=device, valid_batches=10)
         task = run.make_task()
         batch = task.batch(0, windows, split="valid", seed=0, device=device)
-        for step, model in on_the_way(run, every=max(1, steps // MOMENTS)):
+        for step, model in snapshots(run, every=max(1, steps // MOMENTS)):
             found, loss = layer_norms(model, task, batch)
             norms.append({"setting": cell, "x": step, "value": found[0]})
             losses.append({"setting": cell, "x": step, "value": loss})

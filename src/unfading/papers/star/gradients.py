@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from unfading.papers.during_training import layer_norms, on_the_way
+from unfading.papers.during_training import layer_norms, snapshots
 from unfading.papers.item import Item
 from unfading.papers.star.tables import CELLS, PIXELS, stack
 from unfading.report.figures.panels import Panel, panels
@@ -23,7 +23,7 @@ def fig3(steps: int = 550, windows: int = 100, device: Literal["cpu", "cuda"] = 
         )
         task = run.make_task()
         batch = task.batch(0, windows, split="valid", seed=0, device=device)
-        for step, model in on_the_way(run, every=max(1, steps // MOMENTS)):
+        for step, model in snapshots(run, every=max(1, steps // MOMENTS)):
             found, loss = layer_norms(model, task, batch)
             if step == 0:
                 at_start += [{"setting": cell, "x": i, "value": norm} for i, norm in enumerate(found, 1)]
