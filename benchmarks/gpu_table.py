@@ -1,6 +1,6 @@
-"""The table of a GPU in docs/guide/compiled-loops.md, from a results file of `unfading bench --device cuda`.
+"""The table of a GPU in docs/benchmarks.md, from a results file of `unfading bench --device cuda`.
 
-    python benchmarks/gpu_table.py benchmarks/results/cuda-MACHINE.jsonl [--into docs/guide/compiled-loops.md]
+    python benchmarks/gpu_table.py benchmarks/results/cuda-MACHINE.jsonl [--into docs/benchmarks.md]
 
 Printed, or put between the two marks in a page, which it replaces.
 """

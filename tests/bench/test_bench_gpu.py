@@ -513,7 +513,7 @@ def test_lines_without_a_number_leave_a_bar_open_or_miss_it(judging):
 def test_the_table_of_the_docs_is_made_from_records(tmp_path, monkeypatch):
     table = script("gpu_table")
     page = tmp_path / "page.md"
-    page.write_text((ROOT / "docs" / "guide" / "compiled-loops.md").read_text())
+    page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
     path = tmp_path / "rows.jsonl"
     rows = [made_row(one) for one in gpu_cases.everything()]
     path.write_text("".join(json.dumps(row.record(GPU)) + "\n" for row in rows))
