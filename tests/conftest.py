@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from tests.helpers import made_data, made_files
+from tests.helpers.paths import REAL_DATA
 from unfading.data import store
 from unfading.data.datasets import DATASETS
 
 torch.set_num_threads(1)
-# Read before any test changes it.
-REAL_DATA = os.environ.get("UNFADING_DATA")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +56,7 @@ def real(monkeypatch):
 def judging(tmp_path, monkeypatch, capsys):
     """Exit code and words of bars.py over some rows."""
     monkeypatch.setenv("COLUMNS", "200")
-    from tests.bench.test_bench import script, written
+    from tests.helpers.benchmarks import script, written
 
     bars = script("bars")
 

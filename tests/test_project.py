@@ -3,15 +3,15 @@
 import ast
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import unfading
+from tests.helpers.command import run
+from tests.helpers.paths import ROOT
 from unfading import catalogue
 from unfading.cli import data_command as cli_data
 from unfading.cli import main as cli
@@ -20,7 +20,6 @@ from unfading.cli import reproduce_command as cli_reproduce
 from unfading.data import store
 from unfading.data.datasets import DATASETS
 
-ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "unfading"
 
 # From the bottom up: a module imports only modules of an earlier line.
@@ -70,6 +69,12 @@ def test_every_module_has_a_docstring(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_test_imports_from_a_test_module(path):
+    for line, name in imports(path):
+        assert not any(part.startswith("test_") or part == "conftest" for part in name.split(".")), f"{path}:{line}: {name}"
+
+
 def test_only_torch_is_imported_with_the_package():
     code = """if True:
         import sys, unfading, unfading.cli
@@ -116,12 +121,6 @@ def test_the_pages_on_tasks_name_every_task():
 def test_changelog_and_citation_know_the_version():
     assert f"## {unfading.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {unfading.__version__}" in (ROOT / "CITATION.cff").read_text()
-
-
-def run(*arguments):
-    environment = {**os.environ, "COLUMNS": "80"}
-    command = [sys.executable, "-c", "from unfading.cli.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def test_cells_as_a_table_and_as_json():

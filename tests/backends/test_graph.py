@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unfading
-from tests.fuse.test_fused import built
+from tests.helpers.compiled import built
 from tests.helpers.graph_laws import *  # noqa: F403
 from tests.helpers.graph_laws import REFUSED, OwnCell, State, same_as_the_reference
 from tests.helpers.variants import every_cell, hidden_size, name

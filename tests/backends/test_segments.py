@@ -1,6 +1,7 @@
 """checkpoint_every: the same result and gradients from a fraction of the memory; truncated BPTT: carried state, cut graph."""
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -208,3 +209,16 @@ def test_truncated_refuses_two_directions():
         unfading.truncated(unfading.STAR(2, 5, bidirectional=True), torch.randn(4, 1, 2), 2)
     with pytest.raises(ValueError, match="every must be at least 1"):
         unfading.truncated(unfading.STAR(2, 5), torch.randn(4, 1, 2), 0)
+
+
+def test_a_mask_per_segment_breaks_the_dropout_law(monkeypatch):
+    monkeypatch.setattr(sys.modules["unfading.backends.time_checkpointing"], "constants_of", lambda cell, x, start: {})
+    laws.fails(test_one_dropout_mask_serves_all_segments)
+
+
+def test_segments_that_ignore_their_length_break_the_memory_law(monkeypatch):
+    module = sys.modules["unfading.backends.choose"]
+    whole = module.run_in_segments
+    monkeypatch.setattr(module, "run_in_segments", lambda *a, **k: whole(*a, **{**k, "every": 1}))
+    with unfading.use_backend("reference"):
+        laws.fails(test_checkpointing_saves_memory, unfading.LSTM, 1000)

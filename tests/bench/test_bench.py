@@ -1,6 +1,5 @@
 """The benchmark measures what it says, refuses what is wrong, and writes down on what it ran."""
 
-import importlib.util
 import json
 import random
 import re
@@ -12,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from tests.test_project import ROOT
+from tests.helpers.benchmarks import ABOUT, plant, script, written
 from unfading import machine
 from unfading.bench import cases, timing
 from unfading.bench.agreement import FLOOR, LARGEST, disagreement, parts_from
@@ -30,12 +29,6 @@ from unfading.layers.factory import layer
 from unfading.layers.recurrent import Recurrent
 
 SMALL = {"T": 5, "B": 2, "H": 16}
-ABOUT = {
-    "machine": {"cpu": "Some & Co <CPU>", "cores": 2},
-    "versions": {"unfading": "0", "torch": "2", "compiler": "cc"},
-    "commit": "abc",
-    "date": "2026-01-01T00:00:00+00:00",
-}
 
 
 def case(name, kind="layer", **sizes):
@@ -48,13 +41,6 @@ def made(name, T=5, H=16):
     if (reason := refusal(built.cells[0])) is not None:
         pytest.skip(reason)
     return built
-
-
-def plant(monkeypatch, where, change):
-    """The fused loop goes wrong: `change` gets what a method of it returned."""
-    owner, name = where
-    whole = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *arguments, **options: change(whole(*arguments, **options)))
 
 
 def half_final_state(result):
@@ -423,19 +409,6 @@ def judged(judging, monkeypatch):
     streams = [Case("stream", variants()[name], 200, 1, 128) for name in cases.STREAMED]
     monkeypatch.setattr(cases, "_streams", lambda T: streams)
     return judging
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-def written(path, rows):
-    path.write_text("".join(json.dumps(row.record(ABOUT)) + "\n" for row in rows))
-    return path
 
 
 def test_bars_are_held_missed_and_incomplete_as_the_file_says(judged):

@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from tests.bench.test_bench import plant, script, written
-from tests.test_project import ROOT
+from tests.helpers.benchmarks import plant, script, written
+from tests.helpers.paths import ROOT
 from unfading import machine
 from unfading.backends.choose import IMPLEMENTATIONS
 from unfading.bench import cases, gpu, gpu_cases

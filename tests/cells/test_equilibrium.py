@@ -1,5 +1,7 @@
 """Equilibria and ODEs, against scipy."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -135,3 +137,16 @@ def test_continuous_gaps_in_the_input_are_gaps():
     x = torch.randn(6, 2, 2, dtype=torch.float64)
     gaps = torch.full((6, 2, 1), 0.3, dtype=torch.float64)
     assert_close(laws.run(irregular, torch.cat([x, gaps], -1))[0].h, laws.run(regular, x)[0].h, rtol=1e-12, atol=1e-12)
+
+
+def test_an_adjoint_cut_short_breaks_the_implicit_gradient(monkeypatch):
+    module = sys.modules["unfading.cells.equilibrium"]
+    whole = module._settle
+    calls = []
+
+    def cut(f, s, iterations, tolerance):
+        calls.append(s)
+        return whole(f, s, iterations if len(calls) % 2 else 1, tolerance)
+
+    monkeypatch.setattr(module, "_settle", cut)
+    laws.fails(test_implicit_gradient_is_that_of_500_unrolled_steps, "tanh", False)

@@ -146,3 +146,13 @@ def test_same_seed_same_noise():
         torch.manual_seed(3)
         outputs.append(layer(x)[0])
     assert torch.equal(*outputs)
+
+
+def test_zoneout_turned_round_breaks_its_law(monkeypatch):
+    whole = ZoneoutCell.step
+
+    def inverted(self, inputs, state, weights):
+        return whole(self, inputs._replace(masks=tuple(1 - m for m in inputs.masks)), state, weights)
+
+    monkeypatch.setattr(ZoneoutCell, "step", inverted)
+    laws.fails(test_zoneout_keeps_entries_and_is_their_expectation_in_evaluation)

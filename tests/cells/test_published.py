@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import REAL_DATA
 from tests.helpers import made_files
+from tests.helpers.paths import REAL_DATA
 from unfading.data import store
 from unfading.tasks.sensors import HAR2, HAR6, HELD_OUT_PEOPLE
 from unfading.tasks.speech import WORDS, Google12, Google30

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import unfading
-from tests.test_project import run as command
+from tests.helpers.command import run as command
 from unfading.cells.elman import ElmanCell
 from unfading.cli import diagnose_command as cli_diagnose
 from unfading.papers.incremental.measurements import theorem_cell

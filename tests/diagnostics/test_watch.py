@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import unfading
-from tests.helpers.trained import left_by, outcome, small
-from tests.training.test_resume import KINDS, stopped_after
+from tests.helpers.trained import KINDS, left_by, outcome, small, stopped_after
 from unfading import train
 from unfading.diagnostics.watch import TIMES, gradients
 from unfading.report import groups as settings

@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import unfading
-from tests.fuse.test_fused import built, everything
+from tests.helpers.compiled import built, everything
 from tests.helpers.graph_laws import *  # noqa: F403
 from tests.helpers.graph_laws import EXACT, State, agree, given, own, same_as_the_reference
 from tests.helpers.triton_laws import everything as in_float64

@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import unfading
-from tests.fuse.test_fused import built
+from tests.helpers.compiled import built
 from tests.helpers.triton_laws import *  # noqa: F403
 from tests.helpers.triton_laws import CELLS, agree, everything
 from tests.helpers.variants import name

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import unfading
-from tests.fuse.test_fused import built, everything
+from tests.helpers.compiled import built, everything
 from tests.helpers.variants import name
 from tests.user.quiet import QuietCell
 from unfading.backends.choose import choose

@@ -4,7 +4,9 @@
 import copy
 import pickle
 
+import pytest
 import torch
+from torch.autograd.gradcheck import GradcheckError
 from torch.testing import assert_close
 from torch.utils import _pytree
 
@@ -156,3 +158,8 @@ def nan_stays_in_its_row(cell):
         assert torch.isfinite(part[:3, 1]).all()
     output = cell.output(run(cell, x)[0])
     assert torch.isnan(output[3:, 1]).all()
+
+
+def fails(law, *arguments):
+    with pytest.raises((AssertionError, GradcheckError)):
+        law(*arguments)

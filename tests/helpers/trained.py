@@ -7,10 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 from unfading import Run
 from unfading.training import checkpoint
+from unfading.training import loop as training
 from unfading.training.stopping import Stopped
 from unfading.training.train import train, train_together
 
@@ -118,3 +120,89 @@ class Process:
         self.process.close()
         self._told.close()
         return code
+
+
+# Everything a checkpoint must hold: optimisers, carried state, noise, returns to better weights, schedules, ends by score.
+KINDS = {
+    "plain": {},
+    "fused": {"backend": "auto"},
+    "amsgrad": {"optimiser": "amsgrad"},
+    "rmsprop": {"optimiser": "rmsprop", "optimiser_options": {"momentum": 0.5}},
+    "sgd": {"optimiser": "sgd", "optimiser_options": {"momentum": 0.9, "nesterov": True}},
+    "decay": {"optimiser_options": {"weight_decay": 0.1, "l2": 0.1}},
+    "schedule": {"schedule": "polynomial", "rates": {"W_h": 0.1}},
+    "noise": {"layers": 2, "cell_options": {"dropout": 0.3, "zoneout": 0.2, "recurrent_dropout": 0.2}},
+    "carried": {"task": "copying", "task_options": {"T": 3, "items": 2, "keep": 5}},
+    "carried in time": {
+        "task": "copying",
+        "task_options": {"T": 3, "items": 2, "keep": 7},
+        "cell": "IncrementalRNN",
+        "cell_options": {"steps": 40},
+    },
+    "carried with noise": {
+        "task": "copying",
+        "task_options": {"T": 3, "items": 2, "keep": 5},
+        "cell_options": {"zoneout": 0.3},
+        "cell": "LSTM",
+        "layers": 2,
+    },
+    "truncated": {"truncate": 2},
+    "returns": {"task": f"{OWN}:Breaks", "task_options": {"at": 9, "times": 3}, "retries": 5, "rate": 0.05},
+    "diverges": {"task": f"{OWN}:Breaks", "task_options": {"at": 15}, "retries": 1},
+    "buffers": {"cell": "UnitaryRNN"},
+    "full": {"split": "full"},
+    "float64": {"dtype": "float64"},
+    "enough": {"stop_at": 0.3, "valid_every": 2, "rate": 0.02},
+    "lines of two steps": {"steps": 410, "task_options": {"T": 2}, "valid_every": 150},
+}
+
+
+def stopped_after(steps, monkeypatch, call):
+    """Run `call`, and ask it to stop after so many steps, as a signal does."""
+    left = iter([None] * (steps - 1))
+    go = training.Training.go
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "go", lambda self, asked: go(self, lambda: next(left, signal.SIGTERM)))
+        with pytest.raises(Stopped) as caught:
+            call()
+    return caught.value
+
+
+# Of each field, another value.
+OTHER = {
+    "task": "denoising",
+    "task_options": {"T": 12},
+    "cell": "LSTM",
+    "cell_options": {"shift": 1.0},
+    "hidden": 5,
+    "layers": 2,
+    "optimiser": "sgd",
+    "optimiser_options": {"l2": 0.1},
+    "rate": 0.02,
+    "rates": {"W_h": 0.1},
+    "schedule": "cosine",
+    "schedule_options": {"floor": 0.5},
+    "clip_norm": 0.1,
+    "clip_value": 0.1,
+    "batch": 5,
+    "steps": 30,
+    "epochs": 2,
+    "truncate": 2,
+    "split": "full",
+    "valid_every": 5,
+    "valid_batches": 2,
+    "stop_at": 0.1,
+    "retries": 1,
+    "dtype": "float64",
+    "device": "cuda",
+    "backend": "auto",
+    "seed": 1,
+}
+# What a field needs beside it.
+WITH = {
+    "task": {"task_options": {"T": 12}},
+    "schedule_options": {"schedule": "cosine"},
+    "clip_value": {"clip_norm": None},
+    "epochs": {"steps": None},
+    "split": {"valid_every": None},
+}

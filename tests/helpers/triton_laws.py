@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.testing import assert_close
 
 import unfading
-from tests.fuse.test_fused import AppliedCell, built
+from tests.helpers.compiled import AppliedCell, built
 from tests.helpers.variants import hidden_size, name
 from tests.user.quiet import QuietCell
 from unfading import catalogue

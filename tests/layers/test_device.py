@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 import unfading
 from tests.helpers import laws
+from tests.helpers.small_tasks import small
 from tests.helpers.variants import every_cell, hidden_size, name
-from tests.tasks.test_tasks import small
 from unfading import catalogue
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

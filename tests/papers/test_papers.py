@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.test_project import run
+from tests.helpers.command import run
 from unfading.cli import reproduce_command as cli_reproduce
 from unfading.data import store
 from unfading.diagnostics.equilibrium.analysis import histogram

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 import torch
 
-from tests.test_project import ROOT
+from tests.helpers.paths import ROOT
 from unfading import machine
 from unfading.cli import reproduce_command as cli_reproduce
 from unfading.data import store

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.test_project import ROOT
+from tests.helpers.paths import ROOT
 from unfading.report import fidelity
 from unfading.report.figures import charts as figures
 from unfading.report.figures import curve_figures as curves

@@ -10,25 +10,12 @@ import pytest
 import torch
 
 import unfading
-from unfading import catalogue
+from tests.helpers.small_tasks import TASKS, small
 from unfading.data import store
 from unfading.tasks.base import Batch, Task
 from unfading.tasks.draw import stream
 from unfading.tasks.resident import Examples, Labelled, Resident
 
-# Options that make a task small; a task that is not named is small enough.
-SMALL = {
-    "adding": {"T": 10},
-    "copying": {"T": 7},
-    "denoising": {"T": 12},
-    "noisy_cifar": {"T": 40},
-    "noisy_mnist": {"T": 35},
-    "ptb_characters": {"steps": 11, "embedding": 5},
-    "ptb_words": {"steps": 7, "embedding": 5},
-    "random_labels": {"T": 7},
-    "variable_copying": {"T": 7},
-    "yelp5": {"reviews": 60, "words": 8, "steps": 9, "embedding": 5},
-}
 # Of each option, another value. An option that no one can turn has no place in a task.
 OTHER = {
     "dropout": 0.5,
@@ -49,14 +36,9 @@ OTHER = {
 }
 # What differs only on the published files; test_images.py turns it there.
 ON_REAL_DATA = {"validation"}
-TASKS = catalogue.tasks()
 every_task = pytest.mark.parametrize("name", TASKS)
 pytestmark = pytest.mark.usefixtures("made")
 SPLITS = ("train", "valid", "full", "test")
-
-
-def small(name, /, **options):
-    return TASKS[name](**{**SMALL.get(name, {}), **options})
 
 
 def draw(task, index=0, size=4, split="train", seed=0, device="cpu"):

@@ -8,57 +8,11 @@ import time
 import pytest
 import torch
 
-from tests.helpers.trained import OWN, Process, files, fleet, left_by, outcome, small, tensors
+from tests.helpers.trained import KINDS, OWN, Process, files, fleet, left_by, outcome, small, stopped_after, tensors
 from unfading import Run, train
 from unfading.training import loop as training
 from unfading.training.run_dir import Folder
-from unfading.training.stopping import Stopped
 from unfading.training.train import train_together
-
-# Everything a checkpoint must hold: optimisers, carried state, noise, returns to better weights, schedules, ends by score.
-KINDS = {
-    "plain": {},
-    "fused": {"backend": "auto"},
-    "amsgrad": {"optimiser": "amsgrad"},
-    "rmsprop": {"optimiser": "rmsprop", "optimiser_options": {"momentum": 0.5}},
-    "sgd": {"optimiser": "sgd", "optimiser_options": {"momentum": 0.9, "nesterov": True}},
-    "decay": {"optimiser_options": {"weight_decay": 0.1, "l2": 0.1}},
-    "schedule": {"schedule": "polynomial", "rates": {"W_h": 0.1}},
-    "noise": {"layers": 2, "cell_options": {"dropout": 0.3, "zoneout": 0.2, "recurrent_dropout": 0.2}},
-    "carried": {"task": "copying", "task_options": {"T": 3, "items": 2, "keep": 5}},
-    "carried in time": {
-        "task": "copying",
-        "task_options": {"T": 3, "items": 2, "keep": 7},
-        "cell": "IncrementalRNN",
-        "cell_options": {"steps": 40},
-    },
-    "carried with noise": {
-        "task": "copying",
-        "task_options": {"T": 3, "items": 2, "keep": 5},
-        "cell_options": {"zoneout": 0.3},
-        "cell": "LSTM",
-        "layers": 2,
-    },
-    "truncated": {"truncate": 2},
-    "returns": {"task": f"{OWN}:Breaks", "task_options": {"at": 9, "times": 3}, "retries": 5, "rate": 0.05},
-    "diverges": {"task": f"{OWN}:Breaks", "task_options": {"at": 15}, "retries": 1},
-    "buffers": {"cell": "UnitaryRNN"},
-    "full": {"split": "full"},
-    "float64": {"dtype": "float64"},
-    "enough": {"stop_at": 0.3, "valid_every": 2, "rate": 0.02},
-    "lines of two steps": {"steps": 410, "task_options": {"T": 2}, "valid_every": 150},
-}
-
-
-def stopped_after(steps, monkeypatch, call):
-    """Run `call`, and ask it to stop after so many steps, as a signal does."""
-    left = iter([None] * (steps - 1))
-    go = training.Training.go
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "go", lambda self, asked: go(self, lambda: next(left, signal.SIGTERM)))
-        with pytest.raises(Stopped) as caught:
-            call()
-    return caught.value
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)

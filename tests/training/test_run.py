@@ -12,51 +12,13 @@ import pytest
 import torch
 
 import unfading
-from tests.helpers.trained import OWN, changed, small
+from tests.helpers.trained import OTHER, OWN, WITH, changed, small
 from unfading import Run, catalogue
 from unfading.training.learning_rate import SCHEDULES
 from unfading.training.names import layer_class, parse, source, task_class
 from unfading.training.optimise import OPTIMISERS
 
 QUIET = Path(__file__).parent.parent / "user" / "quiet.py"
-# Of each field, another value.
-OTHER = {
-    "task": "denoising",
-    "task_options": {"T": 12},
-    "cell": "LSTM",
-    "cell_options": {"shift": 1.0},
-    "hidden": 5,
-    "layers": 2,
-    "optimiser": "sgd",
-    "optimiser_options": {"l2": 0.1},
-    "rate": 0.02,
-    "rates": {"W_h": 0.1},
-    "schedule": "cosine",
-    "schedule_options": {"floor": 0.5},
-    "clip_norm": 0.1,
-    "clip_value": 0.1,
-    "batch": 5,
-    "steps": 30,
-    "epochs": 2,
-    "truncate": 2,
-    "split": "full",
-    "valid_every": 5,
-    "valid_batches": 2,
-    "stop_at": 0.1,
-    "retries": 1,
-    "dtype": "float64",
-    "device": "cuda",
-    "backend": "auto",
-    "seed": 1,
-}
-# What a field needs beside it.
-WITH = {
-    "task": {"task_options": {"T": 12}},
-    "schedule_options": {"schedule": "cosine"},
-    "clip_value": {"clip_norm": None},
-    "epochs": {"steps": None},
-    "split": {"valid_every": None},
-}
 every_field = pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Run)])
 
 

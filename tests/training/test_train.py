@@ -6,8 +6,7 @@ from torch.testing import assert_close
 from torch.utils import _pytree
 
 import unfading
-from tests.helpers.trained import OWN, changed, left_by, small, untimed, weights
-from tests.training.test_run import OTHER, WITH
+from tests.helpers.trained import OTHER, OWN, WITH, changed, left_by, small, untimed, weights
 from unfading import Run, catalogue, train
 from unfading.tasks import Adding
 

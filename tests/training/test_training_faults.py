@@ -12,8 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.helpers.trained import OWN, Process, changed, files, left_by, outcome, small, tensors, weights
-from tests.training.test_resume import stopped_after
+from tests.helpers.trained import OWN, Process, changed, files, left_by, outcome, small, stopped_after, tensors, weights
 from unfading import train
 from unfading.training import checkpoint
 from unfading.training.run import VERSION

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unfading
-from tests.test_project import ROOT
+from tests.helpers.paths import ROOT
 from unfading import Run, train
 from unfading.data import store
 from unfading.training import checkpoint, weights

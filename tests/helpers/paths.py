@@ -1,0 +1,8 @@
+"""Paths that tests share."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+# Real datasets, if any. Read before a test changes the variable.
+REAL_DATA = os.environ.get("UNFADING_DATA")
