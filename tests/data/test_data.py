@@ -310,9 +310,9 @@ def test_published_files_are_sound(name, real):
 
 
 def test_a_package_that_has_the_files_serves_too(known, root):
-    known(files={"data.py": None}, package=("unfading", "."))
-    assert store.path("made", "data.py").is_file()
-    known(files={"data.py": None}, package=("no_such_package", "."))
+    known(files={"errors.py": None}, package=("unfading", "."))
+    assert store.path("made", "errors.py").is_file()
+    known(files={"errors.py": None}, package=("no_such_package", "."))
     with pytest.raises(FileNotFoundError):
         store.find("made")
     known(files={"a.txt": None}, package=("unfading", "."))

@@ -67,7 +67,7 @@ def test_a_channel_that_never_changes_is_not_divided_by_zero():
 
 
 def test_a_mean_for_each_step_wants_one_length():
-    with pytest.raises(ValueError, match=r"wants sequences of one length, and these differ. Take normalise='channel'"):
+    with pytest.raises(ValueError, match=r"needs sequences of equal length, and these differ. Use normalise='channel'"):
         epoch(UCR("Vowels", normalise="step"), "train")
 
 

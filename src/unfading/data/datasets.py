@@ -1,4 +1,4 @@
-"""The table of datasets: what each is, where it comes from, under which licence, and the checksums of its files."""
+"""The table of datasets: content, source, licence and checksums of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Download:
-    """One file on the network.
+    """One downloadable file.
 
     Args:
-        urls: tried in this order; all hold the same bytes.
-        checksum: "sha256:..." or "md5:...", as its publisher or those who mirror it give it.
-        name: its file name.
-        inside: None for a file that is kept as it is; for an archive, the folder in it whose content is wanted.
+        urls: addresses of the same file, tried in this order.
+        checksum: "sha256:..." or "md5:...", as the publisher or a mirror states it.
+        name: file name.
+        inside: None for a plain file; for an archive, the folder inside it to extract.
     """
 
     urls: tuple[str, ...]
@@ -23,19 +23,19 @@ class Download:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is known of a dataset.
+    """One dataset.
 
     Args:
-        what: in one line.
+        what: description in one line.
         home: the publisher's page.
         licence: as the publisher states it.
-        megabytes: to be downloaded, in units of 10^6 bytes.
-        folder: where its files lie below the data folder, in the publisher's own layout.
-        files: those that must be there, below `folder`, each with its sha256; None where no checksum is known for certain.
-        downloads: what `fetch` gets; empty where it has to be done by hand.
-        by_hand: how, in that case.
-        package: an installed package that has the same files, and the folder in it, for when the data folder has not.
-        pickled: a published form, below the data folder, that would have to be unpickled and is therefore refused.
+        megabytes: size of the download, in units of 10^6 bytes.
+        folder: its folder below the data folder, in the publisher's own layout.
+        files: required files below `folder`, each with its sha256, or None if no reliable checksum is known.
+        downloads: the files that `fetch` downloads; empty if the dataset must be downloaded by hand.
+        by_hand: instructions for that case.
+        package: an installed package that ships the same files, and the folder inside it; used if the data folder lacks them.
+        pickled: a published form, below the data folder, that is a pickle and therefore refused.
     """
 
     what: str

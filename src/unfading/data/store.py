@@ -1,7 +1,7 @@
-"""Where datasets lie, whether they are whole, and how to get them.
+"""The data folder: find datasets, verify their checksums, download them.
 
-The data folder is `$UNFADING_DATA`, else `~/.cache/unfading/data`; in it each dataset lies in its publisher's own layout.
-Nothing there is ever deleted or overwritten, nothing is unpickled, and an archive is unpacked into its own folder only.
+The data folder is `$UNFADING_DATA`, or `~/.cache/unfading/data` by default. Each dataset keeps its publisher's own layout.
+No file there is ever deleted or overwritten, nothing is unpickled, and an archive is unpacked into its own folder only.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ PICKLED = "{} is a pickle: reading it would run whatever code is in it, so it is
 
 
 def root() -> Path:
-    """The data folder, whether it is there or not."""
+    """The path of the data folder, whether or not it exists."""
     return Path(os.environ.get("UNFADING_DATA") or "~/.cache/unfading/data").expanduser()
 
 
 def known(name: str) -> Dataset:
-    """What is known of a dataset."""
+    """The table entry of a dataset."""
     if name not in DATASETS:
         raise ValueError(unknown("dataset", name, DATASETS))
     return DATASETS[name]
 
 
 def find(name: str) -> Path:
-    """The folder of a dataset, all of whose files are there; FileNotFoundError, with the way to get them, if not."""
+    """The folder of a dataset. Raises FileNotFoundError, with instructions, if a file is missing."""
     dataset = known(name)
     folder = _folder(dataset)
     if not folder.is_dir():
@@ -49,7 +49,7 @@ def find(name: str) -> Path:
 
 
 def present(name: str) -> bool:
-    """Whether `find` would find it."""
+    """True if the dataset is complete in the data folder."""
     try:
         find(name)
     except (FileNotFoundError, ValueError):
@@ -58,29 +58,29 @@ def present(name: str) -> bool:
 
 
 def path(name: str, file: str) -> Path:
-    """A file of a dataset, present and, where a checksum is pinned, unaltered."""
-    found, wanted = find(name) / file, known(name).files.get(file)
-    if not found.is_file():
-        raise FileNotFoundError(f"dataset {name!r} is not whole: {found} is missing. {_elsewhere(name)}")
-    if wanted is not None and sha256(found) != wanted:
-        raise ValueError(_altered(found, wanted))
-    return found
+    """The path of a dataset's file, after checking that it exists and matches its checksum, if one is pinned."""
+    target, wanted = find(name) / file, known(name).files.get(file)
+    if not target.is_file():
+        raise FileNotFoundError(f"dataset {name!r} is not whole: {target} is missing. {_elsewhere(name)}")
+    if wanted is not None and sha256(target) != wanted:
+        raise ValueError(_altered(target, wanted))
+    return target
 
 
-class Finding(NamedTuple):
-    """What `verify` says of a file."""
+class FileCheck(NamedTuple):
+    """The result of verifying one file."""
 
     file: str
-    state: Literal["sound", "present", "missing", "altered"]  # present: there, but no checksum is pinned
+    state: Literal["sound", "present", "missing", "altered"]  # present: it exists, but no checksum is pinned
 
 
-def verify(name: str) -> list[Finding]:
-    """Every file of a dataset that the table names, checked against its checksum; [] where the folder is not there."""
+def verify(name: str) -> list[FileCheck]:
+    """Check every file that the table lists against its checksum. Returns [] if the folder does not exist."""
     dataset = known(name)
     folder = _folder(dataset)
     if not folder.is_dir():
         return []
-    findings = []
+    checks = []
     for file, wanted in dataset.files.items():
         state: Literal["sound", "present", "missing", "altered"] = "sound"
         if not (folder / file).is_file():
@@ -89,12 +89,12 @@ def verify(name: str) -> list[Finding]:
             state = "present"
         elif sha256(folder / file) != wanted:
             state = "altered"
-        findings.append(Finding(file, state))
-    return findings
+        checks.append(FileCheck(file, state))
+    return checks
 
 
 def sha256(file: Path) -> str:
-    """The checksum of a file, computed once per process and state of the file."""
+    """The checksum of a file, computed again only if its size or modification time changed."""
     status = file.stat()
     return _sha256(file, status.st_size, status.st_mtime_ns)
 
@@ -106,7 +106,7 @@ def _sha256(file: Path, size: int, changed: int) -> str:
 
 
 def refuse_pickle(file: Path, way_out: str) -> None:
-    """Raise if a file is a pickle, by its name or its first bytes."""
+    """Raise ValueError if the name or the first bytes of a file are those of a pickle."""
     with file.open("rb") as stream:
         begins_as_pickle = stream.read(2)[:1] == b"\x80"
     if begins_as_pickle or file.suffix in (".pkl", ".pickle", ".p"):
@@ -114,14 +114,14 @@ def refuse_pickle(file: Path, way_out: str) -> None:
 
 
 def fetch(name: str, *, progress: Any = None) -> Path:
-    """Download what is missing of a dataset, check it, and put it in place whole. Files that are there stay as they are.
+    """Download the missing files of a dataset, verify them and move them into place. Existing files are not touched.
 
     Args:
-        progress: an object with `total`, `update(n)`, `reset()` and `close()`, such as a tqdm bar, told of every download.
+        progress: an object with `total`, `update(n)`, `reset()` and `close()`, such as a tqdm bar, updated during downloads.
     """
     dataset = known(name)
     folder = root() / dataset.folder
-    altered = [finding.file for finding in verify(name) if finding.state == "altered"]
+    altered = [check.file for check in verify(name) if check.state == "altered"]
     if altered:
         raise ValueError(_altered(folder / altered[0], dataset.files[altered[0]]))
     if present(name):
@@ -132,7 +132,7 @@ def fetch(name: str, *, progress: Any = None) -> Path:
         if download.inside is None and (folder / download.name).is_file():
             continue
         root().mkdir(parents=True, exist_ok=True)
-        # Beside the final place, so that a move is one step of the file system.
+        # On the same file system as the target, so that each move is atomic.
         with tempfile.TemporaryDirectory(dir=root(), prefix=".fetching-") as scratch:
             fetched = _retrieve(download, Path(scratch) / "download", progress)
             if download.inside is not None:
@@ -144,13 +144,13 @@ def fetch(name: str, *, progress: Any = None) -> Path:
 
 
 def download(url: str, checksum: str | None, name: str, folder: Path) -> Path:
-    """One file from the network, in `folder`; one that is there already is not fetched again, unless its checksum differs."""
+    """Download one file into `folder`, unless it is already there with the right checksum."""
     folder.mkdir(parents=True, exist_ok=True)
     return _retrieve(Download((url,), checksum or "", name), folder, None)
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar or zip archive of plain files and folders; refuse one that reaches outside `folder`, or holds links."""
+    """Unpack a tar or zip archive of plain files and folders. Archives with links or paths outside `folder` are refused."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
@@ -176,7 +176,7 @@ def _refuse(archive: Path, name: str, *, link: bool) -> None:
 
 
 def _retrieve(download: Download, folder: Path, progress: Any) -> Path:
-    """The file, downloaded into `folder`, with the right checksum."""
+    """Download a file into `folder`, trying each URL in turn, and verify its checksum."""
     try:
         import pooch
     except ImportError:
@@ -194,7 +194,7 @@ def _retrieve(download: Download, folder: Path, progress: Any) -> Path:
 
 
 def _place(source: Path, folder: Path) -> None:
-    """Move every file below `source` to its place below `folder`, each in one step, none over another."""
+    """Move every file below `source` to the same place below `folder`, atomically, without overwriting."""
     if not source.is_dir():
         raise ValueError(
             f"the archive has no folder {source.name!r}: its publisher has changed it. Unpack it by hand into {folder}."
@@ -207,7 +207,7 @@ def _place(source: Path, folder: Path) -> None:
 
 
 def _folder(dataset: Dataset) -> Path:
-    """Where its files should be: in the data folder or, if it is not there, in the installed package that has them too."""
+    """The expected folder: in the data folder or, if absent there, in an installed package that ships the same files."""
     own = root() / dataset.folder
     package = None if dataset.package is None or own.is_dir() else find_spec(dataset.package[0])
     if dataset.package is None or package is None or package.origin is None:

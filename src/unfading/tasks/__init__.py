@@ -1,4 +1,4 @@
-"""Tasks own data, loss and metrics, and say what reads the recurrent output; they never know a model."""
+"""Tasks: each owns its data, loss, metrics and output head, and is independent of the model."""
 
 from unfading.tasks.crops import TUMCrops
 from unfading.tasks.images import Digits, NoisyCIFAR, NoisyMNIST, PermutedMNIST, PixelMNIST

@@ -1,15 +1,15 @@
-"""The contract of a task, and the heads and encoders that tasks hand to a model.
+"""The base class of tasks, and the encoders and heads that tasks provide.
 
-A task owns data, loss and metrics, and says what reads the recurrent output; it never knows a model:
+A task owns its data, loss, metrics and output head, and is independent of the model:
 
     batch = task.batch(index, size, split="train", seed=0, device="cpu")         pure in its arguments
     model = Model(task.encoder(), rnn, task.head(rnn.output_size))               rnn reads task.input_size features
     prediction, state = model(batch.x, lengths=batch.lengths)
     task.loss(prediction, batch).backward()
 
-Because `batch` is pure, a run that is resumed, a worker, a rank that takes rows of the global batch and the members of a fleet
-all see the same data without a generator's state being kept anywhere. What is drawn at random is drawn on the device that asks,
-and a CPU and a GPU draw different numbers from one seed; which row of a dataset comes when is the same on every device.
+Because `batch` is pure, resumed runs, workers, ranks that take rows of the global batch and the models of a fleet all see the
+same data, and no generator state has to be stored. Random data are drawn on the requested device, so a CPU and a GPU draw
+different numbers from the same seed; the order of a dataset's rows is the same on every device.
 """
 
 from abc import ABC, abstractmethod
@@ -22,48 +22,48 @@ from torch.nn import functional
 from unfading.errors import check_count, check_share, unknown
 from unfading.lengths import zero_past
 
-# "full" is "train" and "valid" together: for the last run, when the settings have been chosen.
+# "full" is "train" and "valid" together, for the final run after settings were chosen by validation.
 Split = Literal["train", "valid", "full", "test"]
 
 
 class Batch(NamedTuple):
-    """What a model is given, and what it should answer."""
+    """Inputs and targets of a model."""
 
     x: Tensor  # [T, B, I], or int64 tokens [T, B]
-    target: Tensor  # one answer per row [B] or [B, n], or one per step [T, B]
-    lengths: Tensor | None = None  # int64 [B], where rows have lengths of their own
-    mask: Tensor | None = None  # bool, shaped like target: which answers count; None where all do
+    target: Tensor  # one target per row [B] or [B, n], or one per step [T, B]
+    lengths: Tensor | None = None  # int64 [B] if rows differ in length
+    mask: Tensor | None = None  # bool, shaped like target: the targets that count; None if all do
 
 
 class Task(ABC):
-    """A frozen dataclass whose fields are JSON values: two tasks with equal fields give equal batches."""
+    """A task. Subclasses are frozen dataclasses whose fields are JSON values; equal fields give equal batches."""
 
-    paper: ClassVar[str]  # where it was introduced
+    paper: ClassVar[str]  # the paper that introduced it
     measure: ClassVar[str]  # name of its first metric, in which `guess` is told
     rising: ClassVar[bool] = False  # whether a larger measure is a better one
-    dataset: ClassVar[str | None] = None  # in `unfading.datasets`; None where the data are generated
+    dataset: ClassVar[str | None] = None  # name in `unfading.data.datasets`; None if the data are generated
 
     @property
     @abstractmethod
     def input_size(self) -> int:
-        """Features that the encoder hands to the recurrent stack."""
+        """Number of features that the recurrent stack reads."""
 
     @property
     @abstractmethod
     def guess(self) -> float:
-        """What a guesser without memory scores in the first metric."""
+        """Score of a predictor without memory, in the first metric."""
 
     @abstractmethod
     def batch(self, index: int, size: int, *, split: Split, seed: int, device: torch.device | str) -> Batch:
-        """The batch of that index. Depends on these arguments and the task's fields alone."""
+        """The batch with this index. It depends only on the arguments and the fields of the task."""
 
     @abstractmethod
     def length(self, split: Split, size: int) -> int | None:
-        """Batches in one pass over the split; None where there is no end."""
+        """Number of batches in one pass over the split; None if it is endless."""
 
     @abstractmethod
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
-        """What training makes small: a scalar."""
+        """The training loss, a scalar."""
 
     @abstractmethod
     def metrics(self, prediction: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -71,29 +71,29 @@ class Task(ABC):
 
     @abstractmethod
     def head(self, size: int) -> nn.Module:
-        """What reads `size` recurrent features and gives the prediction."""
+        """The module that maps `size` recurrent features to the prediction."""
 
     def encoder(self) -> nn.Module:
-        """What x passes before the recurrent stack."""
+        """The module between x and the recurrent stack."""
         return nn.Identity()
 
     def weight(self, batch: Batch) -> int:
-        """What this batch's means weigh among those of other batches: its rows, where each row has equally many answers."""
+        """Weight of this batch when means over batches are taken: by default its number of rows."""
         return batch.x.shape[1]
 
     def carried(self, index: int, size: int, *, split: Split) -> bool:
-        """Whether this batch goes on where the last one ended: row by row, its state is carried over, cut from its graph."""
+        """True if this batch continues the previous one, so that the detached state is carried over row by row."""
         return False
 
 
 def check_split(split: str) -> None:
-    """Raise unless there is such a split."""
+    """Raise ValueError for an unknown split."""
     if split not in get_args(Split):
         raise ValueError(unknown("split", split, get_args(Split)))
 
 
 def cross_entropy(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean of -log softmax(prediction)[target], in nats, over the answers that count; prediction [..., C], target [...]."""
+    """Mean of -log softmax(prediction)[target], in nats, over unmasked targets; prediction [..., C], target [...]."""
     if mask is None:
         return functional.cross_entropy(prediction.flatten(0, -2), target.flatten())
     losses = functional.cross_entropy(prediction.flatten(0, -2), target.flatten(), reduction="none")
@@ -101,7 +101,7 @@ def cross_entropy(prediction: Tensor, target: Tensor, mask: Tensor | None = None
 
 
 def accuracy(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Share of the answers that count whose largest entry is the target; prediction [..., C], target [...]."""
+    """Fraction of unmasked targets that are the argmax of the prediction; prediction [..., C], target [...]."""
     right = prediction.argmax(dim=-1) == target
     if mask is None:
         return right.to(prediction.dtype).mean()
@@ -109,7 +109,7 @@ def accuracy(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> 
 
 
 class OneHot(nn.Module):
-    """Encoder of tokens [T, B] as rows of the identity matrix, [T, B, symbols]; nothing is learnt."""
+    """Encode tokens [T, B] as one-hot vectors [T, B, symbols]; no parameters."""
 
     eye: Tensor
 
@@ -124,14 +124,14 @@ class OneHot(nn.Module):
 
 
 class Head(nn.Module):
-    """A linear map to `answers` numbers; subclasses say what of the sequence it reads.
+    """A linear output layer. Subclasses choose which part of the sequence it reads.
 
-    `forward(output, lengths=None)`: output [T, B, n], lengths int64 [B] or None where every row has T steps.
+    `forward(output, lengths=None)`: output [T, B, n], lengths int64 [B], or None if every row has T steps.
 
     Args:
-        size: n, the features of the recurrent output.
-        answers: numbers per answer, e.g. classes.
-        dropout: share of what it reads that training drops.
+        size: n, the number of features of the recurrent output.
+        answers: numbers per prediction, for example the number of classes.
+        dropout: dropout rate of its input.
     """
 
     def __init__(self, size: int, answers: int, dropout: float = 0.0):
@@ -149,7 +149,7 @@ class Head(nn.Module):
 
 
 class LastStep(Head):
-    """One answer per sequence, from the output of each row's last step: [B, answers]."""
+    """One prediction per sequence, from the output at each row's last step: [B, answers]."""
 
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:
@@ -159,14 +159,14 @@ class LastStep(Head):
 
 
 class EveryStep(Head):
-    """An answer for each step: [T, B, answers]; past a row's end it answers to zeros, and means nothing."""
+    """A prediction at each step: [T, B, answers]. Past a row's end it reads zeros; ignore it there."""
 
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.read(output if lengths is None else zero_past(output, lengths))
 
 
 class MeanOverTime(Head):
-    """One answer per sequence, from the mean of the output over each row's own steps: [B, answers]."""
+    """One prediction per sequence, from the mean of the output over each row's own steps: [B, answers]."""
 
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is None:

@@ -1,18 +1,18 @@
-"""What grows on a field, told by 26 satellite images of it: the TUM set of STAR's second experiment.
+"""Crop classification from 26 satellite images of a field: the TUM dataset of STAR's second experiment.
 
-An observation is a patch of 3 x 3 pixels in 6 bands, 54 numbers. STAR answers at every date, where the answer can also be
-cloud, snow, cloud shadow or water, or once for the whole sequence, from the mean of the output over time. The UCR set `Crop`,
-46 dates of one number, is `UCR(name="Crop")`.
+An observation is a patch of 3 x 3 pixels in 6 bands, 54 numbers. STAR predicts either at every date, where the class can also
+be cloud, snow, cloud shadow or water, or once per sequence, from the mean of the output over time. The UCR dataset `Crop`, 46
+dates of one number, is `UCR(name="Crop")`.
 
-The published files are pickles, which can run any code when they are read, so they are not read. `docs/tasks/real-data.md` has
-a short script that turns them into `train.npz` and `test.npz`, to be run where you trust them:
+The published files are pickles, which can execute code when they are read, so they are refused. `docs/tasks/real-data.md` has a
+short script that converts them to `train.npz` and `test.npz`; run it where you trust the files:
 
     x        float [N, T, 54]    observations, zero past a field's last one
-    lengths  int [N]             observations of each field; may be left out where all have T
+    lengths  int [N]             number of observations of each field; optional if all have T
     y_date   int [N, T]          a label for each date, for per="date"
     y        int [N]             one label for each field, for per="sequence"
 
-There the published 55th number, the day of the year, is left out, as STAR has it.
+The published 55th number, the day of the year, is dropped, as in STAR.
 """
 
 from dataclasses import dataclass
@@ -33,17 +33,17 @@ from unfading.tasks.resident import Examples, Part
 from unfading.tasks.scaling import Normalise, Normalised
 
 FEATURES = 54
-# A label past this is no class but damage, and would make a head of that size.
+# A larger label means a damaged file, and would create a head of that size.
 _MOST = 999
 _CONVERT = "Convert the published files as docs/tasks/real-data.md shows."
 
 
 @dataclass(frozen=True)
 class TUMCrops(Normalised):
-    """The crop, or what covers it, at each date or for the whole season.
+    """Predict the crop, or what covers it, at each date or for the whole season.
 
     Args:
-        per: "date" for an answer at each observation, "sequence" for one in all.
+        per: "date" for a prediction at each observation, "sequence" for one per field.
     """
 
     paper: ClassVar[str] = "Rußwurm 2017"
@@ -87,7 +87,7 @@ def _read(task: TUMCrops, part: Part, folder: Path) -> Examples:
 
 
 def read_crops(path: Path, labels: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Observations float32 [N, T, 54], the labels of that name int64, and lengths int64 [N] of a converted file."""
+    """Read a converted file: observations float32 [N, T, 54], the named labels int64, and lengths int64 [N]."""
     store.refuse_pickle(path, _CONVERT)
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""Generators that depend on (seed, split, index) alone, so that a batch can be drawn again anywhere, in any order."""
+"""Random generators that depend only on (seed, split, index), so that any batch can be drawn again in any order."""
 
 from hashlib import blake2b
 from typing import get_args
@@ -13,10 +13,10 @@ INDEX_BITS = 30
 
 
 def stream(seed: int, split: Split, index: int, device: torch.device | str, purpose: str = "batch") -> torch.Generator:
-    """A generator on `device` for one batch, or for another `purpose` that is counted by `index`.
+    """A generator on `device` for one batch, or for another `purpose` that is numbered by `index`.
 
-    Under one seed and purpose no two (split, index) share a stream: what is seeded is a one-to-one function of them, and not a
-    hash, which would make some pair in a hundred thousand batches meet.
+    For one seed and purpose, no two pairs (split, index) share a stream: the generator's seed is a one-to-one function of the
+    pair. A hash would make some pair in a hundred thousand batches collide.
     """
     check_split(split)
     check_count("index", index, least=0)
@@ -30,7 +30,7 @@ def stream(seed: int, split: Split, index: int, device: torch.device | str, purp
 
 
 def _mix(number: int) -> int:
-    """A one-to-one map of 32 bits (the end of MurmurHash3), so that neighbours get seeds that have nothing in common."""
+    """A one-to-one map of 32 bits (the finaliser of MurmurHash3), so that neighbours get unrelated seeds."""
     number ^= number >> 16
     number = number * 0x85EBCA6B & 0xFFFFFFFF
     number ^= number >> 13

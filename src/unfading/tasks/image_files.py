@@ -1,4 +1,4 @@
-"""Images as their publishers keep them: MNIST's gzipped idx, CIFAR-10's binary batches, scikit-learn's digits."""
+"""Readers of image files: MNIST's gzipped idx, CIFAR-10's binary batches, scikit-learn's digits."""
 
 import gzip
 import zlib
@@ -16,7 +16,7 @@ UNSIGNED_BYTE = 0x08
 
 
 def read_idx(file: Path) -> Tensor:
-    """A gzipped idx file of bytes: two zeros, the type, the number of axes, each axis in four bytes, then the entries."""
+    """Read a gzipped idx file of bytes: two zeros, type, number of axes, each axis in four bytes, then the entries."""
     try:
         raw = gzip.decompress(file.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -50,7 +50,7 @@ def cifar10(part: Part) -> tuple[Tensor, Tensor]:
 
 
 def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
-    """A binary batch: of each image a byte for its label, then 1,024 bytes of red, of green and of blue."""
+    """Read a binary batch: for each image one byte for its label, then 1,024 bytes each of red, green and blue."""
     raw = np.fromfile(file, np.uint8)
     if len(raw) == 0 or len(raw) % 3073:
         raise ValueError(f"{file} should have 3,073 bytes an image; got {len(raw)} bytes. Move it away and get it again.")
@@ -66,7 +66,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def labels(values: Tensor, file: Path, *, classes: int, rows: int) -> Tensor:
-    """Labels as int64, if there is one for each row and each is a class."""
+    """Labels as int64, after checking that there is one per row and that each is a class."""
     if values.shape != (rows,):
         raise ValueError(f"{file} should have a label for each of {rows} rows; got {list(values.shape)}. Get both files again.")
     if int(values.max()) >= classes:

@@ -1,21 +1,21 @@
-"""Images as sequences: pixel by pixel, permuted, or row by row and then noise.
+"""Images as sequences: pixel by pixel, permuted, or row by row followed by noise.
 
-    pixel MNIST       784 steps of one pixel, row after row; 785 in NRU's layout, a zero last
-    permuted MNIST    the same pixels in a fixed random order: step t has pixel p[t]
+    pixel MNIST       784 steps of one pixel, row by row; 785 in NRU's layout, with a final zero
+    permuted MNIST    the same pixels in a fixed random order: step t reads pixel p[t]
     noisy MNIST       28 rows of 28, then noise up to T = 1000
     noisy CIFAR       32 rows of 96 (red, green, blue), then noise up to T = 1000
-    digits            64 steps of one pixel: small and quick
+    digits            64 steps of one pixel; small and fast
 
-How bytes b become inputs, `scale`; m and s are taken from the training rows alone:
+`scale` converts bytes b to inputs; mean m and deviation s come from the training rows alone:
 
     unit         b / 255                   STAR, NRU
     signed       2 b / 255 - 1             the CIFAR loader of the incremental RNN's authors (FPTT's code)
     standard     (b - m) / s, per channel  the incremental RNN
     pixelwise    (b - m) / s, per pixel    EdgeML
 
-No two papers share a permutation. Known are `incremental`, the incremental RNN's (numpy's RandomState(42); the paper says "seed
-42" and no more), `nru`, from NRU's code (RandomState(50), after the permutation of its 60,000 training rows), and `urnn`
-(RandomState(92916)). An integer is a seed of RandomState. STAR's and JANET's is a file that has not been published as a seed.
+Each paper uses its own permutation. Available are `incremental`, the incremental RNN's (numpy's RandomState(42); the paper says
+only "seed 42"), `nru`, from NRU's code (RandomState(50), drawn after the permutation of its 60,000 training rows), and `urnn`
+(RandomState(92916)). An integer seeds RandomState. STAR and JANET use a file whose seed was not published.
 """
 
 from abc import abstractmethod
@@ -38,13 +38,13 @@ from unfading.tasks.resident import Examples, Labelled, Part
 
 Scale = Literal["unit", "signed", "standard", "pixelwise"]
 Validation = Literal["fifth", "first_5000", "nru"]
-# An entry that never changes would be divided by zero.
+# Entries with a smaller deviation are constant; dividing by it would divide by zero.
 LEAST_DEVIATION = 1e-6
 
 
 @dataclass(frozen=True)
 class Images(Labelled):
-    """Images of ten classes whose bytes are kept as they are and scaled batch by batch."""
+    """Images of ten classes, stored as bytes and scaled batch by batch."""
 
     _: KW_ONLY
     scale: Scale = "unit"
@@ -59,12 +59,12 @@ class Images(Labelled):
 
     @abstractmethod
     def examples(self, part: Part) -> Examples:
-        """Bytes [N, T, I], the features of a step channel by channel."""
+        """Bytes [N, T, I]; the features of a step are grouped by channel."""
 
     def scaled(self, x: Tensor) -> Tensor:
         """Bytes [B, T, I] as inputs [T, B, I]."""
         shift, factor = _scaling(self, store.root(), x.device)
-        # Turned round while they are bytes.
+        # Transposed while they are bytes, a quarter of the size.
         return x.transpose(0, 1).contiguous().to(torch.float32).sub_(shift).mul_(factor)
 
     def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
@@ -73,7 +73,7 @@ class Images(Labelled):
 
 @lru_cache(maxsize=16)
 def _scaling(task: Images, folder: Path, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What to subtract, and then to multiply by: [1], [I] or, per pixel, [T, 1, I]."""
+    """Shift and factor of x -> (x - shift) * factor: [1], [I] or, per pixel, [T, 1, I]."""
     if task.scale == "unit":
         shift, factor = torch.zeros(1), torch.tensor([1 / task.brightest])
     elif task.scale == "signed":
@@ -81,11 +81,11 @@ def _scaling(task: Images, folder: Path, device: torch.device) -> tuple[Tensor, 
     else:
         x = task.training().x
         n, T, I = x.shape
-        # In pieces: as doubles the whole would be eight times as large.
+        # In chunks: in float64 the whole would be eight times as large.
         total, squares = torch.zeros(T, I, dtype=torch.float64), torch.zeros(T, I, dtype=torch.float64)
-        for piece in x.split(1024):
-            total += piece.double().sum(dim=0)
-            squares += piece.double().square().sum(dim=0)
+        for chunk in x.split(1024):
+            total += chunk.double().sum(dim=0)
+            squares += chunk.double().square().sum(dim=0)
         mean, second = total / n, squares / n
         if task.scale == "standard":
             mean, second = (m.view(T, task.channels, -1).mean(dim=(0, 2)) for m in (mean, second))
@@ -100,13 +100,13 @@ def _scaling(task: Images, folder: Path, device: torch.device) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class PixelMNIST(Images):
-    """Digits pixel by pixel, 784 steps, the class after the last (Le et al. 2015).
+    """Classify handwritten digits read pixel by pixel in 784 steps (Le et al. 2015).
 
     Args:
-        scale: see above.
-        validation: which training rows are held out: "fifth", or a paper's own, "first_5000" (uRNN; TensorFlow's tutorial,
-            hence STAR and JANET) or "nru" (the last 10,000 of 60,000, shuffled).
-        extra_step: a zero at the end, and the answer there: NRU's 785 steps.
+        scale: how bytes become inputs: "unit", "signed", "standard" or "pixelwise".
+        validation: the held-out training rows: "fifth", or a paper's own split, "first_5000" (uRNN; TensorFlow's tutorial,
+            hence STAR and JANET) or "nru" (the last 10,000 of the 60,000, shuffled).
+        extra_step: append a zero step, at which the class is predicted: NRU's 785 steps.
     """
 
     _: KW_ONLY
@@ -141,7 +141,7 @@ class PixelMNIST(Images):
 
 
 def permutation(name: str | int, size: int = 784) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The order in which pixels come: a paper's by name, or that of a seed."""
+    """The order of the pixels: a paper's permutation by name, or one drawn from a seed."""
     if isinstance(name, int) and not isinstance(name, bool):
         check_count("permutation", name, least=0)
         return np.random.RandomState(name).permutation(size)
@@ -175,11 +175,11 @@ class PermutedMNIST(PixelMNIST):
 
 @dataclass(frozen=True)
 class Noisy(Images):
-    """Rows of an image, then N(0, 1) up to step T, then the class.
+    """Rows of an image, then N(0, 1) noise up to step T, then predict the class.
 
     Args:
-        T: steps in all.
-        fixed_noise: the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; else fresh for each.
+        T: total number of steps.
+        fixed_noise: use the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; otherwise fresh noise.
     """
 
     T: int = 1000
@@ -244,7 +244,7 @@ class NoisyCIFAR(Noisy):
 
 @dataclass(frozen=True)
 class Digits(Images):
-    """Digits of 8 x 8, pixel by pixel, as scikit-learn has them: in one file, of which the last fifth is our test."""
+    """scikit-learn's 8 x 8 digits, pixel by pixel. It is one file; its last fifth is our test set."""
 
     paper = "Alpaydin 1998"
     dataset = "digits"

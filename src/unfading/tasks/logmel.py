@@ -1,15 +1,15 @@
-"""Log-mel filter bank: what a one-second clip sounds like to 32 overlapping bands of pitch, every 10 ms.
+"""Log-mel filter bank: the energy of a one-second clip in 32 overlapping frequency bands, every 10 ms.
 
     s'_n = s_n - 0.97 s_{n-1}                                  pre-emphasis, on samples as stored (int16, not scaled to 1)
-    frame_t = s'[160 t : 160 t + 400] * hamming                25 ms every 10 ms; the last frame is filled up with zeros
+    frame_t = s'[160 t : 160 t + 400] * hamming                25 ms every 10 ms; the last frame is padded with zeros
     P_t[k] = |sum_n frame_t[n] exp(-2 pi i n k / 512)|^2 / 512
     out_t[j] = log(sum_k F[j, k] P_t[k] + 1e-10)
 
-F[j] is a triangle over the bins b_j, b_{j+1}, b_{j+2}, the lower corner of which counts and the upper does not. The b are the
-integer parts of 513 f / 16000 at 34 frequencies f that lie evenly on the mel scale 2595 log10(1 + f / 700) from 0 to 8 kHz.
+F[j] is a triangle over the bins b_j, b_{j+1}, b_{j+2}, with the lower corner included and the upper excluded. The b are the
+integer parts of 513 f / 16000 at 34 frequencies f, evenly spaced on the mel scale 2595 log10(1 + f / 700) from 0 to 8 kHz.
 
-This is `python_speech_features.fbank` with `winfunc=numpy.hamming` and then log(x + 1e-10), as in the script that made the
-incremental RNN's and FastGRNN's Google sets: 16,000 samples give 99 steps.
+This equals `python_speech_features.fbank` with `winfunc=numpy.hamming` followed by log(x + 1e-10), as in the script behind the
+Google sets of the incremental RNN and FastGRNN: 16,000 samples give 99 steps.
 """
 
 import math

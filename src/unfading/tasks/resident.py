@@ -1,11 +1,11 @@
-"""Tasks whose examples lie in memory, on the device that trains: which rows make which batch.
+"""Tasks whose examples are held in memory on the training device, and the order in which rows form batches.
 
-N examples of training files and some of test files. Of the training rows a fixed part is held out for validation:
+A dataset has training files and test files. A fixed part of the training rows is held out for validation:
 
-    train    the rest, shuffled anew each epoch; batches of equal size, what is left over waits for another epoch
-    valid    the rows held out, in order, the last batch as short as it comes
-    full     both, shuffled, for the last run when the settings have been chosen
-    test     the test files, in order, the last batch as short as it comes
+    train    the remaining rows, shuffled in each epoch; batches of equal size, an incomplete last batch is dropped
+    valid    the held-out rows in order; the last batch may be smaller
+    full     train and valid together, shuffled, for the final run after settings were chosen
+    test     the test files in order; the last batch may be smaller
 
 The order of an epoch depends on (seed, split, epoch) and is drawn on the CPU, so it is the same on every device.
 """
@@ -30,37 +30,37 @@ CPU = torch.device("cpu")
 
 
 class Examples(NamedTuple):
-    """Examples along the first axis; what a batch has of them, it has along its second."""
+    """Examples along the first axis. A batch has them along its second axis."""
 
-    x: Tensor  # [N, T, I] or tokens [N, T], in whatever type is small; `present` makes the model's input of it
-    target: Tensor  # one answer per row [N] or [N, n], or one per step [N, T], and then with a mask
+    x: Tensor  # [N, T, I] or tokens [N, T], in any compact dtype; `present` converts it to the model's input
+    target: Tensor  # one target per row [N] or [N, n], or one per step [N, T] with a mask
     lengths: Tensor | None = None  # int64 [N]
-    mask: Tensor | None = None  # bool [N, T]: which steps' answers count
+    mask: Tensor | None = None  # bool [N, T]: the steps whose targets count
 
     def take(self, rows: Tensor) -> "Examples":
-        """These rows alone."""
+        """Only these rows."""
         lengths, mask = (None if field is None else field[rows] for field in (self.lengths, self.mask))
         return Examples(self.x[rows], self.target[rows], lengths, mask)
 
     def to(self, device: torch.device) -> "Examples":
-        """The same on another device."""
+        """The same examples on another device."""
         lengths, mask = (None if field is None else field.to(device) for field in (self.lengths, self.mask))
         return Examples(self.x.to(device), self.target.to(device), lengths, mask)
 
 
 class Resident(Task):
-    """A task over a dataset that fits in memory. Subclasses read it (`examples`) and say how a row looks (`present`)."""
+    """A task over a dataset that fits in memory. Subclasses read it (`examples`) and convert rows to inputs (`present`)."""
 
     @abstractmethod
     def examples(self, part: Part) -> Examples:
-        """The published training files (with those for validation, if they are apart), or the test files, on the CPU."""
+        """The published training files (including separate validation files), or the test files, on the CPU."""
 
     def held_out(self, n: int) -> Tensor:
-        """Rows of the n training ones that are for validation: a fixed fifth, whatever the seed. Override for a paper's own."""
+        """Indices of the n training rows used for validation: a fixed fifth for every seed. Override for another."""
         return torch.from_numpy(np.sort(np.random.RandomState(0).permutation(n)[: n // 5]))
 
     def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
-        """A batch of these rows; `draw` gives its generator, for tasks that add noise."""
+        """The batch of these rows. `draw()` returns the batch's generator, for tasks that add noise."""
         x = rows.x.transpose(0, 1).contiguous()
         if rows.mask is None:
             return Batch(x, rows.target, rows.lengths)
@@ -88,17 +88,17 @@ class Resident(Task):
         return max(1, n // size) if split in ("train", "full") else -(-n // size)
 
     def rows(self, split: Split) -> Tensor:
-        """Which rows of its part a split has, in ascending order, int64."""
+        """Row indices of a split within the training or test files, ascending, int64."""
         check_split(split)
         return _rows(self, split, store.root(), CPU)
 
     def training(self) -> Examples:
-        """The examples of the split "train", on the CPU: all that a normalisation may see."""
+        """The examples of the split "train", on the CPU. Normalisation statistics may use nothing else."""
         return _held(self, "train", store.root(), CPU).take(self.rows("train"))
 
 
 class Labelled(Resident):
-    """Resident sequences with one class each, answered after the last step: cross entropy; accuracy first."""
+    """Classification of whole sequences from the last step: cross-entropy loss; accuracy is the first metric."""
 
     measure = "accuracy"
     rising = True
@@ -110,7 +110,7 @@ class Labelled(Resident):
 
     @property
     def guess(self) -> float:
-        """How often, in the test files, the commonest class of the training rows is right."""
+        """Test accuracy of always predicting the most frequent training class."""
         common = torch.bincount(_counted(self.training())).argmax()
         return (_counted(_held(self, "test", store.root(), CPU)) == common).double().mean().item()
 
@@ -128,19 +128,19 @@ class Labelled(Resident):
 
 
 def _counted(examples: Examples) -> Tensor:
-    """The labels that count, in one row."""
+    """The unmasked labels, flattened."""
     return examples.target.flatten() if examples.mask is None else examples.target[examples.mask]
 
 
 def _exact(device: torch.device | str) -> torch.device:
-    """The device with its number, so that "cuda" and "cuda:0" share what is kept."""
+    """The device with its index, so that "cuda" and "cuda:0" share cached data."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
-# What is kept is keyed by the folder too: another UNFADING_DATA is another dataset. Enough for a few tasks on a few devices.
+# The folder is part of the key: another UNFADING_DATA is another dataset. The size fits a few tasks on a few devices.
 @lru_cache(maxsize=8)
 def _held(task: Resident, part: Part, folder: Path, device: torch.device) -> Examples:
     return task.examples(part) if device == CPU else _held(task, part, folder, CPU).to(device)

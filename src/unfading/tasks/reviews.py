@@ -1,10 +1,10 @@
-"""Yelp-5: how many stars, one to five, a review gives; from the published JSON lines.
+"""Yelp-5: predict the stars, one to five, of a review; from the published JSON lines.
 
-The incremental RNN takes the first million reviews of the file, half for training and half for testing, the 20,000 commonest
-words and 300 words of each review. Which half is which, how text becomes words and which side is padded is nowhere recorded.
-Ours: the first half trains, and a fixed fifth of it is for validation; a word is a run of letters, digits and apostrophes, in
-small letters; number 0 is any word that is not among the commonest of the split "train"; a review has its own length, and
-the network sees no padding.
+The incremental RNN's paper uses the first million reviews of the file, half for training and half for testing, with the 20,000
+most frequent words and 300 words per review. It does not say which half is which, how text is split into words, or on which
+side it pads. Here the first half is for training, and a fixed fifth of it for validation; a word is a run of letters, digits
+and apostrophes, in lower case; token 0 is any word outside the most frequent ones of the split "train"; reviews keep their own
+lengths, so the network sees no padding.
 """
 
 import json
@@ -36,10 +36,10 @@ class Yelp5(Labelled):
     """Stars of a review, classes 0 to 4.
 
     Args:
-        reviews: how many of the file, from its start; the first half trains.
-        words: numbers that a word can have, one of which stands for all that are rare.
-        steps: words read of a review.
-        embedding: numbers that stand for a word, learnt with the network.
+        reviews: number of reviews, from the start of the file; the first half is for training.
+        words: size of the vocabulary, including the token for rare words.
+        steps: largest number of words read per review.
+        embedding: size of the learnt word vectors.
     """
 
     paper: ClassVar[str] = "Yelp 2017"
@@ -84,7 +84,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read_reviews(path: Path, count: int) -> Iterator[tuple[str, int]]:
-    """Text and stars of the first `count` reviews; what is no review is named with its line."""
+    """Text and stars of the first `count` reviews. An invalid line is named in the error."""
     number = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -107,11 +107,11 @@ def read_reviews(path: Path, count: int) -> Iterator[tuple[str, int]]:
 
 @lru_cache(maxsize=2)
 def _read(task: Yelp5, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, stars and lengths of all reviews, the words numbered as the split "train" has them."""
+    """Tokens, stars and lengths of all reviews. The vocabulary comes from the split "train"."""
     half = task.reviews // 2
     trains = np.ones(half, dtype=bool)
     trains[task.held_out(half)] = False
-    # Words are first numbered as they come, and counted where they may be; then the commonest get their numbers.
+    # Words are first numbered in order of appearance and counted in training rows; then the most frequent get their tokens.
     as_they_come: dict[str, int] = {}
     counts: Counter[int] = Counter()
     texts: list[NDArray[np.int32]] = []
@@ -129,6 +129,6 @@ def _read(task: Yelp5, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
     tokens = np.full((task.reviews, task.steps), UNKNOWN, dtype=rank.dtype)
     for row, come in zip(tokens, texts, strict=True):
         row[: len(come)] = rank[come]
-    # A review without a single word is read as one unknown word.
+    # A review without words is read as one unknown word.
     lengths = np.maximum([len(come) for come in texts], 1)
     return (torch.from_numpy(tokens), torch.from_numpy(stars), torch.from_numpy(lengths))

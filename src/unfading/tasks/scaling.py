@@ -1,8 +1,8 @@
-"""Mean zero and spread one, as the incremental RNN has it for sensors and speech, told by the split "train" alone.
+"""Normalisation to mean 0 and standard deviation 1, as the incremental RNN's paper does for sensors and speech.
 
     x' = (x - mean) / spread
 
-What validation and test hold never moves a mean. Rows that end early count with their own steps only, and stay zero past them.
+Mean and spread come from the split "train" alone. Shorter rows contribute only their own steps, and stay zero past their end.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from unfading.lengths import zero_past
 from unfading.tasks.base import Batch
 from unfading.tasks.resident import Examples, Labelled
 
-# "channel": a mean for each channel. "step": one for each (step, channel), as in FastGRNN's script. "none": as published.
+# "channel": one mean per channel. "step": one per (step, channel), as in FastGRNN's script. "none": data as published.
 Normalise = Literal["channel", "step", "none"]
 
 
 class Scale(NamedTuple):
-    """What is taken off and what is divided by, float32 [1 or T, 1, I]."""
+    """Mean and standard deviation, float32 [1 or T, 1, I]."""
 
     mean: Tensor
     spread: Tensor
 
 
 class Normalised(Labelled):
-    """Labelled sequences whose field `normalise` says how they are scaled."""
+    """Classification of sequences that are normalised as the field `normalise` says."""
 
     normalise: Normalise
 
@@ -44,21 +44,21 @@ class Normalised(Labelled):
         x = batch.x.contiguous()
         if self.normalise != "none":
             mean, spread = _scale(self, store.root(), x.device)
-            # In place: the rows have been picked for this batch alone.
+            # In place: x is a copy made for this batch.
             x = x.sub_(mean).div_(spread)
             x = x if batch.lengths is None else zero_past(x, batch.lengths)
         return batch._replace(x=x)
 
 
 def scale_of(x: Tensor, lengths: Tensor | None, *, each_step: bool) -> Scale:
-    """Mean and spread of examples [N, T, I], over rows or over rows and steps. What never changes is divided by one."""
+    """Mean and spread of examples [N, T, I], over rows or over rows and steps. Constant entries get spread 1."""
     N, T, _ = x.shape
     whole = torch.full((N,), T) if lengths is None else lengths
     if each_step and bool((whole < T).any()):
-        raise ValueError("normalise='step' wants sequences of one length, and these differ. Take normalise='channel'.")
+        raise ValueError("normalise='step' needs sequences of equal length, and these differ. Use normalise='channel'.")
     inside = torch.arange(T) < whole.unsqueeze(1)
     means, spreads = [], []
-    # Channel by channel: a copy of all in double precision would be gigabytes for speech.
+    # Channel by channel: a copy of the whole in float64 would take gigabytes for speech.
     for channel in x.unbind(-1):
         values = channel.double() if each_step else channel[inside].double().unsqueeze(1)
         spread, mean = torch.std_mean(values, dim=0, correction=0)

@@ -1,16 +1,16 @@
-"""What people do, told by the sensors they wear: HAR-2, HAR-6 (a smartphone) and DSA-19 (five units on trunk and limbs).
+"""Activity recognition from wearable sensors: HAR-2 and HAR-6 (a smartphone), DSA-19 (five units on trunk and limbs).
 
-The incremental RNN's tables use both sets, "zero mean - unit variance normalized". FastGRNN's script takes a mean for each
-(step, channel), others one for each channel; `normalise` has both.
+The incremental RNN's tables use both datasets, "zero mean - unit variance normalized". FastGRNN's script uses one mean per
+(step, channel), others use one per channel; `normalise` offers both.
 
-HAR comes with its own split by people. For validation we hold out people too, the last four of the 21: the windows overlap by
-half, so a random fifth would have half of each of its windows in training. That is 1,485 of 7,352 windows, 20.2 %.
-`validation="fifth"` is a random fifth all the same, as the incremental RNN's paper has it: four people are few to choose by.
+HAR is published with a split by people. For validation we also hold out people, the last four of the 21: windows overlap by
+half, so a random fifth would share half of each of its windows with training. That is 1,485 of 7,352 windows, 20.2 %.
+`validation="fifth"` selects a random fifth, as in the incremental RNN's paper: four people are few for choosing settings.
 
-Of DSA the papers say 4,560 for training and as many for testing, and nowhere which. `split_by="subjects"` trains on people 1 to
-4 and tests on 5 to 8; `"segments"` trains on the first half of each recording and tests on the second. Subjects is the default:
-it asks for people never seen, which the published accuracies, 84 to 88 %, make the likelier of the two. Validation is the last
-fifth of each training recording.
+For DSA the papers state 4,560 examples each for training and testing, but not which. `split_by="subjects"` trains on people 1
+to 4 and tests on 5 to 8; `"segments"` trains on the first half of each recording and tests on the second. "subjects" is the
+default: it tests on unseen people, which the published accuracies, 84 to 88 %, make the more likely choice. Validation is the
+last fifth of each training recording.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ HELD_OUT_PEOPLE = (27, 28, 29, 30)
 
 @dataclass(frozen=True)
 class HAR6(Normalised):
-    """Which of six activities a window of 128 steps, 2.56 s, of nine inertial signals shows."""
+    """Classify six activities from windows of 128 steps (2.56 s) of nine inertial signals."""
 
     paper: ClassVar[str] = "Anguita 2013"
     dataset: ClassVar[str] = "har"
@@ -75,13 +75,13 @@ class HAR6(Normalised):
         return torch.nonzero(torch.isin(people, torch.tensor(HELD_OUT_PEOPLE))).squeeze(1)
 
     def people(self, part: Part) -> Tensor:
-        """Who wore the phone, 1 to 30, int64 [N]."""
+        """The person, 1 to 30, of each window, int64 [N]."""
         return _whole_numbers(f"{part}/subject_{part}.txt", 30)
 
 
 @dataclass(frozen=True)
 class HAR2(HAR6):
-    """HAR with its activities merged: sitting, laying and walking upstairs against standing, walking and walking downstairs."""
+    """HAR with two classes: sitting, laying and walking upstairs against standing, walking and walking downstairs."""
 
     paper: ClassVar[str] = "Kusupati 2018"
     merged: ClassVar[tuple[int, ...]] = (1, 0, 1, 0, 1, 0)
@@ -89,7 +89,7 @@ class HAR2(HAR6):
 
 @dataclass(frozen=True)
 class DSA19(Normalised):
-    """Which of nineteen activities a segment of 125 steps, 5 s, of 45 signals shows; 8 people, 60 segments each."""
+    """Classify nineteen activities from segments of 125 steps (5 s) of 45 signals; 8 people, 60 segments each."""
 
     paper: ClassVar[str] = "Altun 2010"
     dataset: ClassVar[str] = "dsa"
@@ -111,7 +111,7 @@ class DSA19(Normalised):
         return 19
 
     def segments(self, part: Part) -> NDArray[np.int64]:
-        """(activity, person, segment) of each example, counted from one, [4560, 3]; segments follow each other in time."""
+        """(activity, person, segment) of each example, counted from one, [4560, 3]; segments are consecutive in time."""
         half = 0 if part == "train" else 1
         people = range(1 + 4 * half, 5 + 4 * half) if self.split_by == "subjects" else range(1, 9)
         segments = range(1 + 30 * half, 31 + 30 * half) if self.split_by == "segments" else range(1, 61)
@@ -128,7 +128,7 @@ class DSA19(Normalised):
 
 
 def _table(dataset: str, file: str, columns: int, *, delimiter: str | None = None, rows: int | None = None) -> Table:
-    """Numbers of a text file."""
+    """Read a text file of numbers and check its shape."""
     path = store.path(dataset, file)
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty. {_again(dataset)}")
@@ -147,7 +147,7 @@ def _table(dataset: str, file: str, columns: int, *, delimiter: str | None = Non
 
 
 def _whole_numbers(file: str, largest: int) -> Tensor:
-    """A column of whole numbers from 1 to `largest` of dataset "har", int64 [N]."""
+    """Read a column of integers from 1 to `largest` of dataset "har", int64 [N]."""
     column = torch.from_numpy(_table("har", file, 1)[:, 0])
     wrong = column[(column != column.round()) | (column < 1) | (column > largest)]
     if len(wrong):

@@ -1,9 +1,9 @@
-"""Files of the UCR and UEA archives: labelled series in `.ts` (any number of channels, any lengths) and `.tsv` (one channel).
+"""Readers of the UCR and UEA archives: labelled series in `.ts` (any number of channels, any lengths) and `.tsv` (one channel).
 
-`.tsv`: one series per line, its label first, values after it, separated by tabs; a shorter series is filled up with NaN.
-`.ts`: lines of `#` remarks, lines of `@` facts, then after `@data` one series per line: `channel:channel:...:label`, each
-channel a list of values with commas between. `?` and NaN stand for a value that was not measured. Values missing inside a
-series are put on the straight line between their neighbours, as the archive's own adjusted files have it.
+`.tsv`: one series per line, first its label, then its values, separated by tabs; a shorter series is padded with NaN.
+`.ts`: comments start with `#` and header fields with `@`; after `@data` comes one series per line, `channel:channel:...:label`,
+each channel a comma-separated list of values. `?` and NaN mark missing values. Missing values inside a series are interpolated
+linearly, as in the archive's own adjusted files.
 """
 
 from pathlib import Path
@@ -16,15 +16,15 @@ Values = NDArray[np.float32]  # [steps, channels]
 
 
 class Series(NamedTuple):
-    """What a file holds, in its order."""
+    """The content of a file, in file order."""
 
     values: list[Values]
     labels: list[str]
-    classes: list[str]  # as the header names them, or else those that occur, in order
+    classes: list[str]  # as the header lists them, or else the labels that occur, sorted
 
 
 def read_series(path: Path) -> Series:
-    """Read a `.ts` or `.tsv` file; what cannot be read is named with its line."""
+    """Read a `.ts` or `.tsv` file. An invalid line is named in the error."""
     if path.suffix not in (".ts", ".tsv"):
         raise ValueError(f"{path} is neither .ts nor .tsv, the archives' formats for series. Fetch the set in one of the two.")
     try:
@@ -41,7 +41,7 @@ def read_series(path: Path) -> Series:
                 channels, label = _ts_line(line, facts) if path.suffix == ".ts" else _tsv_line(line, lines[0])
                 values.append(_steps(channels))
             except ValueError as error:
-                # Most often this is the last line of half a file.
+                # Most often this is the last line of a truncated file.
                 raise ValueError(f"{path}, line {number}: {error}. Fetch the file again.") from None
             labels.append(label)
     if not values:
@@ -51,7 +51,7 @@ def read_series(path: Path) -> Series:
 
 
 def _header(path: Path, lines: list[str]) -> tuple[dict[str, list[str]], int]:
-    """The facts of a `.ts` file, and the number of lines before its series."""
+    """The header fields of a `.ts` file, and the number of lines before its series."""
     start = next((number for number, line in enumerate(lines, start=1) if line.strip().lower() == "@data"), None)
     if start is None:
         raise ValueError(f"{path} has no @data line, after which the series stand. Fetch the file again.")
@@ -72,7 +72,7 @@ def _true(facts: dict[str, list[str]], name: str) -> bool:
 
 
 def _ts_line(line: str, facts: dict[str, list[str]]) -> tuple[list[str], str]:
-    """Channels, as text, and label, checked against what the header promises."""
+    """Channels, as text, and label, checked against the header."""
     *channels, label = line.strip().split(":")
     promised = facts.get("dimensions", ["1"])
     if [str(len(channels))] != promised:
@@ -107,7 +107,7 @@ def _number(text: str) -> float:
 
 
 def _steps(channels: list[str]) -> Values:
-    """[steps, channels], without the NaN that fill up the end, and with those inside put on a straight line."""
+    """[steps, channels], without the NaN padding at the end, and with missing values interpolated."""
     rows = [[_number(text) for text in channel.split(",")] for channel in channels]
     if len({len(row) for row in rows}) > 1:
         raise ValueError("channels of different lengths")
@@ -118,6 +118,6 @@ def _steps(channels: list[str]) -> Values:
     last = int(np.flatnonzero(measured.any(axis=1))[-1])
     whole, measured = whole[: last + 1], measured[: last + 1]
     time = np.arange(last + 1)
-    for channel, seen in zip(whole.T, measured.T, strict=True):
-        channel[~seen] = np.interp(time[~seen], time[seen], channel[seen])
+    for channel, valid in zip(whole.T, measured.T, strict=True):
+        channel[~valid] = np.interp(time[~valid], time[valid], channel[valid])
     return np.ascontiguousarray(whole)

@@ -1,14 +1,14 @@
 """Spoken words, one second each: Google-30 and Google-12, from the WAV folders of Speech Commands 0.01.
 
-A clip that is shorter than a second is filled up with zeros in front, and becomes 99 steps of 32 log-mel features (logmel.py).
-The publisher's two lists say which clips are for validation and for testing; the rest, 51,088, are for training. The lists part
-speakers, not clips.
+A clip shorter than a second is padded with zeros in front, and becomes 99 steps of 32 log-mel features (logmel.py). Two
+published lists name the clips for validation and for testing; the remaining 51,088 are for training. The lists separate
+speakers.
 
-Google-12 is the set of TensorFlow's tutorial: ten words, and for every ten clips of them one of silence and one of an unknown
-word, rounded up, in each of the three parts. The papers' 22,246 and 3,081 clips are such numbers (of 18,538 and 2,567 clips of
-the ten words), and 3,081 is what the tutorial prints of its test. Which unknown words were taken is nowhere recorded: ours are
-a fixed random choice. Silence is cut from the recordings of background noise at fixed random places, for training from the
-first 80 % of each, for validation from the next tenth, for testing from the last; the tutorial tests on exact zeros instead.
+Google-12 follows TensorFlow's tutorial: ten words, and for every ten clips of them one of silence and one of an unknown word,
+rounded up, in each of the three parts. This gives the papers' 22,246 and 3,081 clips (from 18,538 and 2,567 clips of the ten
+words), and 3,081 is the number the tutorial prints for its test. The choice of unknown words was not published: ours is a fixed
+random choice. Silence is cut from the recordings of background noise at fixed random positions: for training from the first
+80 % of each, for validation from the next tenth, for testing from the last. The tutorial tests on exact zeros instead.
 """
 
 import wave
@@ -45,7 +45,7 @@ class Clip(NamedTuple):
 
 
 class Speech(Normalised):
-    """What the two sets have in common."""
+    """Base of the two speech tasks."""
 
     dataset: ClassVar[str] = "speech_commands"
 
@@ -67,7 +67,7 @@ class Speech(Normalised):
 
 @dataclass(frozen=True)
 class Google30(Speech):
-    """Which of thirty words was said."""
+    """Classify thirty words."""
 
     paper: ClassVar[str] = "Warden 2018"
 
@@ -83,7 +83,7 @@ class Google30(Speech):
 
 @dataclass(frozen=True)
 class Google12(Speech):
-    """Which of ten words was said, or some other word, or none: classes 0 to 9, 10 and 11."""
+    """Classify ten words (classes 0 to 9), any other word (10) and silence (11)."""
 
     paper: ClassVar[str] = "Warden 2018"
 
@@ -104,7 +104,7 @@ class Google12(Speech):
 
 
 def published(share: Share) -> list[Path]:
-    """The files of a part, in the order of their names: as the two lists say, training being what is on neither."""
+    """The files of a part, sorted by name. Training files are those on neither list."""
     folder = store.find("speech_commands")
     missing = [word for word in WORDS if not (folder / word).is_dir()]
     if missing:
@@ -131,7 +131,7 @@ def _listed(file: Path, present: dict[str, Path]) -> set[str]:
 
 
 def silence(share: Share, count: int, label: int) -> list[Clip]:
-    """Seconds of the recordings of background noise, each part from its own stretch of every recording."""
+    """One-second cuts of the background noise. Each part uses its own interval of every recording."""
     folder = store.find("speech_commands") / NOISE
     recordings = sorted(folder.glob("*.wav"))
     if not recordings:
@@ -150,7 +150,7 @@ def silence(share: Share, count: int, label: int) -> list[Clip]:
 
 
 def read_wav(path: Path, *, longest: int | None = RATE) -> NDArray[np.int16]:
-    """The samples of a WAV file: 16 kHz, one channel, 16 bits, at least one sample and at most `longest`."""
+    """Read the samples of a WAV file: 16 kHz, one channel, 16 bits, at least one sample and at most `longest`."""
     try:
         with wave.open(str(path)) as file:
             kind = (file.getframerate(), file.getnchannels(), 8 * file.getsampwidth())
@@ -177,11 +177,11 @@ def features(clips: list[Clip]) -> Tensor:
     """Log-mel features, float32 [N, 99, 32]."""
     result = torch.empty(len(clips), STEPS, FILTERS)
     recordings = {path: read_wav(path, longest=None) for path in {clip.path for clip in clips if clip.start is not None}}
-    # In portions, since the frames of all clips at once would be 4 GB for each ten thousand.
+    # In chunks: the frames of all clips at once would take 4 GB per ten thousand clips.
     for begin in range(0, len(clips), 256):
-        portion = clips[begin : begin + 256]
-        samples = np.zeros((len(portion), RATE), dtype=np.float32)
-        for row, clip in zip(samples, portion, strict=True):
+        chunk = clips[begin : begin + 256]
+        samples = np.zeros((len(chunk), RATE), dtype=np.float32)
+        for row, clip in zip(samples, chunk, strict=True):
             if clip.start is None:
                 sound = read_wav(clip.path)
                 row[RATE - len(sound) :] = sound

@@ -1,10 +1,10 @@
-"""Tasks that are generated, on the device that trains, as many batches as are asked for.
+"""Generated tasks: an unlimited number of batches, drawn on the training device.
 
     adding              the sum of two marked values out of T
-    copying             k symbols, T steps of silence, then the k symbols
+    copying             k symbols, T blank steps, then the k symbols again
     variable copying    the same with a lag drawn from 1 .. T
-    random labels       copying with answers that have nothing to do with the input
-    denoising           k symbols strewn over T steps, then the k symbols
+    random labels       copying with targets that are independent of the input
+    denoising           k symbols scattered over T steps, then the k symbols again
 
 Tokens of the recall tasks: 0 blank (or noise), 1 .. n symbols, n + 1 the marker that asks for recall; k = `items` and
 n = `symbols`, in the papers 10 and 8.
@@ -26,7 +26,7 @@ BLANK = 0
 
 
 class Generated(Task):
-    """A task without a dataset: each batch is drawn from a stream of its own."""
+    """A task without a dataset: each batch is drawn with its own generator."""
 
     @abstractmethod
     def draw(self, size: int, generator: Generator) -> Batch:
@@ -42,13 +42,13 @@ class Generated(Task):
 
 @dataclass(frozen=True)
 class Adding(Generated):
-    """The sum of two marked values, due after the last step (Hochreiter & Schmidhuber 1997, as in Arjovsky et al. 2016).
+    """The sum of two marked values, predicted after the last step (Hochreiter & Schmidhuber 1997, as in Arjovsky et al. 2016).
 
-    Each step has a value from U[0, 1] and a mark. Two steps are marked, one in each half.
-    Always answering 1 has a mean squared error of 1/6, the variance of the sum of two uniform numbers.
+    Each step has a value from U[0, 1] and a marker. Two steps are marked, one in each half.
+    Always predicting 1 has a mean squared error of 1/6, the variance of the sum of two uniform numbers.
 
     Args:
-        T: steps.
+        T: number of steps.
     """
 
     T: int = 200
@@ -85,7 +85,7 @@ class Adding(Generated):
 
 @dataclass(frozen=True)
 class Recall(Generated):
-    """Tokens in, a token answered at every step: what the recall tasks share. Cross entropy first, then accuracy of recall."""
+    """Base of the recall tasks: tokens in, a predicted token at every step. Metrics: cross entropy, then recall accuracy."""
 
     T: int = 100
     _: KW_ONLY
@@ -117,12 +117,12 @@ class Recall(Generated):
         return {"cross_entropy": self.loss(prediction, batch), "accuracy": recalled}
 
     def drawn_items(self, size: int, generator: Generator) -> Tensor:
-        """What is to be remembered, [items, B]."""
+        """The symbols to remember, [items, B]."""
         shape = (self.items, size)
         return torch.randint(1, self.symbols + 1, shape, generator=generator, device=generator.device)
 
     def copied(self, items: Tensor, lag: int) -> Batch:
-        """Items, lag - 1 blanks, the marker and `items` blanks; to be answered: blanks, and the items at the end."""
+        """Input: the items, lag - 1 blanks, the marker, `items` blanks. Target: blanks, then the items."""
         x = items.new_full((lag + 2 * self.items, items.shape[1]), BLANK)
         target = x.clone()
         x[: self.items] = items
@@ -135,15 +135,15 @@ class Recall(Generated):
 class Copying(Recall):
     """Repeat `items` symbols after T steps (Arjovsky et al. 2016): T + 2 items steps, cross entropy over all of them.
 
-    A guesser that knows the time but remembers nothing answers blanks, and then one symbol in `symbols`:
+    A predictor that knows the time but has no memory predicts blanks, then one symbol out of `symbols`:
     items ln(symbols) / (T + 2 items). NRU's paper prints T + 2 n in the denominator, for T + 2 k.
 
     Args:
-        T: steps from the last item to the first that is recalled, less one.
-        items: how many symbols there are to remember.
-        symbols: how many there are to choose from.
-        keep: the state is begun anew only every `keep` batches, and carried over between them. 2, 5 and 10 are NRU's check that
-            a network learns to forget.
+        T: lag between an item and its recall, less the number of items.
+        items: number of symbols to remember.
+        symbols: size of the alphabet.
+        keep: the state is reset every `keep` batches and carried over between them. NRU's paper uses 2, 5 and 10 to check
+            that a network learns to forget.
     """
 
     _: KW_ONLY
@@ -168,7 +168,7 @@ class Copying(Recall):
 
 @dataclass(frozen=True)
 class RandomLabels(Copying):
-    """Copying with random symbols for answers (NRU's check of stability): nothing can be learnt beyond the guess."""
+    """Copying with random targets (NRU's check of stability): nothing beyond the guess can be learnt."""
 
     paper = "Chandar 2019"
 
@@ -180,13 +180,13 @@ class RandomLabels(Copying):
 
 @dataclass(frozen=True)
 class VariableCopying(Recall):
-    """Copying with a lag drawn evenly from 1 .. T (Henaff et al. 2016, as in NRU): no fixed clock solves it.
+    """Copying with a lag drawn uniformly from 1 .. T (Henaff et al. 2016, as in NRU): no fixed clock solves it.
 
-    The loss of a row is the mean over its own steps, that of a batch the mean over its rows.
+    The loss of a row is the mean over its steps; the loss of a batch is the mean over its rows.
 
     Args:
-        T: longest lag.
-        per_row: a lag for each row, with lengths and a mask; else one for each batch, as in NRU's code.
+        T: largest lag.
+        per_row: draw a lag for each row, with lengths and a mask; otherwise one per batch, as in NRU's code.
     """
 
     _: KW_ONLY
@@ -205,7 +205,7 @@ class VariableCopying(Recall):
             return self.copied(items, int(torch.randint(1, self.T + 1, (), generator=generator, device=generator.device)))
         lags = torch.randint(1, self.T + 1, (size,), generator=generator, device=generator.device)
         step = torch.arange(self.T + 2 * self.items, device=generator.device).unsqueeze(1)
-        # Row by row, how far each step is past the marker; the items are due at 1 .. k.
+        # Distance of each step from its row's marker; the items are due at distances 1 .. k.
         past = step - (self.items + lags - 1)
         due = (past >= 1) & (past <= self.items)
         x = torch.where(past == 0, self.symbols + 1, BLANK)
@@ -226,13 +226,13 @@ class VariableCopying(Recall):
 
 @dataclass(frozen=True)
 class Denoising(Recall):
-    """Recall `items` symbols from among T steps of noise, in order, after a marker (Jing et al. 2017): T + 1 + items steps.
+    """Recall `items` symbols scattered among T noise steps, in order, after a marker (Jing et al. 2017): T + 1 + items steps.
 
-    The places of the symbols are distinct, as in NRU's code; GORU's draws them with replacement and so loses some.
+    The positions are distinct, as in NRU's code; GORU's code draws them with replacement and so loses some symbols.
 
     Args:
-        T: steps before the marker, at least `items`.
-        all_steps: take the cross entropy over all steps; else over the recalled ones alone, as NRU does.
+        T: number of steps before the marker, at least `items`.
+        all_steps: take the cross entropy over all steps; otherwise over the recall steps only, as NRU does.
     """
 
     _: KW_ONLY
@@ -252,7 +252,7 @@ class Denoising(Recall):
 
     def draw(self, size: int, generator: Generator) -> Batch:
         items = self.drawn_items(size, generator)
-        # The places of the k largest of T random numbers are k distinct places, each set equally likely.
+        # The positions of the k largest of T random numbers: k distinct positions, every set equally likely.
         lot = torch.rand(size, self.T, generator=generator, device=generator.device, dtype=torch.float32)
         places = lot.topk(self.items, dim=1).indices.sort(dim=1).values.T
         x = items.new_full((self.T + 1 + self.items, size), BLANK)
@@ -265,5 +265,5 @@ class Denoising(Recall):
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
         if self.all_steps:
             return super().loss(prediction, batch)
-        # The steps that the mask names, without a search for them.
+        # The masked steps are the last ones: no search needed.
         return cross_entropy(prediction[-self.items :], batch.target[-self.items :])

@@ -1,16 +1,15 @@
-"""The next word or character of the Penn Treebank, in Mikolov's preparation.
+"""Language modelling: predict the next word or character of the Penn Treebank, in Mikolov's preparation.
 
-A file is one long row of tokens: what blanks divide, and for each end of line <eos>. With n + 1 tokens there are n to be
-foretold, each from those before it, and all of them count: none is dropped because it fills no batch, the places that are left
-over are masked.
+A file is one sequence of tokens, separated by blanks, with <eos> for each end of line. A file of n + 1 tokens has n tokens to
+predict, each from those before it, and all of them count: positions that do not fill a batch are masked, not dropped.
 
-    carry = False    every `steps` tokens are a sequence of their own, that begins with zero state; shuffled for training
-    carry = True     the row is cut in `size` streams of equal length, that are read side by side, `steps` tokens a batch; the
+    carry = False    each `steps` tokens are a sequence with zero initial state; sequences are shuffled for training
+    carry = True     the text is cut into `size` streams of equal length, read side by side, `steps` tokens per batch; the
                      state is carried from batch to batch (`carried`), the gradient is not: truncated backpropagation
 
-The incremental RNN reads words in sequences of 300; NRU characters by truncated backpropagation over 150 steps. Words are
-measured in nats (exp of it is the perplexity, which cannot be averaged over batches), characters in bits. Validation is the
-published file.
+The incremental RNN's paper reads words in sequences of 300; NRU reads characters with truncated backpropagation over 150 steps.
+The metric is nats per word (its exp is the perplexity, which cannot be averaged over batches) or bits per character. The
+validation split is the published file.
 """
 
 import math
@@ -31,16 +30,16 @@ from unfading.tasks.base import Batch, EveryStep, Split, Task, accuracy, check_s
 from unfading.tasks.draw import stream
 
 END = "<eos>"
-# Vectors of tokens begin within this, as in Mikolov's and Zaremba's models.
+# Range of the initial token vectors, as in Mikolov's and Zaremba's models.
 START = 0.1
 
 
 class NextToken(Task):
-    """Foretelling the next token of a text; subclasses say which."""
+    """Predict the next token of a text. Subclasses choose words or characters."""
 
     dataset: ClassVar[str] = "ptb"
     file: ClassVar[str]  # with {} for "train", "valid" or "test"
-    symbols: ClassVar[int]  # distinct tokens, <eos> among them
+    symbols: ClassVar[int]  # number of distinct tokens, including <eos>
 
     steps: int
     carry: bool
@@ -63,13 +62,13 @@ class NextToken(Task):
 
     @property
     def guess(self) -> float:
-        """Cross entropy, on the test file, of one who knows only how common each token is in training."""
+        """Test cross entropy of a unigram model fitted on the training file."""
         counts = torch.bincount(self.tokens("train")).double()
         nats = -torch.log(counts / counts.sum())[self.tokens("test")[1:]].mean().item()
         return nats / self.unit
 
     def tokens(self, split: Split) -> Tensor:
-        """All tokens of a split, int64 [n + 1]; "full" is training and validation, one after the other."""
+        """All tokens of a split, int64 [n + 1]; "full" is training followed by validation."""
         check_split(split)
         return _tokens(self.file, split, store.root())
 
@@ -90,7 +89,7 @@ class NextToken(Task):
         tokens = _tokens(self.file, split, store.root(), torch.device(device))
         n = len(tokens) - 1
         epoch, index = divmod(index, batches)
-        # First place of each row, and the place at which its stream or the text ends.
+        # First position of each row, and the position at which its stream or the text ends.
         if self.carry:
             per_stream = _stream_length(n, size)
             begin = torch.arange(size) * per_stream + index * self.steps
@@ -138,10 +137,10 @@ class PTBWords(NextToken):
     """The next of 10,000 words: 929,589 for training, 73,760 for validation, 82,430 for testing.
 
     Args:
-        steps: words in a sequence.
-        carry: whether a sequence goes on with the state in which the one before it in the text ended.
-        embedding: numbers that stand for a word; the incremental RNN has as many as units.
-        dropout: share of them, and of what the last layer gives, that training drops (Zaremba 2014).
+        steps: number of words in a sequence.
+        carry: carry the state over from the sequence before it in the text.
+        embedding: size of the word vectors; the incremental RNN's paper uses the number of units.
+        dropout: dropout rate of the word vectors and of the last layer's output (Zaremba 2014).
     """
 
     paper: ClassVar[str] = "Mikolov 2010"
@@ -164,10 +163,10 @@ class PTBCharacters(NextToken):
     """The next of 50 characters: 5,017,482 for training, 393,042 for validation, 442,423 for testing.
 
     Args:
-        steps: characters between two cuts of the gradient.
-        carry: whether the state goes on past a cut.
-        embedding: numbers that stand for a character.
-        dropout: share of them, and of what the last layer gives, that training drops.
+        steps: number of characters per chunk of truncated backpropagation.
+        carry: carry the state over from chunk to chunk.
+        embedding: size of the character vectors.
+        dropout: dropout rate of the character vectors and of the last layer's output.
     """
 
     paper: ClassVar[str] = "Mikolov 2012"
@@ -186,7 +185,7 @@ class PTBCharacters(NextToken):
 
 
 def read_tokens(path: Path) -> list[str]:
-    """What blanks divide, and <eos> for each end of line."""
+    """Tokens separated by blanks, with <eos> for each end of line."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -196,7 +195,7 @@ def read_tokens(path: Path) -> list[str]:
 
 
 def number_tokens(tokens: list[str], vocabulary: dict[str, int], path: Path) -> Tensor:
-    """int64 [n + 1]; a token that does not occur in training is refused, since the published files have none."""
+    """Token numbers, int64 [n + 1]. A token outside the vocabulary raises: the published files have none."""
     strange = next((token for token in tokens if token not in vocabulary), None)
     if strange is not None:
         raise ValueError(f"{path} holds {strange!r}, which the training file does not. Get both again, from one publisher.")
@@ -220,7 +219,7 @@ def _tokens(file: str, split: Split, folder: Path, device: torch.device | None =
 
 @lru_cache(maxsize=4)
 def _vocabulary(file: str, folder: Path) -> dict[str, int]:
-    """Numbers of the tokens: by how common they are in training, and by the alphabet where two are equally so."""
+    """Token numbers, by descending frequency in the training file, ties in alphabetical order."""
     counts = Counter(read_tokens(store.path("ptb", file.format("train"))))
     common = sorted(counts, key=lambda token: (-counts[token], token))
     return {token: number for number, token in enumerate(common)}

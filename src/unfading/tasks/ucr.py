@@ -1,7 +1,7 @@
-"""Any set of the UCR and UEA archives as a task: which class a series belongs to.
+"""Classification on any dataset of the UCR and UEA archives.
 
-`UCR/<name>/<name>_TRAIN` and `_TEST` of the data folder, as `.ts` or `.tsv` (series.py). Series may have any number of channels
-and lengths of their own. A fixed random fifth of the training file is for validation.
+Reads `UCR/<name>/<name>_TRAIN` and `_TEST` of the data folder, as `.ts` or `.tsv` (series.py). Series may have any number of
+channels and differ in length. A fixed random fifth of the training file is for validation.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from unfading.tasks.series import Series, read_series
 
 @dataclass(frozen=True)
 class UCR(Normalised):
-    """Which class a series belongs to, in any set of the archives; at first 24 crops, told by 46 satellite images.
+    """Classify the series of one dataset of the archives. The default is 24 crops from 46 satellite images.
 
     Args:
-        name: of the set, as the archives spell it.
+        name: name of the dataset, as the archives spell it.
     """
 
     paper: ClassVar[str] = "Dau 2019"
@@ -79,7 +79,7 @@ def _path(name: str, part: str) -> Path:
 
 
 def _examples(series: Series, classes: list[str], steps: int) -> Examples:
-    """Zeros past the end of each series; no lengths where all have `steps`."""
+    """Pad series with zeros to `steps`; lengths are None if all have `steps`."""
     x = np.zeros((len(series.values), steps, series.values[0].shape[1]), dtype=np.float32)
     for row, values in zip(x, series.values, strict=True):
         row[: len(values)] = values
