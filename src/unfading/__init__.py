@@ -1,162 +1,105 @@
-"""unfading: recurrent cells written once, as their equation; layers that replace torch.nn's by one word."""
+"""unfading: recurrent cells written once, as their equation; layers that replace torch.nn's by one word.
 
-from unfading.backends.choose import use_backend
-from unfading.cells.antisymmetric import AntisymmetricRNNCell, GatedAntisymmetricRNNCell
-from unfading.cells.base import Cell, LowRank, linear
-from unfading.cells.continuous import ContinuousRNNCell
-from unfading.cells.deep import DeepTransitionCell
-from unfading.cells.elman import ElmanCell, IdentityRNNCell, LinearRNNCell, OrthogonalRNNCell
-from unfading.cells.equilibrium import EquilibriumRNNCell
-from unfading.cells.fast import FastGRNNCell, FastRNNCell
-from unfading.cells.gru import GRUCell
-from unfading.cells.highway import RecurrentHighwayCell
-from unfading.cells.incremental import IncrementalRNNCell, SiRNNCell
-from unfading.cells.janet import ForgetLSTMCell, JANETCell
-from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
-from unfading.cells.nru import NRUCell
-from unfading.cells.rotation import EURNNCell, GORUCell
-from unfading.cells.spectral import SoftOrthogonalRNNCell, SpectralRNNCell
-from unfading.cells.stable import StableIncrementalRNNCell
-from unfading.cells.star import STARCell
-from unfading.cells.statistical import StatisticalRNNCell
-from unfading.cells.ugrnn import UGRNNCell
-from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
-from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
-from unfading.diagnostics.diagnosis import Diagnosis, diagnose
-from unfading.diagnostics.flat_start.flat_start import flat_start
-from unfading.layers.convert import from_torch, to_torch
-from unfading.layers.factory import layer
-from unfading.layers.model import Model
-from unfading.layers.recurrent import Recurrent, detach
-from unfading.layers.truncated import truncated
-from unfading.layers.tune import tune
-from unfading.reference import scan
-from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
-from unfading.training.compare import compare
-from unfading.training.run import Run
-from unfading.training.train import train
-from unfading.training.weights import load
+A public name is imported from its module when it is first used (PEP 562), so that `import unfading` loads neither torch nor
+anything else. Editors and type checkers read `__init__.pyi`, which `tools/make_stub.py` generates.
+"""
+
+from importlib import import_module as _import_module
 
 __version__ = "0.1.0"
 
-# One line per cell; a test names the missing one.
-AntisymmetricRNN = layer(AntisymmetricRNNCell)
-ContinuousRNN = layer(ContinuousRNNCell)
-DeepTransition = layer(DeepTransitionCell)
-Elman = layer(ElmanCell)
-EquilibriumRNN = layer(EquilibriumRNNCell)
-EURNN = layer(EURNNCell)
-FastGRNN = layer(FastGRNNCell)
-FastRNN = layer(FastRNNCell)
-ForgetLSTM = layer(ForgetLSTMCell)
-FullUnitaryRNN = layer(FullUnitaryRNNCell)
-GatedAntisymmetricRNN = layer(GatedAntisymmetricRNNCell)
-GORU = layer(GORUCell)
-GRU = layer(GRUCell)
-IdentityRNN = layer(IdentityRNNCell)
-IncrementalRNN = layer(IncrementalRNNCell)
-JANET = layer(JANETCell)
-LinearRNN = layer(LinearRNNCell)
-LSTM = layer(LSTMCell)
-NRU = layer(NRUCell)
-OrthogonalRNN = layer(OrthogonalRNNCell)
-PeepholeLSTM = layer(PeepholeLSTMCell)
-RecurrentHighway = layer(RecurrentHighwayCell)
-SiRNN = layer(SiRNNCell)
-SoftOrthogonalRNN = layer(SoftOrthogonalRNNCell)
-SpectralRNN = layer(SpectralRNNCell)
-StableIncrementalRNN = layer(StableIncrementalRNNCell)
-STAR = layer(STARCell)
-StatisticalRNN = layer(StatisticalRNNCell)
-UGRNN = layer(UGRNNCell)
-UnitaryRNN = layer(UnitaryRNNCell)
+# Every public name, under the module that defines it.
+_PUBLIC_NAMES = {
+    "backends.choose": ["use_backend"],
+    "cells.antisymmetric": ["AntisymmetricRNNCell", "GatedAntisymmetricRNNCell"],
+    "cells.base": ["Cell", "linear", "LowRank"],
+    "cells.continuous": ["ContinuousRNNCell"],
+    "cells.deep": ["DeepTransitionCell"],
+    "cells.elman": ["ElmanCell", "IdentityRNNCell", "LinearRNNCell", "OrthogonalRNNCell"],
+    "cells.equilibrium": ["EquilibriumRNNCell"],
+    "cells.fast": ["FastGRNNCell", "FastRNNCell"],
+    "cells.gru": ["GRUCell"],
+    "cells.highway": ["RecurrentHighwayCell"],
+    "cells.incremental": ["IncrementalRNNCell", "SiRNNCell"],
+    "cells.janet": ["ForgetLSTMCell", "JANETCell"],
+    "cells.lstm": ["LSTMCell", "PeepholeLSTMCell"],
+    "cells.nru": ["NRUCell"],
+    "cells.rotation": ["EURNNCell", "GORUCell"],
+    "cells.spectral": ["SoftOrthogonalRNNCell", "SpectralRNNCell"],
+    "cells.stable": ["StableIncrementalRNNCell"],
+    "cells.star": ["STARCell"],
+    "cells.statistical": ["StatisticalRNNCell"],
+    "cells.ugrnn": ["UGRNNCell"],
+    "cells.unitary": ["FullUnitaryRNNCell", "UnitaryRNNCell"],
+    "cells.wrap": ["RecurrentDropoutCell", "ZoneoutCell"],
+    "diagnostics.diagnosis": ["diagnose", "Diagnosis"],
+    "diagnostics.flat_start.flat_start": ["flat_start"],
+    "layers.convert": ["from_torch", "to_torch"],
+    "layers.factory": ["layer"],
+    "layers.library": [
+        "AntisymmetricRNN",
+        "ContinuousRNN",
+        "DeepTransition",
+        "Elman",
+        "EquilibriumRNN",
+        "EURNN",
+        "FastGRNN",
+        "FastRNN",
+        "ForgetLSTM",
+        "FullUnitaryRNN",
+        "GatedAntisymmetricRNN",
+        "GORU",
+        "GRU",
+        "IdentityRNN",
+        "IncrementalRNN",
+        "JANET",
+        "LinearRNN",
+        "LSTM",
+        "NRU",
+        "OrthogonalRNN",
+        "PeepholeLSTM",
+        "RecurrentHighway",
+        "SiRNN",
+        "SoftOrthogonalRNN",
+        "SpectralRNN",
+        "StableIncrementalRNN",
+        "STAR",
+        "StatisticalRNN",
+        "UGRNN",
+        "UnitaryRNN",
+    ],
+    "layers.model": ["Model"],
+    "layers.recurrent": ["detach", "Recurrent"],
+    "layers.truncated": ["truncated"],
+    "layers.tune": ["tune"],
+    "reference": ["scan"],
+    "tasks.base": ["Batch", "EveryStep", "LastStep", "MeanOverTime", "Task"],
+    "training.compare": ["compare"],
+    "training.run": ["Run"],
+    "training.train": ["train"],
+    "training.weights": ["load"],
+}
+_MODULES = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
 
-__all__ = [
-    "AntisymmetricRNN",
-    "AntisymmetricRNNCell",
-    "Batch",
-    "Cell",
-    "compare",
-    "ContinuousRNN",
-    "ContinuousRNNCell",
-    "DeepTransition",
-    "DeepTransitionCell",
-    "detach",
-    "diagnose",
-    "Diagnosis",
-    "Elman",
-    "ElmanCell",
-    "EquilibriumRNN",
-    "EquilibriumRNNCell",
-    "EURNN",
-    "EURNNCell",
-    "EveryStep",
-    "FastGRNN",
-    "FastGRNNCell",
-    "FastRNN",
-    "FastRNNCell",
-    "ForgetLSTM",
-    "ForgetLSTMCell",
-    "flat_start",
-    "from_torch",
-    "FullUnitaryRNN",
-    "FullUnitaryRNNCell",
-    "GatedAntisymmetricRNN",
-    "GatedAntisymmetricRNNCell",
-    "GORU",
-    "GORUCell",
-    "GRU",
-    "GRUCell",
-    "IdentityRNN",
-    "IdentityRNNCell",
-    "IncrementalRNN",
-    "IncrementalRNNCell",
-    "JANET",
-    "JANETCell",
-    "LastStep",
-    "layer",
-    "linear",
-    "load",
-    "LinearRNN",
-    "LinearRNNCell",
-    "LowRank",
-    "LSTM",
-    "LSTMCell",
-    "MeanOverTime",
-    "Model",
-    "NRU",
-    "NRUCell",
-    "OrthogonalRNN",
-    "OrthogonalRNNCell",
-    "PeepholeLSTM",
-    "PeepholeLSTMCell",
-    "Recurrent",
-    "RecurrentDropoutCell",
-    "RecurrentHighway",
-    "RecurrentHighwayCell",
-    "Run",
-    "scan",
-    "SiRNN",
-    "SiRNNCell",
-    "SoftOrthogonalRNN",
-    "SoftOrthogonalRNNCell",
-    "SpectralRNN",
-    "SpectralRNNCell",
-    "StableIncrementalRNN",
-    "StableIncrementalRNNCell",
-    "STAR",
-    "STARCell",
-    "StatisticalRNN",
-    "StatisticalRNNCell",
-    "Task",
-    "to_torch",
-    "train",
-    "truncated",
-    "tune",
-    "UGRNN",
-    "UGRNNCell",
-    "UnitaryRNN",
-    "UnitaryRNNCell",
-    "use_backend",
-    "ZoneoutCell",
-]
+__all__ = sorted(_MODULES, key=str.lower)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name, or a submodule such as `unfading.tasks`, when it is first used."""
+    if name in _MODULES:
+        value = getattr(_import_module(f"unfading.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+    try:
+        return _import_module(f"unfading.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"unfading.{name}":
+            raise
+        # Python adds the nearest name of `dir(unfading)` to the message.
+        raise AttributeError(
+            f"module 'unfading' has no attribute {name!r}", name=name, obj=_import_module("unfading")
+        ) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

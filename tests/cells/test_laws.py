@@ -10,6 +10,7 @@ from tests.helpers import laws
 from tests.helpers.twins import TWINS
 from tests.helpers.variants import OPTIONS, every_cell, name
 from unfading import catalogue
+from unfading.layers import library
 
 each = pytest.mark.parametrize(("cell", "options"), every_cell())
 
@@ -132,9 +133,10 @@ def test_every_option_changes_parameters_or_output(cell):
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
 def test_every_cell_has_its_line_in_the_package_its_twin_and_its_paper(cell):
     line = f"{name(cell)} = layer({cell.__name__})"
-    assert getattr(unfading, cell.__name__, None) is cell, f"__init__.py does not import {cell.__name__}"
-    assert getattr(unfading, name(cell), None) is unfading.layer(cell), f"__init__.py lacks the line: {line}"
-    assert {name(cell), cell.__name__} <= set(unfading.__all__)
+    assert getattr(library, name(cell), None) is unfading.layer(cell), f"layers/library.py lacks the line: {line}"
+    for public, value in ((cell.__name__, cell), (name(cell), unfading.layer(cell))):
+        assert getattr(unfading, public, None) is value, f"the table of public names in __init__.py lacks {public}"
+        assert public in unfading.__all__
     assert name(cell) in TWINS, f"tests/helpers/twins.py lacks the equation of {name(cell)}"
     assert cell.paper
 

@@ -9,7 +9,7 @@ nowhere remembered.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_share
 from unfading.layers.shapes import Sequences, enter, enter_state, leave, leave_state
-from unfading.layers.stream import Stream
+
+if TYPE_CHECKING:
+    from unfading.layers.stream import Stream
 
 
 class Recurrent(nn.Module):
@@ -132,7 +134,7 @@ class Recurrent(nn.Module):
         sequences, _, _ = self._run(x, state, lengths, start, trajectories)
         return leave_state(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
 
-    def stream(self, batch: int = 1, state: Any = None, *, start: int = 0) -> Stream:
+    def stream(self, batch: int = 1, state: Any = None, *, start: int = 0) -> "Stream":
         """Feed the layer one step at a time: `push(x)` takes x [batch, I] and gives the output [batch, n].
 
         The matrices are built once, now; a later change of the parameters does not reach the stream.
@@ -149,6 +151,9 @@ class Recurrent(nn.Module):
         states = self.initial_states(batch)
         if state is not None:
             states = enter_state(state, states, name, stacked=self.stacked_state, batched=True)
+        # Imported here, since it loads the compiler.
+        from unfading.layers.stream import Stream
+
         return Stream(self.runners, [type(s)(*(part.detach() for part in s)) for s in states], start, self.backend)
 
     def _run(

@@ -1,0 +1,100 @@
+"""The package loads what is used: names on demand, the compiler with the first layer that runs."""
+
+import copy
+import pickle
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unfading
+
+SOURCE = Path(unfading.__file__).parent
+
+
+def answer(code):
+    """What a new process prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_package_loads_no_other_module_of_it_and_no_torch():
+    code = "import sys, unfading; print([m for m in sys.modules if m == 'torch' or m.startswith('unfading.')])"
+    assert answer(code) == "[]"
+
+
+def test_a_layer_class_loads_at_most_70_modules():
+    code = "import sys, unfading; unfading.STAR; print(sum(m.startswith('unfading.') for m in sys.modules))"
+    assert int(answer(code)) <= 70
+
+
+def test_the_reference_loop_runs_without_the_compiler():
+    code = """if True:
+        import sys, torch, unfading
+        with torch.no_grad():
+            unfading.LSTM(2, 3, backend="reference")(torch.ones(4, 1, 2))
+        print([m for m in sys.modules if m.startswith(("unfading.fuse.", "unfading.backends.cuda_graph."))])"""
+    assert answer(code) == "[]"
+
+
+def test_a_compiled_layer_may_be_the_first_that_runs():
+    code = """if True:
+        import torch, unfading
+        layer, x = unfading.STAR(2, 3), torch.ones(4, 1, 2)
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")(x)[0]
+        torch.testing.assert_close(compiled, layer(x)[0])
+        print("same")"""
+    assert answer(code) == "same"
+
+
+@pytest.mark.parametrize("name", unfading.__all__)
+def test_every_public_name_comes_from_its_module(name):
+    assert getattr(unfading, name) is getattr(sys.modules[f"unfading.{unfading._MODULES[name]}"], name)
+
+
+def test_no_public_name_is_also_a_module_or_a_package():
+    modules = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert not modules & set(unfading.__all__)
+
+
+def test_the_package_lists_its_names_before_any_is_used():
+    code = "import unfading; print(set(unfading.__all__) <= set(dir(unfading)), 'torch' in __import__('sys').modules)"
+    assert answer(code) == "True False"
+
+
+def test_star_import_gives_every_public_name():
+    scope = {}
+    exec("from unfading import *", scope)
+    assert set(scope) - {"__builtins__"} == set(unfading.__all__)
+
+
+def test_submodules_are_attributes():
+    assert answer("import unfading; print(unfading.tasks.Adding.__name__)") == "Adding"
+
+
+def test_a_wrong_name_is_an_attribute_error_with_the_nearest_name():
+    done = subprocess.run([sys.executable, "-c", "import unfading; unfading.Recurent"], capture_output=True, text=True)
+    assert "AttributeError: module 'unfading' has no attribute 'Recurent'. Did you mean: 'Recurrent'?" in done.stderr
+    assert not hasattr(unfading, "no_such_name")
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        exec("from unfading import no_such_name")
+
+
+def test_help_shows_the_public_names():
+    text = pydoc.plain(pydoc.render_doc(unfading))
+    assert all(f"class {name}(" in text for name in ("Cell", "STAR", "STARCell", "Run"))
+    assert all(f"{name}(" in text for name in ("diagnose", "flat_start", "scan", "train"))
+
+
+def test_a_layer_pickled_elsewhere_is_the_same_class(tmp_path):
+    path = tmp_path / "layer.pickle"
+    path.write_bytes(pickle.dumps(copy.deepcopy(unfading.STAR(2, 3))))
+    code = f"""if True:
+        import pickle, pathlib
+        layer = pickle.loads(pathlib.Path({str(path)!r}).read_bytes())
+        import unfading
+        print(type(layer) is unfading.STAR, type(layer).__module__)"""
+    assert answer(code) == "True unfading"
