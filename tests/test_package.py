@@ -1,6 +1,8 @@
-"""The package loads what is used: names on demand, the compiler with the first layer that runs."""
+"""The package loads what is used, names on demand and the compiler with the first layer that runs; its stub is up to date."""
 
 import copy
+import importlib.util
+import os
 import pickle
 import pydoc
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 import unfading
 
 SOURCE = Path(unfading.__file__).parent
+ROOT = Path(__file__).parent.parent
 
 
 def answer(code):
@@ -98,3 +101,44 @@ def test_a_layer_pickled_elsewhere_is_the_same_class(tmp_path):
         import unfading
         print(type(layer) is unfading.STAR, type(layer).__module__)"""
     assert answer(code) == "True unfading"
+
+
+def test_the_stub_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("make_stub", ROOT / "tools" / "make_stub.py")
+    make_stub = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_stub)
+    assert make_stub.PATH.read_text() == make_stub.stub(), "run: python tools/make_stub.py"
+
+
+def type_errors(path, text):
+    """What mypy says of a user's file."""
+    path.write_text(text)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), str(path)]
+    environment = {**os.environ, "MYPYPATH": str(SOURCE.parent)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_a_type_checker_knows_the_options_of_a_layer(tmp_path):
+    lines = type_errors(
+        tmp_path / "user.py",
+        """\
+import torch
+import unfading
+
+layer = unfading.STAR(3, 5, num_layers=2, bidirectional=True, max_lag=100)
+unfading.Elman(3, 5, activation="relu", device="cpu", dtype=torch.float64)
+unfading.STAR(3, 5, max_leg=100)
+unfading.STAR(3, "5")
+unfading.Elman(3, 5, activation="softplus")
+unfading.STRA
+layer.stream(batch=2).push(torch.ones(2, 3))
+layer.stream(rows=2)
+""",
+    )
+    assert [(line.split(":")[1], line.split("[")[-1]) for line in lines if " error: " in line] == [
+        ("6", "call-arg]"),
+        ("7", "arg-type]"),
+        ("8", "arg-type]"),
+        ("9", "attr-defined]"),
+        ("11", "call-arg]"),
+    ], lines

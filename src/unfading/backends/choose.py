@@ -144,14 +144,18 @@ def output_of(cell: Cell, trajectory: Any, lengths: Tensor | None) -> Tensor:
 def _compiler() -> ModuleType:
     global _fused_module
     if _fused_module is None:
-        from unfading.fuse import fused as _fused_module
+        from unfading.fuse import fused
+
+        _fused_module = fused
     return _fused_module
 
 
 def _recorder() -> ModuleType:
     global _graph_module
     if _graph_module is None:
-        from unfading.backends.cuda_graph import backend as _graph_module
+        from unfading.backends.cuda_graph import backend
+
+        _graph_module = backend
     return _graph_module
 
 
