@@ -130,12 +130,12 @@ CASES = {
     "split": ({"split": "valid"}, "unknown split 'valid'"),
     "split and valid_every": (
         {"split": "full", "valid_every": 3},
-        "nothing is evaluated on the way; got valid_every=3. Leave it",
+        "nothing is evaluated during training; got valid_every=3. Leave it",
     ),
     "valid_every": ({"valid_every": 0}, "valid_every must be at least 1"),
     "valid_batches": ({"valid_batches": 0}, "valid_batches must be at least 1"),
     "stop_at": ({"stop_at": "soon"}, "stop_at must be a number; got 'soon'"),
-    "split and stop_at": ({"split": "full", "stop_at": 0.1}, "nothing is evaluated on the way; got stop_at=0.1"),
+    "split and stop_at": ({"split": "full", "stop_at": 0.1}, "nothing is evaluated during training; got stop_at=0.1"),
     "retries": ({"retries": -1}, "retries must be at least 0"),
     "dtype": ({"dtype": "float16"}, "unknown dtype 'float16'"),
     "device": ({"device": "gpu"}, "unknown device 'gpu'"),
@@ -161,20 +161,20 @@ def test_every_field_is_refused_somewhere(name):
 
 FILES = {
     "unknown field": ({"sead": 1}, "unknown field of a run 'sead'. Did you mean 'seed'"),
-    "number in quotes": ({"rate": "0.1"}, "rate: Input should be a valid number"),
-    "count in quotes": ({"hidden": "128"}, "hidden: Input should be a valid integer"),
-    "fraction": ({"hidden": 12.5}, "hidden: Input should be a valid integer"),
-    "options": ({"task_options": [3]}, "task_options: Input should be an object"),
-    "factor": ({"rates": {"eta": "a tenth"}}, "rates.eta: Input should be a valid number"),
-    "none": ({"seed": None}, "seed: Input should be a valid integer"),
-    "choice": ({"dtype": "half"}, "dtype: Input should be 'float32', 'float64' or 'tf32'"),
+    "number in quotes": ({"rate": "0.1"}, "rate must be a number; got '0.1'"),
+    "count in quotes": ({"hidden": "128"}, "hidden must be an int of at least 1; got '128'"),
+    "fraction": ({"hidden": 12.5}, "hidden must be an int of at least 1; got 12.5"),
+    "options": ({"task_options": [3]}, "task_options must be a dict; got "),
+    "factor": ({"rates": {"eta": "a tenth"}}, r"rates\['eta'\] must be a number; got 'a tenth'"),
+    "none": ({"seed": None}, "seed must be an int; got None"),
+    "choice": ({"dtype": "half"}, "unknown dtype 'half'. Known: float32, float64, tf32"),
     "task": ({"task": "ading"}, "Did you mean 'adding'"),
     "option": ({"cell_options": {"max_leg": 3}}, "Did you mean 'max_lag'"),
     "option value": ({"task_options": {"T": 6.5}}, "task adding: T must be an int"),
     "contradiction": ({"epochs": 3}, "steps or epochs"),
     "large seed": ({"seed": 2**64}, "seed must have 64 bits"),
     "nan": ({"rate": math.nan}, "rate"),
-    "seed true": ({"seed": True}, "seed: Input should be a valid integer"),
+    "seed true": ({"seed": True}, "seed must be an int; got True"),
 }
 
 

@@ -4,107 +4,78 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
+
+from tyro.conf import arg
 
 from unfading.errors import unknown
 from unfading.training.names import parse
 from unfading.training.run import Run
+from unfading.training.settings import FIELDS
 
-# Where neither steps nor epochs are said: the budget of the papers' adding problem, and a first look at a dataset.
+# Where neither steps nor epochs are given: the budget of the papers' adding problem, and a first impression of a dataset.
 STEPS, EPOCHS = 2000, 10
 
+# Settings that are no flag of their own: those that each verb takes in its own way, options, which are typed behind the name
+# that they belong to, and the split, which --final decides.
+NOT_FLAGS = {
+    "task",
+    "cell",
+    "rate",
+    "seed",
+    "split",
+    *(name for name in FIELDS if name.endswith("_options")),
+}
+# What the help of a flag says beside the description of its setting.
+MORE = {
+    "optimiser": "Options follow the name: sgd,momentum=0.9.",
+    "schedule": "Options follow the name: step,every=1000,gamma=0.5.",
+    "rates": "Written eta=0.1.",
+    "steps": f"Default: {STEPS} if the task has no epochs.",
+    "epochs": f"Default: {EPOCHS} if the task has epochs.",
+}
 
-@dataclass(frozen=True)
-class Settings:
-    """How to train.
 
-    Args:
-        hidden: units per layer.
-        layers: depth of the stack.
-        optimiser: adam, amsgrad, rmsprop or sgd, with options: sgd,momentum=0.9.
-        rates: factors on the rate of some parameters: eta=0.1.
-        schedule: constant, step, cosine or polynomial, with options: step,every=1000,gamma=0.5.
-        clip_norm: largest norm of the gradient; None for any.
-        clip_value: largest entry of the gradient, with --clip-norm None.
-        batch: rows of a batch.
-        steps: updates; 2000 on a task without end, where nothing is said.
-        epochs: passes over a dataset; 10, where nothing is said.
-        truncate: let gradients reach back no further than such pieces of a sequence.
-        valid_every: steps between evaluations.
-        valid_batches: batches of an evaluation and of the test.
-        stop_at: a validation score that is good enough: the run ends there.
-        retries: how often a run that is not finite any more goes back to better weights with half the rate.
-        dtype: precision; tf32, on a GPU, is float32 with quicker products.
-        device: where to train.
-        backend: of the layers.
-    """
-
-    hidden: int = 128
-    layers: int = 1
-    optimiser: str = "adam"
-    rates: tuple[str, ...] = ()
-    schedule: str = "constant"
-    clip_norm: float | None = 1.0
-    clip_value: float | None = None
-    batch: int = 32
-    steps: int | None = None
-    epochs: int | None = None
-    truncate: int | None = None
-    valid_every: int | None = None
-    valid_batches: int | None = None
-    stop_at: float | None = None
-    retries: int = 0
-    dtype: Literal["float32", "float64", "tf32"] = "float32"
-    device: Literal["cpu", "cuda"] = "cpu"
-    backend: str = "auto"
+class TrainingFlags:
+    """How to train: a flag for each setting of a run."""
 
     def run(self, task: str, cell: str, *, rate: float, seed: int) -> Run:
         """The run that the flags describe."""
-        task_name, task_options = parse(task)
-        cell_name, cell_options = parse(cell)
-        optimiser, optimiser_options = parse(self.optimiser)
-        schedule, schedule_options = parse(self.schedule)
-        steps, epochs = self.steps, self.epochs
-        made = Run(
-            task=task_name,
-            task_options=task_options,
-            cell=cell_name,
-            cell_options=cell_options,
-            hidden=self.hidden,
-            layers=self.layers,
-            optimiser=optimiser,
-            optimiser_options=optimiser_options,
-            rate=rate,
-            rates=_factors(self.rates),
-            schedule=schedule,
-            schedule_options=schedule_options,
-            clip_norm=self.clip_norm,
-            clip_value=self.clip_value,
-            batch=self.batch,
-            steps=STEPS if steps is None and epochs is None else steps,
-            epochs=epochs,
-            truncate=self.truncate,
-            valid_every=self.valid_every,
-            valid_batches=self.valid_batches,
-            stop_at=self.stop_at,
-            retries=self.retries,
-            dtype=self.dtype,
-            device=self.device,
-            backend=self.backend,
-            seed=seed,
-        )
-        if steps is None and epochs is None and made.make_task().length("train", self.batch) is not None:
-            return replace(made, steps=None, epochs=EPOCHS)
-        return made
+        values = {**asdict(self), "task": task, "cell": cell}  # type: ignore[call-overload]
+        values["rates"] = _factors(values["rates"])
+        for name in ("task", "cell", "optimiser", "schedule"):
+            values[name], values[f"{name}_options"] = parse(values[name])
+        length_given = values["steps"] is not None or values["epochs"] is not None
+        if not length_given:
+            values["steps"] = STEPS
+        run = Run(**values, rate=rate, seed=seed)
+        if not length_given and run.make_task().length("train", run.batch) is not None:
+            return replace(run, steps=None, epochs=EPOCHS)
+        return run
 
     def runs(self, task: str, cells: Sequence[str], *, rates: Sequence[float], seeds: int) -> list[Run]:
         """The runs that the flags describe: every cell with every rate and seed, and with the factors that fit it."""
         first = {cell: self.run(task, cell, rate=rates[0], seed=0) for cell in dict.fromkeys(cells)}
-        if self.rates:
+        if any(run.rates for run in first.values()):
             first = dict(zip(first, _fitting(list(first.values())), strict=True))
         return [replace(run, rate=r, seed=s) for run in first.values() for r in dict.fromkeys(rates) for s in range(seeds)]
+
+
+def _flags() -> Any:
+    """The flags as a dataclass, which is what tyro reads."""
+    flags: list[Any] = []
+    for name, each in FIELDS.items():
+        if name not in NOT_FLAGS:
+            help = " ".join(filter(None, [each.description, MORE.get(name)]))
+            kind, default = (tuple[str, ...], ()) if name == "rates" else (each.annotation, each.default)
+            flags.append((name, Annotated[kind, arg(help=help)], field(default=default)))
+    about = {"__doc__": TrainingFlags.__doc__}
+    return make_dataclass("TrainingFlags", flags, bases=(TrainingFlags,), frozen=True, namespace=about)
+
+
+FLAGS = _flags()
 
 
 @dataclass(frozen=True)
@@ -147,7 +118,7 @@ class Keeping:
 def check_alone(record: Path) -> None:
     """Raise where flags were typed beside --from that say what the record says."""
     typed = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")]
-    said = {"task", "cell", "rate", "seed", *(each.name for each in fields(Settings))}
+    said = {"task", "cell", "rate", "seed", *FIELDS}
     wrong = [flag for flag in typed if flag[2:].replace("-", "_") in said]
     if wrong:
         raise ValueError(

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from tyro.conf import arg
 
-from unfading.cli.settings import Keeping, Settings, check_alone
+from unfading.cli.settings import FLAGS, Keeping, TrainingFlags, check_alone
 from unfading.diagnostics.watch import gradients
 from unfading.errors import check_count
 from unfading.report import page, records
@@ -32,7 +32,7 @@ def train(
     cell: str = "",
     rate: float = 1e-3,
     seed: int = 0,
-    settings: Settings = Settings(),  # noqa: B008, frozen
+    settings: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
     keeping: Keeping = Keeping(),  # noqa: B008, frozen
     final: bool = False,
     threads: int = 1,
@@ -86,7 +86,7 @@ def compare(
     cells: tuple[str, ...],
     seeds: int = 3,
     rate: tuple[float, ...] = (1e-3,),
-    settings: Settings = Settings(),  # noqa: B008, frozen
+    settings: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
     keeping: Keeping = Keeping(),  # noqa: B008, frozen
     final: bool = False,
     processes: int | None = None,
