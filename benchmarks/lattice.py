@@ -26,7 +26,7 @@ from unfading.cells.lstm import LSTMCell
 from unfading.cells.star import STARCell
 from unfading.diagnostics.measure.draws import CHUNK, STATED, is_bias, magnitudes, signals, stack, started, workers
 from unfading.diagnostics.measure.flatness import flatness
-from unfading.diagnostics.measure.lattice_step import Step
+from unfading.diagnostics.measure.lattice_step import StepModule
 from unfading.papers.star.figures import LOSSES, PATH, measured
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +103,7 @@ def one_draw(cell: type[Cell]) -> None:
     x, v = signals(STATED, STATED.width, 1)
     outputs, copies = list(x[0]), []
     for each in cells:
-        step, state, new = Step(each), each.initial_state(1), []
+        step, state, new = StepModule(each), each.initial_state(1), []
         for t in range(STATED.steps):
             copy = {name: value.detach().clone().requires_grad_() for name, value in step.named_parameters()}
             copies.append(list(copy.values()))

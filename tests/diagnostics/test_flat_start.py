@@ -8,7 +8,7 @@ import torch
 
 import unfading
 from unfading import catalogue
-from unfading.diagnostics.flat_start.adjustments import Knob, knobs, reading, turned
+from unfading.diagnostics.flat_start.adjustments import Adjustment, adjustments, input_matrices, turned
 from unfading.diagnostics.flat_start.flat_start import _Search
 from unfading.diagnostics.measure.lattice import lattice
 from unfading.tasks.base import Batch
@@ -127,16 +127,27 @@ def test_a_single_layer_of_one_unit_will_do():
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
 def test_every_cell_has_something_to_turn(cell):
     made = cell(8, 8)
-    found = reading(made)
+    found = input_matrices(made)
     assert found
     assert not found & {"W_h", "R", "W_phi", "eta"}
-    assert found <= {knob.name for knob in knobs(made)} == {name for name, p in made.named_parameters() if p.requires_grad}
+    assert (
+        found
+        <= {adjustment.name for adjustment in adjustments(made)}
+        == {name for name, p in made.named_parameters() if p.requires_grad}
+    )
 
 
 def test_a_matrix_is_multiplied_and_a_block_of_a_bias_shifted():
     theta = {"W": torch.randn(3, 2), "b": torch.randn(6), "s": torch.tensor(0.5)}
     log_two = torch.tensor(math.log(2.0), dtype=torch.float64)
-    new = turned(theta, [(Knob("W", None), log_two), (Knob("b", slice(3, 6)), 2 * log_two), (Knob("s", slice(0, 1)), log_two)])
+    new = turned(
+        theta,
+        [
+            (Adjustment("W", None), log_two),
+            (Adjustment("b", slice(3, 6)), 2 * log_two),
+            (Adjustment("s", slice(0, 1)), log_two),
+        ],
+    )
     torch.testing.assert_close(new["W"], 2 * theta["W"])
     torch.testing.assert_close(new["b"] - theta["b"], torch.tensor([0.0, 0, 0, 1, 1, 1]) * math.log(4))
     torch.testing.assert_close(new["s"] - theta["s"], torch.tensor(math.log(2.0)))

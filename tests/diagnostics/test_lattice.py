@@ -14,7 +14,7 @@ from unfading.diagnostics.measure.draws import Setup, drawn, is_bias, magnitudes
 from unfading.diagnostics.measure.flatness import flatness
 from unfading.diagnostics.measure.lag import swept
 from unfading.diagnostics.measure.lattice import has_one, lattice, observed
-from unfading.diagnostics.measure.lattice_step import Point
+from unfading.diagnostics.measure.lattice_step import LatticeStep
 from unfading.diagnostics.measure.observe import observe
 from unfading.tasks import Adding, Copying
 from unfading.tasks.base import Batch
@@ -273,7 +273,7 @@ def test_a_matrix_that_is_used_in_two_ways_gets_its_whole_gradient():
             )
 
     torch.manual_seed(0)
-    point = Point(Both(4, 4), 1)
+    point = LatticeStep(Both(4, 4), 1)
     assert "cell.W_h" in point.others
     rnn = unfading.Recurrent(lambda size: Both(size, 4), 4, 2, learn_initial_state=False, dtype=torch.float64)
     for cell in rnn.cells:

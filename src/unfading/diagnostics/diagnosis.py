@@ -137,7 +137,7 @@ def _diagnosed(model: nn.Module, batch: Batch, loss: Loss | None, exact_up_to: i
     broken += _broken_on_the_way(chains, value)
     measures = _measured(model, chains, broken, value, named, exact_up_to, generator)
     found = verdict.findings(measures)
-    stack = model.get_submodule(chains[0].place.stack)
+    stack = model.get_submodule(chains[0].position.stack)
     assert isinstance(stack, Recurrent)
     given = remedy.advice(measures, found, stack, chains[0], generator)
     return Diagnosis(measures, verdict.headline(measures, found), tuple(found), tuple(given))
@@ -152,7 +152,7 @@ def _measured(
     exact_up_to: int,
     generator: Generator,
 ) -> Measures:
-    last, first = chains[-1].place, chains[0]
+    last, first = chains[-1].position, chains[0]
     sound = not broken
     spectra, lags, activations = [], [], []
     for chain in chains if sound else []:
@@ -169,7 +169,7 @@ def _measured(
             lags += lag.estimated(chain, few, lag.chosen(end, all_up_to=1, factor=2.0), probes=PROBES, generator=generator)
         activations += saturation.activations(chain, rows[:HEARD])
     rows = first.ends.argsort(descending=True, stable=True).tolist()
-    names = [str(chain.place) for chain in chains]
+    names = [str(chain.position) for chain in chains]
     ratios = {name: ratio for name in names if (ratio := lag.ratio(lags, name)) is not None}
     bars = {"end": lag.swept(chains, remedy.end(chains, generator))} if sound else {}
     if sound and value is not None:
@@ -179,7 +179,7 @@ def _measured(
     return Measures(
         model=_described(model),
         layers=tuple(names),
-        top=tuple(str(c.place) for c in chains if (c.place.stack, c.place.layer) == (last.stack, last.layer)),
+        top=tuple(str(c.position) for c in chains if (c.position.stack, c.position.layer) == (last.stack, last.layer)),
         steps=int(first.ends.max()),
         rows=len(first.ends),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -236,7 +236,7 @@ def _broken_on_the_way(chains: list[Chain], value: Tensor | None) -> list[str]:
         bad = (t for t in range(1, chain.T + 1) if not all(part.isfinite().all() for part in chain.states[t]))
         step = next(bad, None)
         if step is not None:
-            found.append(f"the state of {chain.place} from step {step} on")
+            found.append(f"the state of {chain.position} from step {step} on")
     if value is not None and value.dim() != 0:
         raise ValueError(f"the loss must be one number; got a tensor of shape {list(value.shape)}. Take its mean.")
     return found + ([] if value is None or value.isfinite() else ["the loss"])

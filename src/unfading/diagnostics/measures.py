@@ -6,7 +6,7 @@ from typing import Any
 from unfading.diagnostics.measure.flatness import Flatness
 from unfading.diagnostics.measure.jacobian import Spectrum
 from unfading.diagnostics.measure.lag import Gradient, Lag
-from unfading.diagnostics.measure.lattice import Magnitude
+from unfading.diagnostics.measure.lattice import LatticePoint
 from unfading.diagnostics.measure.memory import Square
 from unfading.diagnostics.measure.saturation import Activation, Size
 from unfading.diagnostics.sampled import LayerEquilibrium
@@ -33,7 +33,7 @@ class Measures:
     activations: tuple[Activation, ...]
     sizes: tuple[Size, ...]
     memory: tuple[Square, ...]  # of the layer that reads the input
-    lattice: tuple[Magnitude, ...]
+    lattice: tuple[LatticePoint, ...]
     flat: dict[str, Flatness]  # what the lattice comes to, for the loss and for the end; of one stack that runs forward
     equilibria: tuple[LayerEquilibrium, ...]  # of layers that take inner steps
     capped: tuple[str, ...]  # what was measured in part, or not at all, to save time: a sentence each

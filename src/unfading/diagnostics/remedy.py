@@ -41,10 +41,10 @@ class Advice(NamedTuple):
 
 def end(chains: list[Chain], generator: Generator) -> Tensor:
     """A random direction of the last output of the top layer (of the stack that ran last), summed over rows."""
-    last = chains[-1].place
+    last = chains[-1].position
     total = torch.zeros(())
     for chain in chains:
-        if (chain.place.stack, chain.place.layer) == (last.stack, last.layer):
+        if (chain.position.stack, chain.position.layer) == (last.stack, last.layer):
             output = chain.cell.output(chain.states[-1])
             direction = torch.randn(output.shape, generator=generator, dtype=torch.float64) / math.sqrt(output.shape[-1])
             total = total.to(output) + (direction.to(output) * output).sum()
@@ -128,8 +128,8 @@ def _trial(
         )
     chains = observe(made, Batch(x, x, lengths)).chains
     found = gradients(chains, swept(chains, end(chains, torch.Generator().manual_seed(0))))
-    top = tuple(str(chain.place) for chain in chains if chain.place.layer == made.num_layers)
-    kept = left(found, str(chains[0].place), top)
+    top = tuple(str(chain.position) for chain in chains if chain.position.layer == made.num_layers)
+    kept = left(found, str(chains[0].position), top)
     return math.nan if kept is None else kept
 
 

@@ -16,13 +16,13 @@ import torch
 
 from unfading.cells.incremental import InnerStepsCell
 from unfading.cells.wrap import innermost
-from unfading.diagnostics.equilibrium.analysis import Equilibrium, along
+from unfading.diagnostics.equilibrium.analysis import EquilibriumAnalysis, along
 from unfading.diagnostics.equilibrium.inner_path import revisit
 from unfading.diagnostics.measure import lattice as _lattice
 from unfading.diagnostics.measure.flatness import Flatness, flatness
 from unfading.diagnostics.measure.jacobian import spread
 from unfading.diagnostics.measure.lag import Swept
-from unfading.diagnostics.measure.lattice import Magnitude
+from unfading.diagnostics.measure.lattice import LatticePoint
 from unfading.diagnostics.measure.observe import Chain, taken
 
 STEPS, POINTS = 32, 400
@@ -34,7 +34,7 @@ INNER_STEPS = 12
 class Lattice(NamedTuple):
     """Points, and what they come to."""
 
-    points: list[Magnitude]
+    points: list[LatticePoint]
     flat: dict[str, Flatness]  # by what L is; of one stack that runs forward
     capped: list[str]
 
@@ -44,7 +44,7 @@ class LayerEquilibrium(NamedTuple):
 
     layer: str
     steps: list[int]  # at which it was looked at, from 1
-    found: Equilibrium
+    found: EquilibriumAnalysis
 
 
 def lattice(chains: list[Chain], bars: Mapping[str, Swept]) -> Lattice:
@@ -55,11 +55,13 @@ def lattice(chains: list[Chain], bars: Mapping[str, Swept]) -> Lattice:
         if _lattice.has_one(chain):
             points += _lattice.observed(chain, spread(chain.T, most), {of: bar[i] for of, bar in bars.items()})
         else:
-            capped.append(f"The lattice leaves out {chain.place}: its output has parameters of its own, or it has none at all.")
+            capped.append(
+                f"The lattice leaves out {chain.position}: its output has parameters of its own, or it has none at all."
+            )
     if points and most < chains[0].T:
         capped.append(f"The lattice is measured at {most} of {chains[0].T} steps.")
     flat = {}
-    if not any(chain.place.bidirectional or chain.place.stack != chains[0].place.stack for chain in chains):
+    if not any(chain.position.bidirectional or chain.position.stack != chains[0].position.stack for chain in chains):
         for of in bars:
             here = [point for point in points if point.of == of]
             steps = sorted({point.step for point in here})
@@ -75,7 +77,7 @@ def equilibria(chains: list[Chain]) -> tuple[list[LayerEquilibrium], list[str]]:
     those = [chain for chain in chains if isinstance(innermost(chain.cell), InnerStepsCell)]
     small = [chain for chain in those if chain.size <= MOST]
     capped = [
-        f"The equilibrium of {chain.place} is not measured: its state has more than {MOST} entries. Call "
+        f"The equilibrium of {chain.position} is not measured: its state has more than {MOST} entries. Call "
         f"unfading.diagnostics.equilibrium.analysis.equilibrium for it."
         for chain in those
         if chain.size > MOST
@@ -89,5 +91,5 @@ def equilibria(chains: list[Chain]) -> tuple[list[LayerEquilibrium], list[str]]:
         if len(times) < end:
             capped.append(f"The equilibrium is measured at {len(times)} of {end} steps, of one row.")
         measured = along(revisit(chain, times, [row]), taken(chain.x[times[-1]], [row]), inner_steps=INNER_STEPS)
-        found.append(LayerEquilibrium(str(chain.place), [t + 1 for t in times], measured))
+        found.append(LayerEquilibrium(str(chain.position), [t + 1 for t in times], measured))
     return found, list(dict.fromkeys(capped))

@@ -25,7 +25,7 @@ EXACTLY = 1e-7
 PULLS = 200
 
 
-class Equilibrium(NamedTuple):
+class EquilibriumAnalysis(NamedTuple):
     """What was measured; shares are of the points visited."""
 
     alpha: float
@@ -64,7 +64,7 @@ class Equilibrium(NamedTuple):
         return "; ".join(said) + "."
 
 
-def equilibrium(cell: Cell, x: Tensor, *, rows: int = 2, inner_steps: int = 30, start: int = 0) -> Equilibrium:
+def equilibrium(cell: Cell, x: Tensor, *, rows: int = 2, inner_steps: int = 30, start: int = 0) -> EquilibriumAnalysis:
     """Measure an incremental cell on an input.
 
     Args:
@@ -85,7 +85,7 @@ def equilibrium(cell: Cell, x: Tensor, *, rows: int = 2, inner_steps: int = 30, 
     return along(path, x[-1, :rows], inner_steps=inner_steps)
 
 
-def along(path: Path, x: Tensor, *, inner_steps: int) -> Equilibrium:
+def along(path: Path, x: Tensor, *, inner_steps: int) -> EquilibriumAnalysis:
     """The same along a path whose last time step read x [B, I]."""
     T, B, D = path.u.shape
     ends = reached(path)
@@ -96,7 +96,7 @@ def along(path: Path, x: Tensor, *, inner_steps: int) -> Equilibrium:
     gaps = (ends.s - near.s).norm(dim=-1) / near.s.norm(dim=-1).clamp_min(1e-300)
     norm, alpha = matrix_norm(path), path.cell.alpha
     last_row = (T - 1) * B + int(last[0]) if len(last) else None
-    return Equilibrium(
+    return EquilibriumAnalysis(
         alpha=alpha,
         matrix_norm=norm,
         hypotheses=norm is not None and norm < alpha and bool(((path.eta > 0) & (path.eta * alpha <= 1)).all()),

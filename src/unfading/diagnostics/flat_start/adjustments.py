@@ -1,9 +1,9 @@
 """What of a cell can be turned to let more or less gradient through: a factor on every matrix, a shift of every bias.
 
-With q a number for each knob, zero where nothing is turned:
+With q a number for each adjustment, zero where nothing is turned:
 
     W <- exp(q) W                a matrix, as a whole
-    b <- b + q                   a vector or a scalar; where it holds several gates, each block of H rows has a knob of its own
+    b <- b + q                   a vector or a scalar; where it holds several gates, each block of H rows has its own adjustment
 
 Nothing is known of a cell but its parameters and its sizes: what a bias opens or shifts is found by turning it.
 """
@@ -19,7 +19,7 @@ from unfading.cells.base import Cell
 from unfading.diagnostics.measure.lattice_step import Parameters
 
 
-class Knob(NamedTuple):
+class Adjustment(NamedTuple):
     """One thing to turn.
 
     Args:
@@ -34,24 +34,24 @@ class Knob(NamedTuple):
         return self.name if self.rows is None else f"{self.name}[{self.rows.start}:{self.rows.stop}]"
 
 
-def knobs(cell: Cell) -> list[Knob]:
+def adjustments(cell: Cell) -> list[Adjustment]:
     """Everything that can be turned in a cell, of what is trained."""
-    found: list[Knob] = []
+    found: list[Adjustment] = []
     for name, value in cell.named_parameters():
         if not value.requires_grad:
             continue
         if value.dim() > 1 and min(value.shape) > 1:
-            found.append(Knob(name, None))
+            found.append(Adjustment(name, None))
         else:
             H, n = cell.output_size, value.numel()
             size = H if n % H == 0 else n
-            found += [Knob(name, slice(start, start + size)) for start in range(0, n, size)]
+            found += [Adjustment(name, slice(start, start + size)) for start in range(0, n, size)]
     return found
 
 
-def reading(cell: Cell) -> set[str]:
+def input_matrices(cell: Cell) -> set[str]:
     """The matrices with which a cell reads its input: those that `project` depends on."""
-    own = {knob.name for knob in knobs(cell) if knob.rows is None}
+    own = {adjustment.name for adjustment in adjustments(cell) if adjustment.rows is None}
     matrices = {name: value for name, value in cell.named_parameters() if name in own}
     like = cell.initial_state(1)[0]
     with torch.enable_grad():
@@ -63,16 +63,16 @@ def reading(cell: Cell) -> set[str]:
     return {name for name, gradient in zip(matrices, gradients, strict=True) if gradient is not None}
 
 
-def turned(theta: Parameters, turns: Sequence[tuple[Knob, Tensor]]) -> dict[str, Tensor]:
-    """Parameters by name, and the same with some knobs turned by q, a scalar each."""
+def turned(theta: Parameters, turns: Sequence[tuple[Adjustment, Tensor]]) -> dict[str, Tensor]:
+    """Parameters by name, and the same with some adjustments turned by q, a scalar each."""
     new = dict(theta)
-    for knob, q in turns:
-        value = new[knob.name]
+    for adjustment, q in turns:
+        value = new[adjustment.name]
         q = q.to(value.dtype)
-        if knob.rows is None:
-            new[knob.name] = value * q.exp()
+        if adjustment.rows is None:
+            new[adjustment.name] = value * q.exp()
         else:
             where = torch.zeros(value.numel(), dtype=value.dtype, device=value.device)
-            where[knob.rows] = 1.0
-            new[knob.name] = value + q * where.reshape(value.shape)
+            where[adjustment.rows] = 1.0
+            new[adjustment.name] = value + q * where.reshape(value.shape)
     return new

@@ -1,7 +1,7 @@
 """A flat start: weights and biases turned until the lattice of gradients is as flat, in depth and in time, as they can make it.
 
-With G_{l,t} the lattice (`lattice.py`) under a random loss, q the knobs of the cell (`knobs.py`), each turned alike in all
-layers, and a_l a further factor, for layer l = 2..L alone, on the matrices with which it reads the layer below:
+With G_{l,t} the lattice (`lattice.py`) under a random loss, q the adjustments of the cell (`adjustments.py`), each the same
+in all layers, and a_l a further factor, for layer l = 2..L alone, on the matrices with which it reads the layer below:
 
     r_{l,t} = log G_{l,t} - mean of log G                              zero where the lattice is flat
     J(q, a) = mean of r^2 + sum rho q^2 + sum rho (log a)^2            the second part keeps the start near the cell's own
@@ -10,9 +10,9 @@ J is brought down by damped Gauss-Newton steps (Levenberg, Marquardt): with D th
 
     (q, log a) <- (q, log a) - (D D^T / n + diag(rho) + lambda I)^-1 (D r / n + rho (q, log a))
 
-D by q is measured, all knobs at a time (`torch.func.vmap`). D by log a_l is not: what layer l sends down grows with a_l, so it
-is taken to be 1 in the layers below l and 0 elsewhere. A step that does not bring J down is not taken: lambda grows. The bottom
-layer's reading matrices stay, since no point of the lattice lies behind them.
+D by q is measured, all adjustments at a time (`torch.func.vmap`). D by log a_l is not: what layer l sends down grows with a_l,
+so it is taken to be 1 in the layers below l and 0 elsewhere. A step that does not bring J down is not taken: lambda grows.
+The bottom layer's reading matrices stay, since no point of the lattice lies behind them.
 
 Why time is in it, and not depth alone: a layer of an LSTM whose forget gate stands at f passes on what it reads f / (1 - f)
 steps late on average. Twenty-four layers with forget bias 1 are 65 steps late, and a sequence of 28 has ended by then. The
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from unfading.cells.base import Cell
-from unfading.diagnostics.flat_start.adjustments import knobs, reading, turned
+from unfading.diagnostics.flat_start.adjustments import adjustments, input_matrices, turned
 from unfading.diagnostics.measure.flatness import Flatness, flatness
 from unfading.diagnostics.measure.lattice import measured
 from unfading.diagnostics.measure.lattice_step import Parameters
@@ -40,8 +40,8 @@ from unfading.tasks.base import Batch
 # A matrix is held to its start more than a bias: a large one makes gates switch and states saturate, which a lattice of few
 # rows does not show.
 RHO_MATRIX, RHO_BIAS = 1.0, 0.01
-TURN = 0.1  # by which a knob is turned to see what it does
-MOST = 1.0  # by which one round turns a knob
+TURN = 0.1  # by which an adjustment is turned to see what it does
+MOST = 1.0  # by which one round turns an adjustment
 LEAST = 0.01  # lambda: with less, a round goes where r is no longer linear
 TRIES = 4  # with lambda four times as large each
 ENOUGH = 0.01  # a round that brings J down by less than this share is the last
@@ -53,7 +53,7 @@ class FlatStart(NamedTuple):
     before: Flatness
     after: Flatness
     spread: tuple[float, float]  # exp of the root of the mean of r^2, before and after: the typical point against the mean
-    turns: dict[str, float]  # q of every knob: a matrix's factor is exp(q), a bias is shifted by q
+    turns: dict[str, float]  # q of every adjustment: a matrix's factor is exp(q), a bias is shifted by q
     factors: tuple[float, ...]  # a_1..a_L; a_1 is 1
     rounds: int
 
@@ -85,7 +85,7 @@ def flat_start(model: Model, data: Tensor | Batch, *, within: float = 1.5, round
             break
     search.write(z)
     q, a = search.parts(z)
-    turns = {str(knob): float(value) for knob, value in zip(search.knobs, q, strict=True)}
+    turns = {str(adjustment): float(value) for adjustment, value in zip(search.adjustments, q, strict=True)}
     spread = (math.exp(_spread(first, seen)), math.exp(_spread(G, seen)))
     return FlatStart(flatness(first), flatness(G), spread, turns, (1.0, *a.exp().tolist()), done)
 
@@ -99,26 +99,30 @@ class _Search:
         v = torch.randn(prediction.shape, generator=torch.Generator().manual_seed(seed)).to(prediction)
         self.measure, thetas = measured(model, batch, lambda prediction, _: (prediction * v).sum())
         self.cells = [cast(Cell, cell) for cell in model.rnn.cells]
-        self.knobs = knobs(self.cells[-1])
-        self.reading = reading(self.cells[-1])
-        # A point calls its cell "cell"; the knobs go by the cell's own names.
+        self.adjustments = adjustments(self.cells[-1])
+        self.input_matrices = input_matrices(self.cells[-1])
+        # A point calls its cell "cell"; the adjustments go by the cell's own names.
         self.thetas = [{name.removeprefix("cell."): value for name, value in theta.items()} for theta in thetas]
         L = len(self.cells)
-        self.start = torch.zeros(len(self.knobs) + L - 1, dtype=torch.float64, device=prediction.device)
-        rho = [RHO_MATRIX if knob.rows is None else RHO_BIAS for knob in self.knobs] + [RHO_MATRIX] * (L - 1)
+        self.start = torch.zeros(len(self.adjustments) + L - 1, dtype=torch.float64, device=prediction.device)
+        rho = [RHO_MATRIX if adjustment.rows is None else RHO_BIAS for adjustment in self.adjustments] + [RHO_MATRIX] * (L - 1)
         self.rho = self.start.new_tensor(rho)
 
     def parts(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return z[: len(self.knobs)], z[len(self.knobs) :]
+        return z[: len(self.adjustments)], z[len(self.adjustments) :]
 
     def turned(self, z: Tensor) -> list[Parameters]:
         """The parameters of every layer at z."""
         q, a = self.parts(z)
-        own = [knob for knob in self.knobs if knob.name in self.reading]
+        own = [adjustment for adjustment in self.adjustments if adjustment.name in self.input_matrices]
         new: list[Parameters] = []
         for l, theta in enumerate(self.thetas):
-            turns = [(knob, value) for knob, value in zip(self.knobs, q.unbind(), strict=True) if l or knob not in own]
-            turns += [(knob, a[l - 1]) for knob in own if l]
+            turns = [
+                (adjustment, value)
+                for adjustment, value in zip(self.adjustments, q.unbind(), strict=True)
+                if l or adjustment not in own
+            ]
+            turns += [(adjustment, a[l - 1]) for adjustment in own if l]
             new.append(turned(theta, turns))
         return new
 
@@ -133,7 +137,7 @@ class _Search:
 
     def step(self, z: Tensor, G: Tensor, seen: Tensor, damping: float) -> tuple[Tensor, Tensor, float]:
         """A round: z and G after it, as they were where no step brings J down; and the next lambda."""
-        K, r = len(self.knobs), _levels(G, seen)
+        K, r = len(self.adjustments), _levels(G, seen)
         tried = z + TURN * torch.eye(K, len(z), dtype=z.dtype, device=z.device)
         D = (_levels(vmap(self.lattice)(tried), seen) - r) / TURN
         D = torch.cat([D, self._below(G, seen)]).nan_to_num(0.0, 0.0, 0.0)

@@ -28,7 +28,7 @@ from torch.func import functional_call, vmap
 
 from unfading.cells.base import Cell
 from unfading.diagnostics.measure.lattice import run, sweep
-from unfading.diagnostics.measure.lattice_step import Parameters, Point
+from unfading.diagnostics.measure.lattice_step import LatticeStep, Parameters
 from unfading.errors import check_count
 from unfading.tasks.draw import stream
 
@@ -153,7 +153,7 @@ def signals(setup: Setup, output_size: int, draws: int) -> tuple[Tensor, Tensor]
 
 def magnitudes(cells: Sequence[Cell], thetas: Sequence[Parameters], x: Tensor, v: Tensor) -> Tensor:
     """G of every draw under every loss, [draws, losses, L, T]; arguments as `started` and `signals` give them."""
-    points = [Point(cell, batch=1) for cell in cells]
+    points = [LatticeStep(cell, batch=1) for cell in cells]
 
     def one(thetas: list[Parameters], x: Tensor, v: Tensor) -> Tensor:
         initial = [cell.initial_state(1) for cell in cells]

@@ -84,7 +84,7 @@ def spectra(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> list[Spe
                 own = values[i][rows_of]
                 numbers = (own[:, 0], own[:, 0], own[:, 0], own[:, size // 2], own[:, -1], radii[i][rows_of])
                 reach = (seen[i][rows_of][:, 0], seen[i][rows_of][:, -1])
-                found.append(Spectrum(str(chain.place), t + 1, part, *(float(n.median()) for n in (*numbers, *reach))))
+                found.append(Spectrum(str(chain.position), t + 1, part, *(float(n.median()) for n in (*numbers, *reach))))
     return found
 
 

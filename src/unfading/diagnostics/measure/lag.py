@@ -65,7 +65,7 @@ def exact(chain: Chain, rows: list[int], lags: list[int]) -> list[Lag]:
             spectral, frobenius = (
                 float(torch.tensor(values, dtype=torch.float64).median()) for values in zip(*both, strict=True)
             )
-            told.append(Lag(str(chain.place), part, lag, *[spectral] * 3, *[frobenius] * 3))
+            told.append(Lag(str(chain.position), part, lag, *[spectral] * 3, *[frobenius] * 3))
     return sorted(told, key=lambda each: (list(chain.blocks).index(each.part), each.lag))
 
 
@@ -107,7 +107,7 @@ def estimated(chain: Chain, rows: list[int], lags: list[int], *, probes: int, ge
             frobenius = [probe.frobenius(each) for each in squares[lag].unbind(1)]
             numbers = [*probe.middle(spectral), *probe.middle(frobenius)]
             if all(math.isfinite(number) for number in numbers):
-                found.append(Lag(str(chain.place), part, lag, *numbers))
+                found.append(Lag(str(chain.position), part, lag, *numbers))
     return found
 
 
@@ -150,7 +150,7 @@ def gradients(chains: list[Chain], bars: Swept) -> list[Gradient]:
             if rows:
                 whole, h = (float(norms[k][steps, rows].mean()) for k in (0, 1))
                 there = bool(reached[steps].any())
-                found.append(Gradient(str(chain.place), lag, whole, h, there))
+                found.append(Gradient(str(chain.position), lag, whole, h, there))
     return found
 
 

@@ -28,13 +28,13 @@ from torch import Tensor
 from torch.func import grad
 
 from unfading.cells.base import Cell
-from unfading.diagnostics.measure.lattice_step import Back, Parameters, Point
+from unfading.diagnostics.measure.lattice_step import Back, LatticeStep, Parameters
 from unfading.diagnostics.measure.observe import Chain
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch
 
 
-class Magnitude(NamedTuple):
+class LatticePoint(NamedTuple):
     """G at one point of an observed model."""
 
     layer: str
@@ -68,7 +68,7 @@ def measured(
     with torch.no_grad():
         x = model.encoder(batch.x)
         initial = rnn.initial_states(x.shape[1])
-    points = [Point(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
+    points = [LatticeStep(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
 
     def measure(thetas: Sequence[Parameters]) -> Tensor:
         with torch.no_grad():
@@ -80,7 +80,11 @@ def measured(
 
 
 def run(
-    points: Sequence[Point], thetas: Sequence[Parameters], x: Tensor, initial: Sequence[Any], lengths: Tensor | None = None
+    points: Sequence[LatticeStep],
+    thetas: Sequence[Parameters],
+    x: Tensor,
+    initial: Sequence[Any],
+    lengths: Tensor | None = None,
 ) -> tuple[Sequence[Tensor], list[list[Back]]]:
     """Up through the layers: the output of the top one at every step, and for each layer and step the way back.
 
@@ -121,7 +125,7 @@ def sweep(backs: Sequence[Sequence[Back]], initial: Sequence[Any], y_bar: Tensor
     return torch.stack(rows[::-1])
 
 
-def observed(chain: Chain, times: Sequence[int], bars: Mapping[str, Sequence[Sequence[Tensor | None]]]) -> list[Magnitude]:
+def observed(chain: Chain, times: Sequence[int], bars: Mapping[str, Sequence[Sequence[Tensor | None]]]) -> list[LatticePoint]:
     """G of one layer at some steps, counted from 0.
 
     Args:
@@ -129,7 +133,7 @@ def observed(chain: Chain, times: Sequence[int], bars: Mapping[str, Sequence[Seq
         times: the steps.
         bars: dL/ds_t for each L by name, as `lag.swept` gives it for this chain.
     """
-    point = Point(chain.cell, len(chain.x[0]))
+    point = LatticeStep(chain.cell, len(chain.x[0]))
     theta, found = point.theta(), []
     for t in times:
         u, state = chain.x[t], type(chain.states[t])(*(part.detach() for part in chain.states[t]))
@@ -140,7 +144,7 @@ def observed(chain: Chain, times: Sequence[int], bars: Mapping[str, Sequence[Seq
                 given = zip(bar[t], new, strict=True)
                 s_bar = type(new)(*(torch.zeros_like(part) if g is None else g for g, part in given))
                 value = float(back(s_bar, torch.zeros_like(y))[0])
-                found.append(Magnitude(str(chain.place), chain.place.layer, t + 1, of, value))
+                found.append(LatticePoint(str(chain.position), chain.position.layer, t + 1, of, value))
     return found
 
 

@@ -4,7 +4,7 @@ With theta the parameters, u_t what the layer reads, s_t its state and y_t its o
 
     (s_t, y_t) = f(theta, u_t, s_{t-1})            project, step and output, at one time
 
-Beside s_t and y_t, `Point.forward` returns the way back: from the cotangents of s_t and y_t to ||d theta||, over all
+Beside s_t and y_t, `LatticeStep.forward` returns the way back: from the cotangents of s_t and y_t to ||d theta||, over all
 parameters, and to the cotangents of u_t and s_{t-1}.
 
 Most parameters are matrices W that a step uses in one product a = v W^T alone. The gradient of such a copy is the outer product
@@ -34,7 +34,7 @@ Parameters = Mapping[str, Tensor]
 Back = Callable[[Any, Tensor], tuple[Tensor, Tensor, Any]]
 
 
-class Step(nn.Module):
+class StepModule(nn.Module):
     """f of one cell, as a module whose parameters `functional_call` can set."""
 
     def __init__(self, cell: Cell):
@@ -81,7 +81,7 @@ class _Tapped(TorchFunctionMode):
         return a if self.taps is None else a + next(self.taps)
 
 
-class Point:
+class LatticeStep:
     """All points of one layer: they differ in what flows through them.
 
     Args:
@@ -90,7 +90,7 @@ class Point:
     """
 
     def __init__(self, cell: Cell, batch: int):
-        self.step = Step(cell)
+        self.step = StepModule(cell)
         own: dict[str, Tensor] = dict(self.step.named_parameters())
         matrices = {name: W for name, W in own.items() if W.dim() == 2}
         like = next(iter(own.values()))

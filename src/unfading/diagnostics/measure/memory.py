@@ -49,7 +49,7 @@ def maps(chain: Chain, rows: list[int], *, probes: int, generator: Generator) ->
     for i, first in enumerate(steps[:-1]):
         for j, entry in enumerate(entries[:-1]):
             squares = [each[first : steps[i + 1], entry : entries[j + 1]].mean().sqrt() for each in (write.cpu(), read)]
-            found.append(Square(str(chain.place), part, first + 1, entry, *(_number(square) for square in squares)))
+            found.append(Square(str(chain.position), part, first + 1, entry, *(_number(square) for square in squares)))
     return found
 
 

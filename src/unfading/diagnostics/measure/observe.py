@@ -27,7 +27,7 @@ from unfading.reference import scan
 from unfading.tasks.base import Batch
 
 
-class Place(NamedTuple):
+class LayerPosition(NamedTuple):
     """Where a cell stands in its model."""
 
     stack: str  # name of the `Recurrent` in the model, "" where it is the model
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 class Chain:
     """What one cell went through. T steps, B rows, I features of its input; a state has parts [B, n]."""
 
-    place: Place
+    position: LayerPosition
     cell: Cell
     x: list[Tensor]  # what the cell was given at each t, [B, I]
     index: list[int]  # the absolute index of each step, for cells that count
@@ -92,7 +92,7 @@ class Observation(NamedTuple):
 def observe(model: nn.Module, batch: Batch) -> Observation:
     """Run the model once, without noise, and keep what its cells went through."""
     places = _places(model)
-    pieces: list[tuple[Place, Chain]] = []
+    pieces: list[tuple[LayerPosition, Chain]] = []
 
     def watched(
         cell: Cell, x: Tensor, state: Any, weights: Any, *, lengths: Tensor | None, reverse: bool, start: int
@@ -113,7 +113,7 @@ def observe(model: nn.Module, batch: Batch) -> Observation:
         called = model(batch.x) if batch.lengths is None else model(batch.x, lengths=batch.lengths)
     if not pieces:
         raise ValueError(f"the forward pass of {type(model).__name__} calls none of its unfading layers. Call one in it.")
-    chains: dict[Place, Chain] = {}
+    chains: dict[LayerPosition, Chain] = {}
     for place, piece in pieces:
         before = chains.pop(place, None)
         chains[place] = piece if before is None else _joined(before, piece)
@@ -137,13 +137,13 @@ class _Recorder:
         return tuple(part.view_as(part) for part in new) if isinstance(new, tuple) else new
 
 
-def _places(model: nn.Module) -> dict[int, Place]:
+def _places(model: nn.Module) -> dict[int, LayerPosition]:
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, Recurrent):
             for i, cell in enumerate(module.cells):
                 layer, direction = divmod(i, module.directions)
-                found[id(cell)] = Place(name, layer + 1, module.num_layers, direction == 1, module.bidirectional)
+                found[id(cell)] = LayerPosition(name, layer + 1, module.num_layers, direction == 1, module.bidirectional)
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no layer of unfading in it, so there is nothing to look into. Build it with one, or "
@@ -160,11 +160,11 @@ def _tracked(tensor: Tensor) -> Tensor:
 def _joined(before: Chain, after: Chain) -> Chain:
     """One chain, where the second begins in the state in which the first ended; else the second alone."""
     ended, begun = before.states[-1], after.states[0]
-    apart = before.place.backward or before.lengths is not None or after.lengths is not None
+    apart = before.position.backward or before.lengths is not None or after.lengths is not None
     if apart or not all(torch.equal(a, b) for a, b in zip(ended, begun, strict=True)):
         return after
     return Chain(
-        before.place,
+        before.position,
         before.cell,
         before.x + after.x,
         before.index + after.index,

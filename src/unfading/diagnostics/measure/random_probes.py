@@ -139,7 +139,7 @@ def spectra(chain: Chain, times: Sequence[int], rows: list[int], *, probes: int,
             value, low, high = middle(reach.norms(t, size, reach.gaussian(probes, size, generator)))
             ends = [float(seen[i][running][:, k].median()) for k in (0, -1)]
             if all(map(math.isfinite, (value, low, high))):
-                found.append(Spectrum(str(chain.place), t + 1, part, value, low, high, None, None, None, ends[0], ends[1]))
+                found.append(Spectrum(str(chain.position), t + 1, part, value, low, high, None, None, None, ends[0], ends[1]))
     return found
 
 

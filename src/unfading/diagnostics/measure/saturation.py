@@ -72,7 +72,7 @@ def activations(chain: Chain, rows: list[int]) -> list[Activation]:
             kept = [value.flatten(0, 1) if value.shape[:2] == running.shape else value for value in values]
             kept = [value[running.flatten()].flatten(1) for value in kept if len(value) == running.numel()]
             if kept and all(value.shape == kept[0].shape for value in kept):
-                found.append(_measured(str(chain.place), name, kind, torch.stack(kept).double()))
+                found.append(_measured(str(chain.position), name, kind, torch.stack(kept).double()))
     return found
 
 
@@ -83,7 +83,7 @@ def sizes(chain: Chain) -> list[Size]:
         for t in range(1, chain.T + 1):
             value = chain.states[t][i].detach()[(t <= chain.ends).to(chain.x[0].device)]
             if len(value):
-                found.append(Size(str(chain.place), part, t, float(value.double().square().mean().sqrt())))
+                found.append(Size(str(chain.position), part, t, float(value.double().square().mean().sqrt())))
     return found
 
 
