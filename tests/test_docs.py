@@ -1,0 +1,49 @@
+"""The documentation keeps pace with the code: every public name is listed, every file of weights is described as it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import unfading
+from unfading import tasks
+from unfading.training import weights
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def test_the_reference_lists_every_public_name_once():
+    listed = [name for page in (DOCS / "reference").glob("*.md") for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
+    public = [f"{package.__name__}.{name}" for package in (unfading, tasks) for name in package.__all__]
+    assert sorted(listed) == sorted(public)
+
+
+def test_the_navigation_lists_every_page_and_nothing_else():
+    listed = re.findall(r"(?:- |: )([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_the_readme_is_short():
+    assert 120 <= len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "weights").glob("*.safetensors")), ids=lambda path: path.stem)
+def test_the_table_of_weights_says_what_the_cards_say(path):
+    card = weights.card(path)
+    row = next(line for line in (ROOT / "weights" / "README.md").read_text().splitlines() if f"`{path.name}`" in line)
+    _, _, task, cell, score, parameters, size, _ = (field.strip() for field in row.split("|"))
+    assert task.startswith(f"`{card['run']['task']}`")
+    assert cell.startswith(f"`{card['run']['cell']}`, K = {card['run']['cell_options']['inner_steps']}, rank")
+    assert int(cell.rpartition(" ")[2]) == card["run"]["cell_options"]["rank"]
+    assert int(parameters.replace(",", "")) == card["parameters"]["all"]
+    assert int(size.replace(",", "")) == path.stat().st_size
+    test = card["test"]
+    known = {
+        "mean squared error": test.get("mse"),
+        "cross entropy": test.get("cross_entropy"),
+        "accuracy": test.get("accuracy"),
+    }
+    for name, number, percent in re.findall(r"([a-z ]+?) ([\d.]+)( %)?(?:,|$)", score):
+        wanted = card["test"][columns[name.strip()]] * (100 if percent else 1)
+        assert float(number) == pytest.approx(wanted, abs=0.5 * 10 ** -len(number.partition(".")[2]))
