@@ -38,12 +38,7 @@ def test_the_table_of_weights_says_what_the_cards_say(path):
     assert int(cell.rpartition(" ")[2]) == card["run"]["cell_options"]["rank"]
     assert int(parameters.replace(",", "")) == card["parameters"]["all"]
     assert int(size.replace(",", "")) == path.stat().st_size
-    test = card["test"]
-    known = {
-        "mean squared error": test.get("mse"),
-        "cross entropy": test.get("cross_entropy"),
-        "accuracy": test.get("accuracy"),
-    }
+    columns = {"mean squared error": "mse", "cross entropy": "cross_entropy", "accuracy": "accuracy"}
     for name, number, percent in re.findall(r"([a-z ]+?) ([\d.]+)( %)?(?:,|$)", score):
         wanted = card["test"][columns[name.strip()]] * (100 if percent else 1)
         assert float(number) == pytest.approx(wanted, abs=0.5 * 10 ** -len(number.partition(".")[2]))
