@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "unfading"
 
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
-    ["errors", "torch_state", "source_lines"],
+    ["errors", "files", "torch_state", "source_lines"],
     ["data", "initialise", "lengths", "report"],
     ["cells", "tasks"],
     ["reference"],

@@ -479,7 +479,7 @@ def test_the_command_exits_with_1_on_a_fault():
         ({"model": f"{__file__}:Idle"}, "give it with --data x.npy"),
         ({"model": "build", "data": DATA}, "a name in a file is written my.py:build; got 'build'"),
         ({"model": "my.py:build", "task": "adding"}, "--task goes with --cell"),
-        ({"run": Path("nowhere")}, "is not there"),
+        ({"run": Path("nowhere")}, "does not exist"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(flags, sentence, tmp_path):

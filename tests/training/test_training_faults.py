@@ -14,6 +14,7 @@ import torch
 
 from tests.helpers.trained import OWN, Process, changed, files, left_by, outcome, small, stopped_after, tensors, weights
 from unfading import train
+from unfading.files import write_atomically
 from unfading.training import checkpoint
 from unfading.training.run import VERSION
 from unfading.training.run_dir import read_curve, read_record, read_run
@@ -141,7 +142,7 @@ def no_safetensors(path):
 
 
 def no_json_inside(path):
-    safetensors.torch.save_file({"w": torch.ones(3)}, path, {checkpoint.ABOUT: "{nonsense"})
+    safetensors.torch.save_file({"w": torch.ones(3)}, path, {checkpoint.HEADER: "{nonsense"})
 
 
 def about(**changes):
@@ -179,10 +180,10 @@ def gone(path):
 
 
 DAMAGED = {
-    "last cut short": ("last.safetensors", cut_short, "is damaged or no checkpoint"),
-    "last empty": ("last.safetensors", empty, "is damaged or no checkpoint"),
-    "last of something else": ("last.safetensors", of_something_else, "is a safetensors file of something else"),
-    "last no safetensors": ("last.safetensors", no_safetensors, "is damaged or no checkpoint"),
+    "last cut short": ("last.safetensors", cut_short, "is damaged or not a checkpoint"),
+    "last empty": ("last.safetensors", empty, "is damaged or not a checkpoint"),
+    "last of something else": ("last.safetensors", of_something_else, "is not a file of unfading"),
+    "last no safetensors": ("last.safetensors", no_safetensors, "is damaged or not a checkpoint"),
     "last no JSON": ("last.safetensors", no_json_inside, "is damaged"),
     "last of another version": (
         "last.safetensors",
@@ -190,16 +191,16 @@ DAMAGED = {
         f"is of version {VERSION + 1}; this unfading reads version",
     ),
     "last of another run": ("last.safetensors", about(run={"task": "adding"}), "is a checkpoint of another run"),
-    "last without a tensor": ("last.safetensors", without_a_tensor, "lacks update.taken as this run has it"),
-    "last of another shape": ("last.safetensors", with_another_shape, "lacks model.rnn.cells.0.W_h as this run has it"),
+    "last without a tensor": ("last.safetensors", without_a_tensor, "has no update.taken of the shape"),
+    "last of another shape": ("last.safetensors", with_another_shape, "has no model.rnn.cells.0.W_h of the shape"),
     "run of another version": ("run.json", text('{"version": 99, "run": {}}'), "is of version 99; this unfading reads version"),
-    "run no JSON": ("run.json", text("{"), "is damaged: no JSON"),
+    "run no JSON": ("run.json", text("{"), "is damaged: it is not JSON"),
     "run no object": ("run.json", text("[1]"), "is of version None"),
     "run with an unknown field": ("run.json", text('{"version": 1, "run": {"tsk": "adding"}}'), "run.json"),
     "run of another run": ("run.json", another_run, "describes another run than its folder's name says"),
-    "record no JSON": ("record.json", text('{"version": 1, "run"'), "is damaged: no JSON"),
+    "record no JSON": ("record.json", text('{"version": 1, "run"'), "is damaged: it is not JSON"),
     "record of another version": ("record.json", text('{"version": 0}'), "is of version 0; this unfading reads version"),
-    "record no text": ("record.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "is damaged: no JSON"),
+    "record no text": ("record.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "is damaged: it is not JSON"),
     "curve no JSON": ("curve.jsonl", text("{}}\n"), "is damaged: no JSON lines"),
     "curve of something else": ("curve.jsonl", text("[1]\n"), "is damaged"),
 }
@@ -243,7 +244,7 @@ def test_what_a_run_with_retries_returns_to_must_be_in_its_checkpoint(tmp_path, 
     parts, told = checkpoint.load(folder / "last.safetensors")
     parts.pop("update.best.w")
     checkpoint.save(folder / "last.safetensors", parts, told)
-    with pytest.raises(ValueError, match=r"lacks update\.best\.w as this run has it"):
+    with pytest.raises(ValueError, match=r"has no update\.best\.w of the shape"):
         train(run, tmp_path, resume=True)
 
 
@@ -288,14 +289,14 @@ def test_files_are_read_back_as_they_were_written(tmp_path):
     assert read_run(folder / "run.json") == run == read_run(folder / "record.json")
     assert read_record(folder / "record.json") == record
     assert read_curve(folder / "curve.jsonl") == record["curve"]
-    with pytest.raises(ValueError, match=r"nothing.json is not there"):
+    with pytest.raises(ValueError, match=r"nothing.json does not exist"):
         read_run(folder / "nothing.json")
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_file_whole(fails, tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
-    checkpoint.write(path, b"old")
+    write_atomically(path, b"old")
     seen = []
 
     def fail(*arguments):
@@ -305,11 +306,11 @@ def test_a_write_that_fails_leaves_the_old_file_whole(fails, tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, fails, fail)
-        with pytest.raises(OSError, match=r"could not be written: No space left on device. What was there before is as it was"):
-            checkpoint.write(path, b"new, and longer")
+        with pytest.raises(OSError, match=r"could not be written: No space left on device. The previous file is unchanged"):
+            write_atomically(path, b"new, and longer")
     assert seen == [b"old"]
     assert files(tmp_path) == {"last.safetensors": b"old"}
-    checkpoint.write(path, b"new")
+    write_atomically(path, b"new")
     assert files(tmp_path) == {"last.safetensors": b"new"}
 
 

@@ -97,11 +97,11 @@ def reproduce(
 
 def _page() -> None:
     """The table of rows brought up to date, then the page from the lines alone."""
+    from unfading.files import write_atomically
     from unfading.papers import ledger, registry
     from unfading.report import fidelity
     from unfading.report.figures import charts as figures
     from unfading.report.figures import overview
-    from unfading.training.checkpoint import write
 
     if not RESULTS.is_dir() or not PAGE.parent.is_dir():
         raise ValueError(f"--page reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading.")
@@ -109,8 +109,8 @@ def _page() -> None:
     lines = fidelity.read(RESULTS)
     rows = overview.gaps(fidelity.answers(lines))
     if rows:
-        write(PAGE.with_name(fidelity.OVERVIEW), figures.svg(overview.overview(rows)))
-    write(PAGE, fidelity.page(lines, [path.name for path in PAGE.parent.iterdir()]).encode())
+        write_atomically(PAGE.with_name(fidelity.OVERVIEW), figures.svg(overview.overview(rows)))
+    write_atomically(PAGE, fidelity.page(lines, [path.name for path in PAGE.parent.iterdir()]).encode())
     print(f"wrote {PAGE}")
 
 

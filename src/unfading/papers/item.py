@@ -5,8 +5,8 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unfading.files import write_atomically
 from unfading.report.figures.charts import language, needed, svg
-from unfading.training.checkpoint import write
 
 
 class Item(NamedTuple):
@@ -35,7 +35,7 @@ class Item(NamedTuple):
         }
         paths = {suffix: folder / f"{name.replace('/', '-')}{suffix}" for suffix in content}
         for suffix, path in paths.items():
-            write(path, bytes(content[suffix]))
+            write_atomically(path, bytes(content[suffix]))
         return list(paths.values())
 
     def text(self, width: int = 100) -> str:

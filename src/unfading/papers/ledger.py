@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unfading import machine
-from unfading.training.checkpoint import write as write_atomically
+from unfading.files import write_atomically
 
 Line = dict[str, Any]
 # The fields that identify a result. Another setting of the same row has another run key, hence a line of its own.

@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from unfading.files import write_atomically
 from unfading.report import html as sheet
 from unfading.report.figures import charts as _figures
 from unfading.report.figures import gradient_figures, inner_figures
@@ -20,7 +21,7 @@ def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[P
     for name, figure in drawn.items() if png else ():
         files[output.with_name(f"{output.stem}-{name}.png")] = _figures.png(figure.chart)
     for path, content in files.items():
-        sheet.replace(path, content)
+        write_atomically(path, content)
     return list(files)
 
 

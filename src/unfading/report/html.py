@@ -4,7 +4,6 @@ All text is escaped by who puts it in; what is in a figure cannot end its script
 """
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from html import escape
@@ -44,16 +43,6 @@ def check(output: Path) -> None:
         raise ValueError(f"the page needs a file's name; {output} is a folder. Nearest: {output / 'report.html'}")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"cannot write {output}: there is no folder {output.parent}. Make it first.")
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _inline(script: str) -> str:

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from unfading.files import write_atomically
 from unfading.report import html as sheet
 from unfading.report import summary as tables
 from unfading.report.figures import charts as _figures
@@ -49,7 +50,7 @@ def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list
         for name, picture in _pictures(charts):
             files[output.with_name(f"{output.stem}-{name}.png")] = picture
     for path, content in files.items():
-        sheet.replace(path, content)
+        write_atomically(path, content)
     return list(files)
 
 

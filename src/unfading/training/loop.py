@@ -263,7 +263,7 @@ class Training:
         member = self.members[e]
         assert member.folder is not None
         member.restore(about)
-        checkpoint.fill(self._places(e), tensors, member.folder.path / "last.safetensors")
+        checkpoint.restore(self._places(e), tensors, member.folder.path / "last.safetensors")
         self._save_best(e)  # the file may be of a later step than this, or gone
         self.step, self.seconds, self.time = about["step"], about["seconds"], about["time"]
         count = sum(name.startswith("state.") for name in tensors)

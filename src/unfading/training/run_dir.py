@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from torch import Tensor
 
+from unfading.files import read_json, write_atomically, write_json
 from unfading.training import checkpoint
 from unfading.training.run import VERSION, Run
 
@@ -50,7 +51,7 @@ class Folder:
                 left.unlink()
         told = self.path / "run.json"
         if not told.exists():
-            checkpoint.write_json(told, {"version": VERSION, "run": self.run.to_json()})
+            write_json(told, {"version": VERSION, "run": self.run.to_json()})
         elif read_run(told) != self.run:
             raise ValueError(f"{told} describes another run than its folder's name says. Move the folder away.")
 
@@ -66,7 +67,7 @@ class Folder:
 
     def save_record(self, record: dict[str, Any]) -> None:
         """The run is done."""
-        checkpoint.write_json(self.path / "record.json", record)
+        write_json(self.path / "record.json", record)
 
     def clear(self) -> None:
         """Begin anew. The record goes first: a folder that was left half cleared is no finished run."""
@@ -107,7 +108,7 @@ class Folder:
     def cut(self, step: int) -> None:
         """Leave of the curve what had been written when `step` steps were done: the rest is trained again."""
         lines = [line for line in self.curve() if line["step"] <= step]
-        checkpoint.write(self.path / "curve.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+        write_atomically(self.path / "curve.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     @contextmanager
     def _writing_the_curve(self) -> Iterator[None]:
@@ -128,7 +129,7 @@ def stopped_at(where: Path, run: Run) -> int:
     path = where / run.key / "last.safetensors"
     if not path.exists():
         return 0
-    about = checkpoint.about(path)
+    about = checkpoint.load_header(path)
     _check_version(path, about)
     return int(about["step"])
 
@@ -145,7 +146,7 @@ def clear(where: Path, run: Run) -> None:
 
 def read_run(path: Path) -> Run:
     """The run of a run.json or a record.json."""
-    told = checkpoint.read_json(path)
+    told = read_json(path)
     _check_version(path, told)
     try:
         return Run.from_json(told.get("run"))
@@ -155,7 +156,7 @@ def read_run(path: Path) -> Run:
 
 def read_record(path: Path) -> dict[str, Any]:
     """A record.json."""
-    told: dict[str, Any] = checkpoint.read_json(path)
+    told: dict[str, Any] = read_json(path)
     _check_version(path, told)
     return told
 
