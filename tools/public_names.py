@@ -1,9 +1,11 @@
 """A griffe extension that shows the public names of `unfading` to the API reference as they are at run time.
 
-griffe reads source code without running it. It cannot see the layer classes, which `layer(STARCell)` creates, and it cannot see
-names that the package imports on demand. This extension imports the package and adds both to what griffe has read.
+griffe reads source code without running it. It cannot see the layer classes, which `layer(STARCell)` creates, the docstrings
+that are composed when a class is created (`Run`), nor the names that the package imports on demand. This extension imports the
+package and adds all three to what griffe has read.
 """
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -16,7 +18,7 @@ PACKAGES = {"unfading": unfading, "unfading.tasks": tasks}
 
 
 class PublicNames(griffe.Extension):
-    """Adds every name of `__all__` to the package, as a class where it is a layer and as an alias elsewhere."""
+    """Adds every name of `__all__` to its package."""
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
         if pkg.path != "unfading":
@@ -24,43 +26,45 @@ class PublicNames(griffe.Extension):
         for path, package in PACKAGES.items():
             module = pkg if path == "unfading" else pkg[path.removeprefix("unfading.")]
             for name in package.__all__:
-                add(module, name, getattr(package, name))
+                add(pkg, module, name, getattr(package, name))
 
 
-def add(module: griffe.Module, name: str, value: Any) -> None:
-    """Make `module.name` known to griffe."""
+def add(root: griffe.Module, module: griffe.Module, name: str, value: Any) -> None:
+    """Make `module.name` known to griffe: a layer as a class of its own, anything else as an alias of where it is defined."""
     if isinstance(value, type) and value.__module__ == module.path:
-        module.set_member(name, layer_class(module, name, value))
+        shown = griffe.Class(name, parent=module)
+        module.set_member(name, shown)
+        describe(shown, value)
         return
     home = f"{value.__module__}.{value.__qualname__}"
-    # A function that is named like its own module (unfading.scan) is listed in the reference by its full path.
-    shadows_a_module = home.startswith(f"{module.path}.{name}.")
-    if home != f"{module.path}.{name}" and not shadows_a_module:
-        module.set_member(name, griffe.Alias(name, home, parent=module))
+    module.set_member(name, griffe.Alias(name, home, parent=module))
+    definition = root[home.removeprefix("unfading.")]
+    written = definition.docstring.value if definition.docstring else ""
+    if isinstance(value, type) and inspect.cleandoc(written) != inspect.getdoc(value):
+        describe(definition, value)
 
 
-def layer_class(module: griffe.Module, name: str, value: type) -> griffe.Class:
-    """A class that exists at run time only: its docstring, and its constructor from its signature."""
-    shown = griffe.Class(name, parent=module, docstring=docstring(value))
-    constructor = griffe.Function("__init__", parent=shown, parameters=parameters(value))
-    shown.set_member("__init__", constructor)
-    return shown
-
-
-def docstring(value: type) -> griffe.Docstring:
-    return griffe.Docstring(inspect.getdoc(value) or "", lineno=1, parser="google")
+def describe(shown: griffe.Class, value: type) -> None:
+    """Docstring and constructor of a class, as they are at run time."""
+    shown.docstring = griffe.Docstring(inspect.getdoc(value) or "", lineno=1, parser="google", parent=shown)
+    shown.set_member("__init__", griffe.Function("__init__", parent=shown, parameters=parameters(value)))
 
 
 def parameters(value: type) -> griffe.Parameters:
+    fields = {field.name: field for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else {}
     own = griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)
-    return griffe.Parameters(own, *map(parameter, inspect.signature(value).parameters.values()))
+    given = inspect.signature(value).parameters.values()
+    return griffe.Parameters(own, *(parameter(each, fields.get(each.name)) for each in given))
 
 
-def parameter(given: inspect.Parameter) -> griffe.Parameter:
+def parameter(given: inspect.Parameter, field: "dataclasses.Field[Any] | None") -> griffe.Parameter:
+    default = given.default
+    if field is not None and field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
     by_keyword = given.kind is inspect.Parameter.KEYWORD_ONLY
     return griffe.Parameter(
         given.name,
-        annotation=inspect.formatannotation(given.annotation),
+        annotation=inspect.formatannotation(given.annotation).replace("typing.", ""),
         kind=griffe.ParameterKind.keyword_only if by_keyword else griffe.ParameterKind.positional_or_keyword,
-        default=None if given.default is inspect.Parameter.empty else repr(given.default),
+        default=None if default is inspect.Parameter.empty else repr(default),
     )
