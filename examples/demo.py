@@ -1,7 +1,7 @@
-"""Incremental RNN, STAR, NRU and LSTM on the adding problem: progress, table, and the page runs/demo/report.html.
+"""Compare the incremental RNN, STAR, NRU and LSTM on the adding problem; write the page runs/demo/report.html.
 
-Each sequence has T pairs (value in [0, 1], mark). Two steps are marked, one in each half; the answer, due after the last step,
-is the sum of their values. Always answering 1 has a mean squared error of 1/6; less than that takes memory.
+Each sequence has T pairs (value in [0, 1], mark). Two steps are marked, one in each half. The answer, due after the last step,
+is the sum of their values. Always answering 1 has a mean squared error of 1/6; a smaller error needs memory.
 """
 
 import time
@@ -22,7 +22,7 @@ WHERE = Path("runs/demo")
 
 
 def run(cell: str, seed: int, rate: float, rates: dict[str, float] | None = None, **options: Any) -> Run:
-    """One contestant; the same budget for all."""
+    """One run; all have the same budget."""
     return Run(
         task="adding",
         task_options={"T": T},
@@ -39,10 +39,10 @@ def run(cell: str, seed: int, rate: float, rates: dict[str, float] | None = None
     )
 
 
-def contestants(seed: int) -> list[Run]:
-    """Each at the better of a few rates, on validation rows; the step sizes of the incremental RNN learn at a tenth of it.
+def runs_of(seed: int) -> list[Run]:
+    """One run per cell, at the best of a few learning rates on validation rows; eta learns at a tenth of the rate.
 
-    NRU with the averaged heads of its authors' code: as printed, summed, its error leaps up on the way.
+    NRU averages its heads, as its authors' code does: with the printed sum its error jumps during training.
     """
     return [
         run("IncrementalRNN", seed, 6e-3, {"eta": 0.1}, inner_steps=1, steps=T),
@@ -56,17 +56,17 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console()
     console.print(f"Adding problem, T = {T}: 64 units, batch 32, at most 1500 steps, seeds {SEEDS}.", highlight=False)
-    runs = [one for seed in SEEDS for one in contestants(seed)]
-    began = time.monotonic()
+    runs = [one for seed in SEEDS for one in runs_of(seed)]
+    start = time.monotonic()
     try:
         with Display(runs, console) as display:
-            found = compare(runs, WHERE, resume=True, listen=display.listen, say=display.say, command="make demo")
+            finished = compare(runs, WHERE, resume=True, listen=display.listen, say=display.say, command="make demo")
     except Stopped:
-        console.print("Stopped; what was done is kept, and the same command goes on.")
+        console.print("Stopped. The work so far is saved; the same command continues.")
         return
-    console.print(tables.summary(found), highlight=False)
-    written = page.write(records.read(found), WHERE / "report.html", png=True)
-    console.print(f"{time.monotonic() - began:.0f} s. Open {written[0]} for the curves.", highlight=False)
+    console.print(tables.summary(finished), highlight=False)
+    written = page.write(records.read(finished), WHERE / "report.html", png=True)
+    console.print(f"{time.monotonic() - start:.0f} s. Open {written[0]} for the curves.", highlight=False)
 
 
 if __name__ == "__main__":

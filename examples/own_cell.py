@@ -1,6 +1,7 @@
-"""Your own cell: write its equation, then train it beside a built-in one. `python examples/own_cell.py`
+"""Write your own cell and train it beside a built-in one: `python examples/own_cell.py`
 
-A leaky Elman network, h_t = h_{t-1} + leak (tanh(W x_t + U h_{t-1} + b) - h_{t-1}), is compiled like the built-in cells are.
+The cell is a leaky Elman network, h_t = h_{t-1} + leak (tanh(W x_t + U h_{t-1} + b) - h_{t-1}). It is compiled like the
+built-in cells.
 """
 
 from pathlib import Path
@@ -26,10 +27,10 @@ class State(NamedTuple):
 
 
 class LeakyCell(Cell):
-    """Elman with a leak.
+    """A leaky Elman network.
 
     Args:
-        leak: how much of the new value a step takes.
+        leak: share of the new value that a step adds.
     """
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, leak: float = 0.1):
@@ -61,7 +62,9 @@ def main() -> None:
             task="adding", task_options={"T": 20}, cell=cell, cell_options=options, hidden=32, batch=32, rate=1e-2, steps=500
         )
         record = unfading.train(run)
-        print(f"{cell.rpartition(':')[2]:10} test error {record['test']['mse']:.4f}, a guess has {record['guess']:.4f}")
+        print(
+            f"{cell.rpartition(':')[2]:10} test error {record['test']['mse']:.4f}; a guess: {record['guess']:.4f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Your own data: windows of a sensor's CSV, each with a class. `python examples/own_data.py`
+"""Train on your own data, windows of a CSV file with one class each: `python examples/own_data.py`
 
-The class `Sensor` is all it takes; the command line trains it too:
+The class `Sensor` defines the task. The command line can train it too:
 
     unfading compare --task examples/own_data.py:Sensor,file=sensor.csv --cells STAR LSTM --hidden 32 --epochs 5
 """
@@ -18,7 +18,7 @@ from unfading.tasks.resident import Examples, Labelled, Part
 
 @dataclass(frozen=True)
 class Sensor(Labelled):
-    """Whether a machine runs badly, from its vibration: columns x, y, z, label; one class for each window of T rows."""
+    """Detect a faulty machine from its vibration. Columns: x, y, z, label. Each window of T rows has one class."""
 
     file: str = "sensor.csv"
     T: int = 64
@@ -30,13 +30,13 @@ class Sensor(Labelled):
     def examples(self, part: Part) -> Examples:
         table = torch.tensor(np.loadtxt(self.file, delimiter=",", skiprows=1), dtype=torch.float32)
         windows = table[: len(table) // self.T * self.T].unflatten(0, (-1, self.T))  # [N, T, 4]
-        cut = len(windows) * 4 // 5  # the last fifth in time is the test
+        cut = len(windows) * 4 // 5  # the last fifth, in time, is the test set
         rows = windows[:cut] if part == "train" else windows[cut:]
         return Examples(rows[:, :, :3], rows[:, -1, 3].long())
 
 
 def write_example(path: Path, minutes: int = 40) -> None:
-    """A made-up sensor: early in each window a knock in x, one way if the machine runs badly and the other way if not."""
+    """Write a synthetic sensor: each window has an early knock in x, positive if the machine is faulty, else negative."""
     draw = np.random.default_rng(0)
     table = 0.3 * draw.standard_normal((minutes * 1024, 4))
     for window in range(len(table) // 64):
@@ -63,7 +63,7 @@ def main() -> None:
     )
     record = unfading.train(run, "runs/sensor", again=True)
     print(
-        f"test accuracy {record['test']['accuracy']:.3f}, a guess has {record['guess']:.3f}; all of it in runs/sensor/{run.key}"
+        f"test accuracy {record['test']['accuracy']:.3f}; a guess: {record['guess']:.3f}; the run is in runs/sensor/{run.key}"
     )
 
 

@@ -1,6 +1,6 @@
-"""Swap nn.LSTM for STAR in a script that you have: two lines change. `python examples/swap_lstm.py`
+"""Replace nn.LSTM by STAR in an existing script, where two lines change: `python examples/swap_lstm.py`
 
-The script tells by which of two frequencies a noisy sequence began; the rest of it is noise.
+The script classifies sequences by the frequency with which they begin; the rest of each sequence is noise.
 """
 
 import torch
@@ -10,7 +10,7 @@ import unfading
 
 
 class Classifier(nn.Module):
-    """Two layers and a linear answer to the last state."""
+    """Two recurrent layers, and a linear classifier on the last state."""
 
     def __init__(self) -> None:
         super().__init__()
