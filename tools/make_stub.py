@@ -42,25 +42,35 @@ NAMES: dict[Any, str] = {
 
 def stub() -> str:
     """The text of the stub."""
-    homes = {name: f"unfading.{unfading._MODULES[name]}" for name in unfading.__all__}
-    layers = [name for name in unfading.__all__ if homes[name] == library.__name__]
-    homes = {name: module for name, module in homes.items() if name not in layers}
-    lines = [f"from {module} import {name} as {name}" for name, module in homes.items()]
-    lines.append(f"from {Layer.__module__} import Layer")  # without `as`: not a name of the package
-    imports = "\n".join(sorted(lines, key=import_order)) + "\n\n"
+    layers = [getattr(library, name) for name in unfading.__all__ if unfading._MODULES[name] == "layers.library"]
+    imports: dict[str, set[str]] = {Layer.__module__: {"Layer"}, "unfading.cells": {home(layer) for layer in layers}}
+    for name, module in unfading._MODULES.items():
+        if module != "layers.library":
+            imports.setdefault(f"unfading.{module}", set()).add(name)
+    lines = "".join(import_line(module, imports[module]) for module in sorted(imports))
     public = "".join(f'    "{name}",\n' for name in unfading.__all__)
-    classes = "\n".join(layer_class(getattr(unfading, name)) for name in layers)
-    return f"{HEAD}{imports}__version__: str\n_MODULES: dict[str, str]\n\n__all__ = [\n{public}]\n\n{classes}"
+    classes = "\n".join(map(layer_class, layers))
+    return f"{HEAD}{lines}\n__version__: str\n_MODULES: dict[str, str]\n\n__all__ = [\n{public}]\n\n{classes}"
+
+
+def home(layer: type[Layer]) -> str:
+    """The module of `cells` that defines the layer's state."""
+    return str(state(layer).__module__.rpartition(".")[2])
+
+
+def state(layer: type[Layer]) -> type:
+    return typing.get_type_hints(layer.cell.initial_state)["return"]
 
 
 def layer_class(layer: type[Layer]) -> str:
-    """A layer class with its constructor; methods come from `Layer`."""
+    """A layer class with its constructor; methods come from `Layer`, which is generic in the state."""
     parameters = list(inspect.signature(layer).parameters.values())
     keyword_only = next(i for i, each in enumerate(parameters) if each.kind is inspect.Parameter.KEYWORD_ONLY)
     rows = ["self", *map(parameter, parameters[:keyword_only]), "*", *map(parameter, parameters[keyword_only:])]
     summary = (inspect.getdoc(layer) or "").split("\n")[0]
     arguments = "".join(f"        {row},\n" for row in rows)
-    return f'class {layer.__name__}(Layer):\n    """{summary}"""\n\n    def __init__(\n{arguments}    ) -> None: ...\n'
+    base = f"Layer[{home(layer)}.{state(layer).__name__}]"
+    return f'class {layer.__name__}({base}):\n    """{summary}"""\n\n    def __init__(\n{arguments}    ) -> None: ...\n'
 
 
 def parameter(given: inspect.Parameter) -> str:
@@ -89,10 +99,12 @@ def literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def import_order(line: str) -> tuple[str, bool, bool, str]:
-    """As isort: by module, then constants, classes and functions."""
-    _, module, _, name, *_ = line.split()
-    return module, not name.isupper(), not name[0].isupper(), name
+def import_line(module: str, names: set[str]) -> str:
+    """An import as ruff writes it: classes before functions, one name per line where the line gets too long."""
+    ordered = sorted(names, key=lambda name: (not name[0].isupper(), name))
+    line = f"from {module} import {', '.join(ordered)}\n"
+    rows = "".join(f"    {name},\n" for name in ordered)
+    return line if len(line) <= 129 else f"from {module} import (\n{rows})\n"
 
 
 if __name__ == "__main__":

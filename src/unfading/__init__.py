@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _PUBLIC_NAMES = {
     "backends.choose": ["use_backend"],
     "cells.antisymmetric": ["AntisymmetricRNNCell", "GatedAntisymmetricRNNCell"],
-    "cells.base": ["Cell", "linear", "LowRank"],
+    "cells.base": ["Cell"],
     "cells.continuous": ["ContinuousRNNCell"],
     "cells.deep": ["DeepTransitionCell"],
     "cells.elman": ["ElmanCell", "IdentityRNNCell", "LinearRNNCell", "OrthogonalRNNCell"],
@@ -23,6 +23,7 @@ _PUBLIC_NAMES = {
     "cells.incremental": ["IncrementalRNNCell", "SiRNNCell"],
     "cells.janet": ["ForgetLSTMCell", "JANETCell"],
     "cells.lstm": ["LSTMCell", "PeepholeLSTMCell"],
+    "cells.matrix": ["linear", "LowRank"],
     "cells.nru": ["NRUCell"],
     "cells.rotation": ["EURNNCell", "GORUCell"],
     "cells.spectral": ["SoftOrthogonalRNNCell", "SpectralRNNCell"],

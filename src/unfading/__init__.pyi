@@ -6,64 +6,61 @@ from typing import Literal
 import torch
 from torch import nn
 
-from unfading.backends.choose import use_backend as use_backend
-from unfading.cells.antisymmetric import AntisymmetricRNNCell as AntisymmetricRNNCell
-from unfading.cells.antisymmetric import GatedAntisymmetricRNNCell as GatedAntisymmetricRNNCell
-from unfading.cells.base import Cell as Cell
-from unfading.cells.base import LowRank as LowRank
-from unfading.cells.base import linear as linear
-from unfading.cells.continuous import ContinuousRNNCell as ContinuousRNNCell
-from unfading.cells.deep import DeepTransitionCell as DeepTransitionCell
-from unfading.cells.elman import ElmanCell as ElmanCell
-from unfading.cells.elman import IdentityRNNCell as IdentityRNNCell
-from unfading.cells.elman import LinearRNNCell as LinearRNNCell
-from unfading.cells.elman import OrthogonalRNNCell as OrthogonalRNNCell
-from unfading.cells.equilibrium import EquilibriumRNNCell as EquilibriumRNNCell
-from unfading.cells.fast import FastGRNNCell as FastGRNNCell
-from unfading.cells.fast import FastRNNCell as FastRNNCell
-from unfading.cells.gru import GRUCell as GRUCell
-from unfading.cells.highway import RecurrentHighwayCell as RecurrentHighwayCell
-from unfading.cells.incremental import IncrementalRNNCell as IncrementalRNNCell
-from unfading.cells.incremental import SiRNNCell as SiRNNCell
-from unfading.cells.janet import ForgetLSTMCell as ForgetLSTMCell
-from unfading.cells.janet import JANETCell as JANETCell
-from unfading.cells.lstm import LSTMCell as LSTMCell
-from unfading.cells.lstm import PeepholeLSTMCell as PeepholeLSTMCell
-from unfading.cells.nru import NRUCell as NRUCell
-from unfading.cells.rotation import EURNNCell as EURNNCell
-from unfading.cells.rotation import GORUCell as GORUCell
-from unfading.cells.spectral import SoftOrthogonalRNNCell as SoftOrthogonalRNNCell
-from unfading.cells.spectral import SpectralRNNCell as SpectralRNNCell
-from unfading.cells.stable import StableIncrementalRNNCell as StableIncrementalRNNCell
-from unfading.cells.star import STARCell as STARCell
-from unfading.cells.statistical import StatisticalRNNCell as StatisticalRNNCell
-from unfading.cells.ugrnn import UGRNNCell as UGRNNCell
-from unfading.cells.unitary import FullUnitaryRNNCell as FullUnitaryRNNCell
-from unfading.cells.unitary import UnitaryRNNCell as UnitaryRNNCell
-from unfading.cells.wrap import RecurrentDropoutCell as RecurrentDropoutCell
-from unfading.cells.wrap import ZoneoutCell as ZoneoutCell
-from unfading.diagnostics.diagnosis import Diagnosis as Diagnosis
-from unfading.diagnostics.diagnosis import diagnose as diagnose
-from unfading.diagnostics.flat_start.flat_start import flat_start as flat_start
-from unfading.layers.convert import from_torch as from_torch
-from unfading.layers.convert import to_torch as to_torch
-from unfading.layers.factory import Layer
-from unfading.layers.factory import layer as layer
-from unfading.layers.model import Model as Model
-from unfading.layers.recurrent import Recurrent as Recurrent
-from unfading.layers.recurrent import detach as detach
-from unfading.layers.truncated import truncated as truncated
-from unfading.layers.tune import tune as tune
-from unfading.reference import scan as scan
-from unfading.tasks.base import Batch as Batch
-from unfading.tasks.base import EveryStep as EveryStep
-from unfading.tasks.base import LastStep as LastStep
-from unfading.tasks.base import MeanOverTime as MeanOverTime
-from unfading.tasks.base import Task as Task
-from unfading.training.compare import compare as compare
-from unfading.training.run import Run as Run
-from unfading.training.train import train as train
-from unfading.training.weights import load as load
+from unfading.backends.choose import use_backend
+from unfading.cells import (
+    antisymmetric,
+    continuous,
+    elman,
+    equilibrium,
+    fast,
+    gru,
+    highway,
+    incremental,
+    janet,
+    lstm,
+    nru,
+    rotation,
+    spectral,
+    star,
+    statistical,
+    unitary,
+)
+from unfading.cells.antisymmetric import AntisymmetricRNNCell, GatedAntisymmetricRNNCell
+from unfading.cells.base import Cell
+from unfading.cells.continuous import ContinuousRNNCell
+from unfading.cells.deep import DeepTransitionCell
+from unfading.cells.elman import ElmanCell, IdentityRNNCell, LinearRNNCell, OrthogonalRNNCell
+from unfading.cells.equilibrium import EquilibriumRNNCell
+from unfading.cells.fast import FastGRNNCell, FastRNNCell
+from unfading.cells.gru import GRUCell
+from unfading.cells.highway import RecurrentHighwayCell
+from unfading.cells.incremental import IncrementalRNNCell, SiRNNCell
+from unfading.cells.janet import ForgetLSTMCell, JANETCell
+from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
+from unfading.cells.matrix import LowRank, linear
+from unfading.cells.nru import NRUCell
+from unfading.cells.rotation import EURNNCell, GORUCell
+from unfading.cells.spectral import SoftOrthogonalRNNCell, SpectralRNNCell
+from unfading.cells.stable import StableIncrementalRNNCell
+from unfading.cells.star import STARCell
+from unfading.cells.statistical import StatisticalRNNCell
+from unfading.cells.ugrnn import UGRNNCell
+from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
+from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
+from unfading.diagnostics.diagnosis import Diagnosis, diagnose
+from unfading.diagnostics.flat_start.flat_start import flat_start
+from unfading.layers.convert import from_torch, to_torch
+from unfading.layers.factory import Layer, layer
+from unfading.layers.model import Model
+from unfading.layers.recurrent import Recurrent, detach
+from unfading.layers.truncated import truncated
+from unfading.layers.tune import tune
+from unfading.reference import scan
+from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
+from unfading.training.compare import compare
+from unfading.training.run import Run
+from unfading.training.train import train
+from unfading.training.weights import load
 
 __version__: str
 _MODULES: dict[str, str]
@@ -158,7 +155,7 @@ __all__ = [
     "ZoneoutCell",
 ]
 
-class AntisymmetricRNN(Layer):
+class AntisymmetricRNN(Layer[antisymmetric.State]):
     """Antisymmetric recurrent cell."""
 
     def __init__(
@@ -183,7 +180,7 @@ class AntisymmetricRNN(Layer):
         sigma: float = 1.0,
     ) -> None: ...
 
-class ContinuousRNN(Layer):
+class ContinuousRNN(Layer[continuous.State]):
     """Continuous-time recurrent cell."""
 
     def __init__(
@@ -211,7 +208,7 @@ class ContinuousRNN(Layer):
         exponential: bool = False,
     ) -> None: ...
 
-class DeepTransition(Layer):
+class DeepTransition(Layer[incremental.State]):
     """Incremental cell around an inner network."""
 
     def __init__(
@@ -239,7 +236,7 @@ class DeepTransition(Layer):
         alpha: float = 1.0,
     ) -> None: ...
 
-class Elman(Layer):
+class Elman(Layer[elman.State]):
     """Plain recurrent cell."""
 
     def __init__(
@@ -263,7 +260,7 @@ class Elman(Layer):
         normalise: bool = False,
     ) -> None: ...
 
-class EquilibriumRNN(Layer):
+class EquilibriumRNN(Layer[equilibrium.State]):
     """Recurrent cell that moves on its equilibrium manifold exactly."""
 
     def __init__(
@@ -290,7 +287,7 @@ class EquilibriumRNN(Layer):
         minus: bool = False,
     ) -> None: ...
 
-class EURNN(Layer):
+class EURNN(Layer[rotation.State]):
     """Efficient unitary network. Its complex form gives the real part of h to the next layer."""
 
     def __init__(
@@ -314,7 +311,7 @@ class EURNN(Layer):
         complex_state: bool = False,
     ) -> None: ...
 
-class FastGRNN(Layer):
+class FastGRNN(Layer[fast.State]):
     """Gated cell with one matrix for gate and candidate."""
 
     def __init__(
@@ -341,7 +338,7 @@ class FastGRNN(Layer):
         nu: float = 0.01798620996209156,
     ) -> None: ...
 
-class FastRNN(Layer):
+class FastRNN(Layer[fast.State]):
     """Recurrent cell with a weighted residual connection."""
 
     def __init__(
@@ -367,7 +364,7 @@ class FastRNN(Layer):
         trainable: bool = True,
     ) -> None: ...
 
-class ForgetLSTM(Layer):
+class ForgetLSTM(Layer[janet.State]):
     """LSTM with only a forget gate, as STAR writes it."""
 
     def __init__(
@@ -390,7 +387,7 @@ class ForgetLSTM(Layer):
         max_lag: int | None = None,
     ) -> None: ...
 
-class FullUnitaryRNN(Layer):
+class FullUnitaryRNN(Layer[unitary.State]):
     """Unitary recurrent network of full capacity."""
 
     def __init__(
@@ -413,7 +410,7 @@ class FullUnitaryRNN(Layer):
         exponential: bool = False,
     ) -> None: ...
 
-class GatedAntisymmetricRNN(Layer):
+class GatedAntisymmetricRNN(Layer[antisymmetric.State]):
     """Antisymmetric recurrent cell with a gate on its update."""
 
     def __init__(
@@ -438,7 +435,7 @@ class GatedAntisymmetricRNN(Layer):
         sigma: float = 1.0,
     ) -> None: ...
 
-class GORU(Layer):
+class GORU(Layer[rotation.State]):
     """Gated orthogonal recurrent unit."""
 
     def __init__(
@@ -461,7 +458,7 @@ class GORU(Layer):
         capacity: int | None = None,
     ) -> None: ...
 
-class GRU(Layer):
+class GRU(Layer[gru.State]):
     """Gated recurrent unit."""
 
     def __init__(
@@ -485,7 +482,7 @@ class GRU(Layer):
         normalise: bool = False,
     ) -> None: ...
 
-class IdentityRNN(Layer):
+class IdentityRNN(Layer[elman.State]):
     """Plain ReLU cell whose recurrent matrix starts as the identity."""
 
     def __init__(
@@ -510,7 +507,7 @@ class IdentityRNN(Layer):
         scale: float = 1.0,
     ) -> None: ...
 
-class IncrementalRNN(Layer):
+class IncrementalRNN(Layer[incremental.State]):
     """Recurrent cell that evolves its state towards an equilibrium."""
 
     def __init__(
@@ -542,7 +539,7 @@ class IncrementalRNN(Layer):
         minus: bool = False,
     ) -> None: ...
 
-class JANET(Layer):
+class JANET(Layer[janet.State]):
     """Just another network: the LSTM with its forget gate alone."""
 
     def __init__(
@@ -566,7 +563,7 @@ class JANET(Layer):
         beta: float = 1.0,
     ) -> None: ...
 
-class LinearRNN(Layer):
+class LinearRNN(Layer[elman.State]):
     """Plain cell without a nonlinearity; its matrix starts orthogonal."""
 
     def __init__(
@@ -589,7 +586,7 @@ class LinearRNN(Layer):
         normalise: bool = False,
     ) -> None: ...
 
-class LSTM(Layer):
+class LSTM(Layer[lstm.State]):
     """Long short-term memory."""
 
     def __init__(
@@ -613,7 +610,7 @@ class LSTM(Layer):
         normalise: bool = False,
     ) -> None: ...
 
-class NRU(Layer):
+class NRU(Layer[nru.State]):
     """Non-saturating recurrent unit."""
 
     def __init__(
@@ -645,7 +642,7 @@ class NRU(Layer):
         normalise: bool = False,
     ) -> None: ...
 
-class OrthogonalRNN(Layer):
+class OrthogonalRNN(Layer[elman.State]):
     """Plain ReLU cell whose recurrent matrix starts orthogonal; nothing keeps it so."""
 
     def __init__(
@@ -669,7 +666,7 @@ class OrthogonalRNN(Layer):
         normalise: bool = False,
     ) -> None: ...
 
-class PeepholeLSTM(Layer):
+class PeepholeLSTM(Layer[lstm.State]):
     """Long short-term memory whose gates see the cell state."""
 
     def __init__(
@@ -692,7 +689,7 @@ class PeepholeLSTM(Layer):
         max_lag: int | None = None,
     ) -> None: ...
 
-class RecurrentHighway(Layer):
+class RecurrentHighway(Layer[highway.State]):
     """Recurrent highway network."""
 
     def __init__(
@@ -717,7 +714,7 @@ class RecurrentHighway(Layer):
         max_lag: int | None = None,
     ) -> None: ...
 
-class SiRNN(Layer):
+class SiRNN(Layer[incremental.State]):
     """Incremental RNN with a single inner step, K = 1 (eq. 6)."""
 
     def __init__(
@@ -748,7 +745,7 @@ class SiRNN(Layer):
         minus: bool = False,
     ) -> None: ...
 
-class SoftOrthogonalRNN(Layer):
+class SoftOrthogonalRNN(Layer[elman.State]):
     """Plain cell whose recurrent matrix is held near the orthogonal ones by a penalty."""
 
     def __init__(
@@ -773,7 +770,7 @@ class SoftOrthogonalRNN(Layer):
         strength: float = 0.001,
     ) -> None: ...
 
-class SpectralRNN(Layer):
+class SpectralRNN(Layer[spectral.State]):
     """Recurrent cell with bounded singular values."""
 
     def __init__(
@@ -798,7 +795,7 @@ class SpectralRNN(Layer):
         activation: Literal["relu", "tanh", "sigmoid"] = "relu",
     ) -> None: ...
 
-class StableIncrementalRNN(Layer):
+class StableIncrementalRNN(Layer[incremental.State]):
     """Incremental RNN that is stable by construction."""
 
     def __init__(
@@ -828,7 +825,7 @@ class StableIncrementalRNN(Layer):
         activation: Literal["relu", "tanh", "sigmoid"] = "relu",
     ) -> None: ...
 
-class STAR(Layer):
+class STAR(Layer[star.State]):
     """Stackable recurrent cell."""
 
     def __init__(
@@ -852,7 +849,7 @@ class STAR(Layer):
         shift: float = 0.0,
     ) -> None: ...
 
-class StatisticalRNN(Layer):
+class StatisticalRNN(Layer[statistical.State]):
     """Statistical recurrent unit."""
 
     def __init__(
@@ -877,7 +874,7 @@ class StatisticalRNN(Layer):
         scales: Sequence[float] = (0.0, 0.25, 0.5, 0.9, 0.99),
     ) -> None: ...
 
-class UGRNN(Layer):
+class UGRNN(Layer[janet.State]):
     """Update-gate recurrent cell."""
 
     def __init__(
@@ -900,7 +897,7 @@ class UGRNN(Layer):
         max_lag: int | None = None,
     ) -> None: ...
 
-class UnitaryRNN(Layer):
+class UnitaryRNN(Layer[unitary.State]):
     """Unitary evolution recurrent network."""
 
     def __init__(

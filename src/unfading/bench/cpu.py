@@ -16,7 +16,8 @@ from unfading.bench.cases import Case
 from unfading.bench.contenders import Call, both, built, forward, nearest
 from unfading.bench.results import Pass, Row, of_case
 from unfading.bench.timing import WALL, Race, race, torch_threads
-from unfading.cells.base import Cell, LowRank
+from unfading.cells.base import Cell
+from unfading.cells.matrix import LowRank
 from unfading.fuse.fused import refusal
 from unfading.layers.factory import Layer
 

@@ -13,12 +13,13 @@ meet for all.
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, linear
+from unfading.cells.base import Cell
+from unfading.cells.matrix import linear
 from unfading.errors import check_number
 from unfading.initialise import gaussian_
 
@@ -40,14 +41,11 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class AntisymmetricRNNCell(Cell):
-    """Antisymmetric recurrent cell.
+AnyInputs = TypeVar("AnyInputs", Inputs, GatedInputs)
 
-    Args:
-        epsilon: step size; 0.01, 0.1 and 1 are the paper's grid.
-        gamma: damping.
-        sigma: scale of the recurrent matrix at the start.
-    """
+
+class SkewCell(Cell[AnyInputs, State, Weights]):
+    """What both forms share: all but the gate."""
 
     paper = "Chang 2019"
     blocks: ClassVar[int] = 1
@@ -77,9 +75,6 @@ class AntisymmetricRNNCell(Cell):
             nn.init.zeros_(self.from_input.bias)
         gaussian_(self.skew, self.sigma * math.sqrt(2 / self.output_size), generator=generator)
 
-    def project(self, x: Tensor, start: int = 0) -> Inputs | GatedInputs:
-        return Inputs(self.from_input(x))
-
     def weights(self) -> Weights:
         S = skew_matrix(self.skew, self.output_size)
         return Weights(S - self.gamma * torch.eye(self.output_size, dtype=S.dtype, device=S.device))
@@ -87,11 +82,24 @@ class AntisymmetricRNNCell(Cell):
     def initial_state(self, batch: int) -> State:
         return State(self.skew.new_zeros(batch, self.output_size))
 
+
+class AntisymmetricRNNCell(SkewCell[Inputs]):
+    """Antisymmetric recurrent cell.
+
+    Args:
+        epsilon: step size; 0.01, 0.1 and 1 are the paper's grid.
+        gamma: damping.
+        sigma: scale of the recurrent matrix at the start.
+    """
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        return Inputs(self.from_input(x))
+
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
         return State(state.h + self.epsilon * torch.tanh(inputs.a + linear(state.h, weights.A)))
 
 
-class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
+class GatedAntisymmetricRNNCell(SkewCell[GatedInputs]):
     """Antisymmetric recurrent cell with a gate on its update.
 
     Args:
@@ -105,7 +113,7 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     def project(self, x: Tensor, start: int = 0) -> GatedInputs:
         return GatedInputs(*self.from_input(x).chunk(2, dim=-1))
 
-    def step(self, inputs: GatedInputs, state: State, weights: Weights) -> State:  # type: ignore[override]
+    def step(self, inputs: GatedInputs, state: State, weights: Weights) -> State:
         turn = linear(state.h, weights.A)
         z = torch.sigmoid(turn + inputs.z)
         return State(state.h + self.epsilon * z * torch.tanh(turn + inputs.a))

@@ -16,17 +16,20 @@ what needs the parameters alone is in `weights` and runs once per forward; `step
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils import _pytree
+from typing_extensions import TypeVar
 
 from unfading.errors import check_count, unknown
 
 Activation = Literal["relu", "tanh", "sigmoid"]
+
+# The NamedTuples of a cell. A class that names none, `class Mine(Cell)`, is not checked.
+Inputs = TypeVar("Inputs", bound=tuple[Any, ...], default=Any)
+State = TypeVar("State", bound=tuple[Any, ...], default=Any)
+Weights = TypeVar("Weights", bound=tuple[Any, ...], default=Any)
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
@@ -43,86 +46,9 @@ def known_activation(name: Activation) -> Activation:
     return name
 
 
-@dataclass(frozen=True)
-class LowRank:
-    """The matrix identity * I + left @ right, kept in its factors.
-
-    Args:
-        left: [n, r].
-        right: [r, m], with m = n unless identity is 0.
-        identity: the multiple of the identity matrix; 0 for a plain product.
-    """
-
-    left: Tensor
-    right: Tensor
-    identity: float = 1.0
-
-    def dense(self) -> Tensor:
-        """The matrix written out, [n, m]."""
-        if self.identity == 0.0:
-            return self.left @ self.right
-        eye = torch.eye(self.right.shape[-1], dtype=self.right.dtype, device=self.right.device)
-        return torch.addmm(eye, self.left, self.right, beta=self.identity)
-
-
-# A tree node whose leaves are the two factors, so that torch.func, compile and export see tensors and no float.
-_pytree.register_pytree_node(
-    LowRank,
-    lambda matrix: ([matrix.left, matrix.right], matrix.identity),
-    lambda factors, identity: LowRank(*factors, identity),  # type: ignore[call-arg]
-    serialized_type_name="unfading.LowRank",
-)
-
-
-@dataclass(frozen=True)
-class Masked:
-    """The matrix W diag(mask), with a mask of its own for each row of the batch: what recurrent dropout makes of W.
-
-    Args:
-        matrix: W, [n, m].
-        mask: [B, m].
-    """
-
-    matrix: "Tensor | LowRank | Masked"
-    mask: Tensor
-
-    def __getitem__(self, rows: slice) -> "Masked":
-        if isinstance(self.matrix, LowRank):
-            raise TypeError("a LowRank matrix has no rows to take; keep each matrix of a step in a field of its own.")
-        return Masked(self.matrix[rows], self.mask)
-
-
-def linear(v: Tensor, W: Tensor | LowRank | Masked) -> Tensor:
-    """v W^T over the last axis: one dot, or two thin ones where W is kept in its factors."""
-    if isinstance(W, Masked):
-        return linear(v * W.mask, W.matrix)
-    if isinstance(W, Tensor):
-        return functional.linear(v, W)
-    product = functional.linear(functional.linear(v, W.right), W.left)
-    return product if W.identity == 0.0 else W.identity * v + product
-
-
 def at_least_float32(tensor: Tensor) -> Tensor:
     """For what half precision has not, or cannot do: complex numbers, matrix functions, fixed points."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-class Matrix(nn.Module):
-    """A learnt matrix identity * I + N, with N dense or, given a rank, a product of two factors. Its cell starts it."""
-
-    def __init__(self, rows: int, columns: int, *, rank: int | None = None, identity: float = 0.0):
-        super().__init__()
-        self.identity = identity
-        shapes = [(rows, columns)] if rank is None else [(rows, rank), (rank, columns)]
-        self.factors = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)
-
-    def forward(self) -> Tensor | LowRank:
-        if len(self.factors) == 2:
-            return LowRank(self.factors[0], self.factors[1], self.identity)
-        N: Tensor = self.factors[0]
-        if self.identity == 0.0:
-            return N
-        return self.identity * torch.eye(N.shape[0], dtype=N.dtype, device=N.device) + N
 
 
 class Gains(NamedTuple):
@@ -132,7 +58,7 @@ class Gains(NamedTuple):
     state: tuple[float, float]
 
 
-class Cell(nn.Module, ABC):
+class Cell(nn.Module, ABC, Generic[Inputs, State, Weights]):
     """One recurrent update and nothing else: no time loop, no batching policy.
 
     Inputs, weights and state are NamedTuples: names for people, tuples for torch.func, gradcheck and export. Every
@@ -175,7 +101,7 @@ class Cell(nn.Module, ABC):
         self.output_size = output_size
 
     @abstractmethod
-    def project(self, x: Tensor, start: int = 0) -> Any:
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
         """The inputs of every step, from x [T, B, I] alone; `start` is the absolute index of x's first step.
 
         All that cuts time in pieces passes `start`, so that a cell whose arithmetic depends on the index of the step
@@ -183,15 +109,15 @@ class Cell(nn.Module, ABC):
         """
 
     @abstractmethod
-    def weights(self) -> Any:
+    def weights(self) -> Weights:
         """The matrices, vectors and scalars that `step` uses, every reparametrisation done."""
 
     @abstractmethod
-    def initial_state(self, batch: int) -> Any:
+    def initial_state(self, batch: int) -> State:
         """The state before the first step, each part [batch, n], on the device and in the dtype of the parameters."""
 
     @abstractmethod
-    def step(self, inputs: Any, state: Any, weights: Any) -> Any:
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
         """The equation, line for line: the state after one step. Pure; inputs and state have lost their time axis."""
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
@@ -206,7 +132,7 @@ class Cell(nn.Module, ABC):
         """What training should add to the loss on account of this cell's parameters; None for nothing."""
         return None
 
-    def output(self, state: Any) -> Tensor:
+    def output(self, state: State) -> Tensor:
         """What the next layer sees of a state; any leading axes, so that it runs once over all time."""
         first: Tensor = state[0]
         return first

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, activation, known_activation, linear
+from unfading.cells.base import Activation, Cell, activation, known_activation
+from unfading.cells.matrix import linear
 from unfading.errors import check_positive
 from unfading.initialise import orthogonal_, orthogonal_linear_
 
@@ -34,7 +35,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class ContinuousRNNCell(Cell):
+class ContinuousRNNCell(Cell[Inputs, State, Weights]):
     """Continuous-time recurrent cell.
 
     Args:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import linear
 from unfading.cells.incremental import InnerStepsCell
+from unfading.cells.matrix import linear
 from unfading.errors import check_count
 from unfading.initialise import gaussian_, orthogonal_linear_
 
@@ -28,7 +28,7 @@ class Weights(NamedTuple):
     f: tuple[Tensor, ...]  # the inner network's parameters
 
 
-class DeepTransitionCell(InnerStepsCell):
+class DeepTransitionCell(InnerStepsCell[Weights]):
     """Incremental cell around an inner network.
 
     Args:

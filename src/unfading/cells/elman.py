@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, Gains, activation, known_activation, linear
+from unfading.cells.base import Activation, Cell, Gains, activation, known_activation
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
+from unfading.cells.matrix import linear
 from unfading.initialise import gaussian_, identity_, orthogonal_, orthogonal_linear_
 
 
@@ -34,7 +35,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class PlainCell(Cell):
+class PlainCell(Cell[Inputs, State, Weights]):
     """What plain networks share: all but phi."""
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool, normalise: bool):

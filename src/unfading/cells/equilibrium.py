@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, activation, at_least_float32, known_activation, linear
+from unfading.cells.base import Activation, Cell, activation, at_least_float32, known_activation
+from unfading.cells.matrix import linear
 from unfading.errors import check_count, check_number, check_positive
 from unfading.initialise import gaussian_
 from unfading.torch_state import traced
@@ -40,7 +41,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class EquilibriumRNNCell(Cell):
+class EquilibriumRNNCell(Cell[Inputs, State, Weights]):
     """Recurrent cell that moves on its equilibrium manifold exactly.
 
     Args:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, LowRank, Matrix, activation, known_activation, linear
+from unfading.cells.base import Activation, Cell, activation, known_activation
+from unfading.cells.matrix import LowRank, Matrix, linear
 from unfading.errors import check_rank, check_share
 from unfading.initialise import gaussian_
 
@@ -46,7 +47,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class FastRNNCell(Cell):
+class FastRNNCell(Cell[Inputs, State, Weights]):
     """Recurrent cell with a weighted residual connection.
 
     Args:
@@ -101,7 +102,7 @@ class FastRNNCell(Cell):
         return State(weights.beta * state.h + weights.alpha * phi(inputs.a + linear(state.h, weights.U)))
 
 
-class FastGRNNCell(Cell):
+class FastGRNNCell(Cell[Inputs, State, GatedWeights]):
     """Gated cell with one matrix for gate and candidate.
 
     Args:

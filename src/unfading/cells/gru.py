@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, Gains, linear
+from unfading.cells.base import Cell, Gains
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
+from unfading.cells.matrix import linear
 from unfading.initialise import orthogonal_, orthogonal_linear_
 
 
@@ -46,7 +47,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class GRUCell(Cell):
+class GRUCell(Cell[Inputs, State, Weights | WeightsAfter]):
     """Gated recurrent unit.
 
     Args:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, linear
+from unfading.cells.base import Cell
+from unfading.cells.matrix import linear
 from unfading.errors import check_count, check_max_lag
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
 
@@ -36,7 +37,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class RecurrentHighwayCell(Cell):
+class RecurrentHighwayCell(Cell[Inputs, State, Weights]):
     """Recurrent highway network.
 
     Args:

@@ -34,8 +34,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
+from typing_extensions import TypeVar
 
-from unfading.cells.base import Activation, Cell, LowRank, Matrix, activation, known_activation, linear
+from unfading.cells.base import Activation, Cell, activation, known_activation
+from unfading.cells.matrix import LowRank, Matrix, linear
 from unfading.errors import check_count, check_number, check_rank
 from unfading.initialise import gaussian_
 
@@ -53,7 +55,10 @@ class State(NamedTuple):
     h: Tensor  # [B, D]
 
 
-class InnerStepsCell(Cell):
+AnyWeights = TypeVar("AnyWeights", bound=tuple[Any, ...], default=Any)
+
+
+class InnerStepsCell(Cell[Inputs, State, AnyWeights]):
     """What incremental networks share: the input's map, the table of step sizes, and the K inner steps."""
 
     shared = ("eta",)
@@ -112,7 +117,7 @@ class InnerStepsCell(Cell):
         """F(s) = phi(M s + u) - alpha s, which is zero at an equilibrium; the paper's F, with s = g + h."""
         return activation(self.activation)(linear(s, weights.M) + u) - self.alpha * s
 
-    def step(self, inputs: Inputs, state: State, weights: Any) -> State:
+    def step(self, inputs: Inputs, state: State, weights: AnyWeights) -> State:
         h = -state.h if self.minus else state.h
         g = torch.zeros_like(state.h) if self.from_zero else state.h
         for eta in inputs.eta.split(1, dim=-1):
@@ -120,7 +125,7 @@ class InnerStepsCell(Cell):
         return State(g)
 
 
-class IncrementalRNNCell(InnerStepsCell):
+class IncrementalRNNCell(InnerStepsCell[Weights]):
     """Recurrent cell that evolves its state towards an equilibrium.
 
     Args:

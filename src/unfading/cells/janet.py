@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, Gains, linear
+from unfading.cells.base import Cell, Gains
+from unfading.cells.matrix import linear
 from unfading.errors import check_max_lag, check_number
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
 
@@ -33,7 +34,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class ForgetGateCell(Cell):
+class ForgetGateCell(Cell[Inputs, State, Weights]):
     """What cells with a forget gate and a candidate share: all but the last line of the equation."""
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None):

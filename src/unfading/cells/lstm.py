@@ -17,13 +17,14 @@ Peepholes (Gers & Schmidhuber 2000) let the gates see the cell state: p_i * c_{t
 p_o * c_t inside o. NRU's LSTM baseline has them: its parameter counts come out with the peepholes only.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, Gains, linear
+from unfading.cells.base import Cell, Gains
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
+from unfading.cells.matrix import linear
 from unfading.errors import check_max_lag
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, uniform_
 
@@ -49,7 +50,10 @@ class State(NamedTuple):
     c: Tensor  # [B, H]
 
 
-class _Gates(Cell):
+AnyWeights = TypeVar("AnyWeights", Weights, PeepholeWeights)
+
+
+class _Gates(Cell[Inputs, State, AnyWeights]):
     """What both forms share: the input's matrix, the recurrent one, and where they start."""
 
     singular_values_at_zero: Gains | None = Gains(input=(0.25, 0.25), state=(0.25, 0.25))
@@ -81,7 +85,7 @@ class _Gates(Cell):
         return State(zero, zero)
 
 
-class LSTMCell(_Gates):
+class LSTMCell(_Gates[Weights]):
     """Long short-term memory.
 
     Args:
@@ -120,7 +124,7 @@ class LSTMCell(_Gates):
         return State(torch.sigmoid(o) * torch.tanh(c), c)
 
 
-class PeepholeLSTMCell(_Gates):
+class PeepholeLSTMCell(_Gates[PeepholeWeights]):
     """Long short-term memory whose gates see the cell state.
 
     The peepholes start in U(-0.1, 0.1); NRU's released code draws them from U(0, 1).

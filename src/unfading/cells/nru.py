@@ -26,8 +26,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, linear
+from unfading.cells.base import Cell
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
+from unfading.cells.matrix import linear
 from unfading.errors import check_count, check_number
 from unfading.initialise import uniform_
 
@@ -48,7 +49,7 @@ class State(NamedTuple):
     m: Tensor  # [B, M]
 
 
-class NRUCell(Cell):
+class NRUCell(Cell[Inputs, State, Weights]):
     """Non-saturating recurrent unit.
 
     Args:

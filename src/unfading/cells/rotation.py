@@ -25,7 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, at_least_float32, linear
+from unfading.cells.base import Cell, at_least_float32
+from unfading.cells.matrix import linear
 from unfading.cells.unitary import modrelu_pair, real_pair
 from unfading.errors import check_count
 from unfading.initialise import uniform_
@@ -97,7 +98,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]; [B, 2H] in the complex form
 
 
-class EURNNCell(Cell):
+class EURNNCell(Cell[Inputs, State, Weights]):
     """Efficient unitary network. Its complex form gives the real part of h to the next layer.
 
     Args:
@@ -149,7 +150,7 @@ class EURNNCell(Cell):
         return state.h[..., : self.output_size]
 
 
-class GORUCell(Cell):
+class GORUCell(Cell[GatedInputs, State, GatedWeights]):
     """Gated orthogonal recurrent unit.
 
     Args:

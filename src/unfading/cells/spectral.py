@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, Cell, activation, at_least_float32, known_activation, linear
+from unfading.cells.base import Activation, Cell, activation, at_least_float32, known_activation
 from unfading.cells.elman import ElmanCell
+from unfading.cells.matrix import linear
 from unfading.errors import check_number, check_rank, check_share
 from unfading.initialise import gaussian_, orthogonal_linear_
 
@@ -33,7 +34,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class SpectralRNNCell(Cell):
+class SpectralRNNCell(Cell[Inputs, State, Weights]):
     """Recurrent cell with bounded singular values.
 
     Args:

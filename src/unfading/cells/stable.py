@@ -23,13 +23,14 @@ parameters, head not counted; the paper reports 97.73 % (K = 1) and 98.13 % (K =
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Activation, LowRank
+from unfading.cells.base import Activation
 from unfading.cells.incremental import InnerStepsCell, Weights
+from unfading.cells.matrix import LowRank
 from unfading.errors import check_positive, check_rank
 from unfading.initialise import gaussian_
 
 
-class StableIncrementalRNNCell(InnerStepsCell):
+class StableIncrementalRNNCell(InnerStepsCell[Weights]):
     """Incremental RNN that is stable by construction.
 
     Args:

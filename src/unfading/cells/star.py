@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, Gains, linear
+from unfading.cells.base import Cell, Gains
+from unfading.cells.matrix import linear
 from unfading.errors import check_max_lag, check_number
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
 
@@ -40,7 +41,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class STARCell(Cell):
+class STARCell(Cell[Inputs, State, Weights]):
     """Stackable recurrent cell.
 
     Args:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, linear
+from unfading.cells.base import Cell
+from unfading.cells.matrix import linear
 from unfading.errors import check_count, check_share
 from unfading.initialise import uniform_
 
@@ -38,7 +39,7 @@ class State(NamedTuple):
     mu: Tensor  # [B, A P] scale after scale
 
 
-class StatisticalRNNCell(Cell):
+class StatisticalRNNCell(Cell[Inputs, State, Weights]):
     """Statistical recurrent unit.
 
     Args:

@@ -11,8 +11,9 @@ its matrices at 0.1 N(0, 1); ours start orthogonal.
 
 import torch
 
-from unfading.cells.base import Gains, linear
+from unfading.cells.base import Gains
 from unfading.cells.janet import ForgetGateCell, Inputs, State, Weights
+from unfading.cells.matrix import linear
 
 
 class UGRNNCell(ForgetGateCell):

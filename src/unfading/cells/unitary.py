@@ -23,7 +23,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.antisymmetric import skew_matrix
-from unfading.cells.base import Cell, at_least_float32, linear
+from unfading.cells.base import Cell, at_least_float32
+from unfading.cells.matrix import linear
 from unfading.initialise import gaussian_, uniform_
 
 
@@ -40,7 +41,7 @@ class State(NamedTuple):
     h: Tensor  # [B, 2H] real half, then imaginary half
 
 
-class ComplexCell(Cell):
+class ComplexCell(Cell[Inputs, State, Weights]):
     """What unitary networks share: all but how W is made."""
 
     orthogonal_recurrence = "W"

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.cells.base import Cell, LowRank, Masked
+from unfading.cells.base import Cell
+from unfading.cells.matrix import LowRank, Masked
 from unfading.errors import check_share
 
 
@@ -23,7 +24,7 @@ class Inputs(NamedTuple):
     masks: tuple[Tensor, ...]  # [1, B, n] per matrix, or [T, B, n] per part of the state; none in evaluation of dropout
 
 
-class WrapperCell(Cell):
+class WrapperCell(Cell[Inputs, Any, Any]):
     """What wrappers share: all but the noise is the wrapped cell's own."""
 
     def __init__(self, cell: Cell, rate: float):

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from unfading.cells.base import Cell, LowRank
+from unfading.cells.base import Cell
+from unfading.cells.matrix import LowRank
 from unfading.cells.wrap import innermost
 from unfading.fuse.c.kernel import REAL, Kernel, compiled
 from unfading.fuse.devices import place_of

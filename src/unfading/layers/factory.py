@@ -8,10 +8,10 @@ import torch
 
 from unfading.cells.base import Cell
 from unfading.errors import check_count, unknown
-from unfading.layers.recurrent import Recurrent
+from unfading.layers.recurrent import Recurrent, State
 
 
-class Layer(Recurrent):
+class Layer(Recurrent[State]):
     """A `Recurrent` of one kind of cell, constructed like torch.nn's recurrent layers. Made by `layer`."""
 
     cell: ClassVar[type[Cell]]

@@ -9,12 +9,13 @@ nowhere remembered.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
+from typing_extensions import TypeVar
 
 from unfading.backends.choose import How, check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
@@ -25,8 +26,13 @@ from unfading.layers.shapes import Sequences, enter, enter_state, leave, leave_s
 if TYPE_CHECKING:
     from unfading.layers.stream import Stream
 
+# The cells' NamedTuple, where all cells of a stack have one; not checked for a bare `Recurrent`.
+State = TypeVar("State", bound=tuple[Any, ...], default=Any)
+# Output has the form of the input.
+Sequence = TypeVar("Sequence", Tensor, PackedSequence)
 
-class Recurrent(nn.Module):
+
+class Recurrent(nn.Module, Generic[State]):
     """A stack of any cell, run over time.
 
     Args:
@@ -108,8 +114,8 @@ class Recurrent(nn.Module):
         )
 
     def forward(
-        self, x: Tensor | PackedSequence, state: Any = None, *, lengths: Tensor | None = None, start: int = 0
-    ) -> tuple[Any, Any]:
+        self, x: Sequence, state: State | tuple[Tensor, ...] | None = None, *, lengths: Tensor | None = None, start: int = 0
+    ) -> tuple[Sequence, State]:
         """Run over x; return the output of the last layer and the final state.
 
         Args:
@@ -120,12 +126,20 @@ class Recurrent(nn.Module):
             start: absolute index of x's first step, where x continues an earlier piece.
         """
         sequences, output, finals = self._run(x, state, lengths, start)
-        state = leave_state(finals, stacked=self.stacked_state, batched=sequences.batched, axis=0)
-        return leave(output, sequences, batch_first=self.batch_first), state
+        final = leave_state(finals, stacked=self.stacked_state, batched=sequences.batched, axis=0)
+        return cast(Sequence, leave(output, sequences, batch_first=self.batch_first)), final
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def trajectory(
-        self, x: Tensor | PackedSequence, state: Any = None, *, lengths: Tensor | None = None, start: int = 0
-    ) -> Any:
+        self,
+        x: Tensor | PackedSequence,
+        state: State | tuple[Tensor, ...] | None = None,
+        *,
+        lengths: Tensor | None = None,
+        start: int = 0,
+    ) -> State:
         """The state after every step: as the state that `forward` returns, with a time axis in front.
 
         Each part is [T, layers * directions, B, n], also with batch_first and for a PackedSequence; zeros past a row's end.
@@ -134,7 +148,7 @@ class Recurrent(nn.Module):
         sequences, _, _ = self._run(x, state, lengths, start, trajectories)
         return leave_state(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
 
-    def stream(self, batch: int = 1, state: Any = None, *, start: int = 0) -> "Stream":
+    def stream(self, batch: int = 1, state: State | tuple[Tensor, ...] | None = None, *, start: int = 0) -> "Stream":
         """Feed the layer one step at a time: `push(x)` takes x [batch, I] and gives the output [batch, n].
 
         The matrices are built once, now; a later change of the parameters does not reach the stream.
@@ -159,7 +173,7 @@ class Recurrent(nn.Module):
     def _run(
         self,
         x: Tensor | PackedSequence,
-        state: Any,
+        state: State | tuple[Tensor, ...] | None,
         lengths: Tensor | None,
         start: int,
         trajectories: list[Any] | None = None,

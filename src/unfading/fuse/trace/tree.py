@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree
 
-from unfading.cells.base import LowRank
+from unfading.cells.matrix import LowRank
 from unfading.fuse.ir.program import NotFusable
 
 Structure = Any  # nested tuples of types

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from unfading.cells.base import Cell, linear
+from unfading.cells.base import Cell
+from unfading.cells.matrix import linear
 from unfading.initialise import orthogonal_, orthogonal_linear_
 
 
@@ -30,7 +31,7 @@ class State(NamedTuple):
     h: Tensor  # [B, H]
 
 
-class WithoutOutputGateCell(Cell):
+class WithoutOutputGateCell(Cell[Inputs, State, Weights]):
     """Long short-term memory without output gate and without a second state."""
 
     paper = "Turkoglu 2019"

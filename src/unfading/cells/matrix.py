@@ -1,0 +1,85 @@
+"""Matrices of a step in other forms than a dense tensor, and `linear`, the product with any of them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The matrix identity * I + left @ right, kept in its factors.
+
+    Args:
+        left: [n, r].
+        right: [r, m], with m = n unless identity is 0.
+        identity: the multiple of the identity matrix; 0 for a plain product.
+    """
+
+    left: Tensor
+    right: Tensor
+    identity: float = 1.0
+
+    def dense(self) -> Tensor:
+        """The matrix written out, [n, m]."""
+        if self.identity == 0.0:
+            return self.left @ self.right
+        eye = torch.eye(self.right.shape[-1], dtype=self.right.dtype, device=self.right.device)
+        return torch.addmm(eye, self.left, self.right, beta=self.identity)
+
+
+# A tree node whose leaves are the two factors, so that torch.func, compile and export see tensors and no float.
+_pytree.register_pytree_node(
+    LowRank,
+    lambda matrix: ([matrix.left, matrix.right], matrix.identity),
+    lambda factors, identity: LowRank(*factors, identity),  # type: ignore[call-arg]
+    serialized_type_name="unfading.LowRank",
+)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The matrix W diag(mask), with a mask of its own for each row of the batch: what recurrent dropout makes of W.
+
+    Args:
+        matrix: W, [n, m].
+        mask: [B, m].
+    """
+
+    matrix: "Tensor | LowRank | Masked"
+    mask: Tensor
+
+    def __getitem__(self, rows: slice) -> "Masked":
+        if isinstance(self.matrix, LowRank):
+            raise TypeError("a LowRank matrix has no rows to take; keep each matrix of a step in a field of its own.")
+        return Masked(self.matrix[rows], self.mask)
+
+
+def linear(v: Tensor, W: Tensor | LowRank | Masked) -> Tensor:
+    """v W^T over the last axis: one dot, or two thin ones where W is kept in its factors."""
+    if isinstance(W, Masked):
+        return linear(v * W.mask, W.matrix)
+    if isinstance(W, Tensor):
+        return functional.linear(v, W)
+    product = functional.linear(functional.linear(v, W.right), W.left)
+    return product if W.identity == 0.0 else W.identity * v + product
+
+
+class Matrix(nn.Module):
+    """A learnt matrix identity * I + N, with N dense or, given a rank, a product of two factors. Its cell starts it."""
+
+    def __init__(self, rows: int, columns: int, *, rank: int | None = None, identity: float = 0.0):
+        super().__init__()
+        self.identity = identity
+        shapes = [(rows, columns)] if rank is None else [(rows, rank), (rank, columns)]
+        self.factors = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)
+
+    def forward(self) -> Tensor | LowRank:
+        if len(self.factors) == 2:
+            return LowRank(self.factors[0], self.factors[1], self.identity)
+        N: Tensor = self.factors[0]
+        if self.identity == 0.0:
+            return N
+        return self.identity * torch.eye(N.shape[0], dtype=N.dtype, device=N.device) + N
