@@ -14,7 +14,7 @@ import unfading
 from tests.helpers.command import run as command
 from unfading.cells.elman import ElmanCell
 from unfading.cli import diagnose_command as cli_diagnose
-from unfading.papers.incremental.measurements import theorem_cell
+from unfading.papers.incremental.figures import theorem_cell
 from unfading.report import gradient_page
 from unfading.report.figures import gradient_figures
 from unfading.tasks import Adding

@@ -15,7 +15,7 @@ from unfading.diagnostics.equilibrium.analysis import histogram
 from unfading.papers import registry
 from unfading.papers.during_training import snapshots, snapshots_together
 from unfading.papers.incremental import figures as incremental
-from unfading.papers.incremental.gradients import _told as told_ratios
+from unfading.papers.incremental.figures import _spread as spread_of_ratios
 from unfading.papers.item import Item
 from unfading.training.run import Run
 from unfading.training.train import train
@@ -121,9 +121,9 @@ def parameters(model):
 
 
 def test_ratios_that_are_not_finite_are_told_apart():
-    assert told_ratios([0.5, math.inf, 2.0, math.nan, 1.0]) == "1 (0.5 to 2, not finite in 2 of 5 seeds)"
-    assert told_ratios([0.25]) == "0.25"
-    assert told_ratios([math.nan, math.nan]) == "nan"
+    assert spread_of_ratios([0.5, math.inf, 2.0, math.nan, 1.0]) == "1 (0.5 to 2, not finite in 2 of 5 seeds)"
+    assert spread_of_ratios([0.25]) == "0.25"
+    assert spread_of_ratios([math.nan, math.nan]) == "nan"
 
 
 def test_histogram_keeps_the_sides_of_zero_apart():

@@ -22,9 +22,9 @@ def small(monkeypatch):
     monkeypatch.setattr(star, "STATED", setup)
     monkeypatch.setattr(star, "workers", lambda processes: ThreadPoolExecutor(1))
     monkeypatch.setattr(star, "measured", lambda cell, draws, pool: drawn(lambda size: cell(size, 4), draws, setup))
-    star._found.cache_clear()
+    star._drawn_lattices.cache_clear()
     yield setup
-    star._found.cache_clear()
+    star._drawn_lattices.cache_clear()
 
 
 @pytest.mark.parametrize("figure", [star.fig2, star.fig6, star.fig7], ids=lambda figure: figure.__name__)

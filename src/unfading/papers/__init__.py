@@ -1,1 +1,1 @@
-"""Each table and figure of the three papers as a function; see `item`."""
+"""Every table and figure of the three papers as a function; see `registry`."""

@@ -1,9 +1,9 @@
 """Kag, Zhang & Saligrama 2020: figures 3, 4 and 5, the adding and the copying problem, as curves over training steps.
 
-What the paper's form needs to learn at all: steps eta K T that stay near 10 at the start (larger ones overflow), eta's rate a
-tenth of the others', and, where a loss is not finite, a return to the best weights with half the rate (`retries`).
-"Solved" is a mean squared error of at most 0.01, or a cross entropy of at most a tenth of that of a guess, on fresh data. Runs
-of the copying problem end early, at half of that.
+To learn at all, the paper's form needs steps eta K T near 10 at the start (larger ones overflow), a learning rate for eta that
+is a tenth of the others', and a return to the best weights at half the rate when a loss is not finite (`retries`). "Solved"
+means a mean squared error of at most 0.01, or a cross entropy of at most a tenth of a guess's, on fresh data. Runs of the
+copying problem stop early, at half of that.
 """
 
 import math
@@ -18,16 +18,16 @@ from unfading.training.run import Run
 SEEDS = 5
 RATES = (1e-3, 3e-3, 1e-2)
 ADDING_STEPS, COPYING_STEPS = 2_000, 20_000
-# The share of seeds that has to solve the adding problem of a length, for the paper's cell and for ours.
+# The share of seeds that must solve the adding problem of this length, for the paper's cell and for our stable form.
 NEEDED = {100: (1.0, 1.0), 200: (1.0, 1.0), 400: (0.8, 1.0), 750: (0.6, 1.0)}
 CAPTION = (
     "Validation error on fresh sequences while {cells} are trained ({units} units, Adam, batch 128, clipped at norm 1). A thin "
-    "line is a seed, a strong one their median; dashed: what a guesser without memory has."
+    "line is one seed, a thick line the median over seeds, the dashed line a guess without memory."
 )
 
 
 def start(T: int, K: int) -> float:
-    """Where eta starts: as published up to K T = 1,000, beyond that so that eta K T = 4."""
+    """Initial eta: the published one up to K T = 1,000, beyond that 4 / (K T)."""
     return 0.01 if K * T <= 1_000 else round(4 / (K * T), 5)
 
 
@@ -58,8 +58,8 @@ def _others(task: str, T: int, steps: int) -> dict[str, Run]:
 def _adding(T: int, K: int = 5) -> list[Row]:
     paper, ours = NEEDED[T]
     own: dict[str, Any] = {"unit": "error", "seeds": SEEDS}
-    told = f"solved (error at most 0.01) by {paper:.0%} of the seeds within {ADDING_STEPS:,} steps"
-    rows = [Row(_paper("adding", T, K, ADDING_STEPS), 0.0, 0.01, told, name=f"adding {T} iRNN K={K}", share=paper, **own)]
+    note = f"solved (error at most 0.01) by {paper:.0%} of the seeds within {ADDING_STEPS:,} steps"
+    rows = [Row(_paper("adding", T, K, ADDING_STEPS), 0.0, 0.01, note, name=f"adding {T} iRNN K={K}", share=paper, **own)]
     for k in (1, 3):
         run = _ours("adding", T, k, ADDING_STEPS)
         rows.append(
@@ -81,8 +81,8 @@ def _copying(T: int, K: int = 5) -> list[Row]:
         run = replace(run, stop_at=round(0.05 * guess, 6), schedule="cosine")
         return Row(run, published, 0.1 * guess, note, name=f"copying {T} {name}", unit="error", seeds=SEEDS, **own)
 
-    told = f"cross entropy under a tenth of a guess ({guess:.4f}) in 3 of 5 seeds within {COPYING_STEPS:,} steps"
-    rows = [row(f"iRNN K={K}", _paper("copying", T, K, COPYING_STEPS), 0.0, told, share=0.6)]
+    note = f"cross entropy under a tenth of a guess ({guess:.4f}) in 3 of 5 seeds within {COPYING_STEPS:,} steps"
+    rows = [row(f"iRNN K={K}", _paper("copying", T, K, COPYING_STEPS), 0.0, note, share=0.6)]
     rows += [row(f"ours K={k}", _ours("copying", T, k, COPYING_STEPS), 0.0, "ours: the stable form", share=0.6) for k in (1, 3)]
     rows += [row(name, run, None, "", rates=RATES) for name, run in _others("copying", T, COPYING_STEPS).items()]
     return rows

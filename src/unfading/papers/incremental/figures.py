@@ -1,20 +1,35 @@
-"""Kag, Zhang & Saligrama 2020, "RNNs incrementally evolving on an equilibrium manifold": figures 2, 6, 7, 8 and noise.
+"""Kag, Zhang & Saligrama 2020, "RNNs incrementally evolving on an equilibrium manifold": figures 2, 3b, 6 to 9, and noise.
 
-Where the paper leaves a setting open, the caption says ours.
+The form of the theorem is eq. 5 with a full Gaussian U scaled to norm 0.6 alpha; the form of the experiments is eq. 9 with
+P = U = I + V H, ReLU, and eta = 0.01 at the start. Where the paper leaves a setting open, the caption states ours.
+
+Figures 3b and 9 are about gradients through time while the adding problem is learnt, on sequences outside the training data:
+
+    ratio    ||dh_T/dh_1|| / ||dh_T/dh_{T-1}||       Fig. 3b; 1 if every step passes a gradient on unchanged
+    last     ||dh_T/dh_{T-1}||                       Fig. 9b
+    loss     ||dL/dh_1||                             Fig. 9a; small also when the loss is small
+
+There ||J|| is the gain of a random cotangent v, sqrt(E ||v J||^2 / E ||v||^2), which is 1 for J = I or -I and the Frobenius
+norm over sqrt(H) for any J; the mean is over 16 draws of v.
 """
 
 import math
 import statistics
 from copy import deepcopy
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from unfading import catalogue
-from unfading.cells.base import Cell
+from unfading.cells.base import Activation, Cell
+from unfading.cells.elman import ElmanCell
+from unfading.cells.fast import FastRNNCell
+from unfading.cells.incremental import IncrementalRNNCell
 from unfading.diagnostics.equilibrium import trajectory
 from unfading.diagnostics.equilibrium.analysis import histogram, spectrum
+from unfading.diagnostics.equilibrium.fixed_point import Convergence, convergence, equilibria, pulled, scipy_root
 from unfading.diagnostics.equilibrium.inner_path import matrix_norm, reached, walk
 from unfading.diagnostics.equilibrium.inner_steps import conditions
 from unfading.diagnostics.measure.lag import norms
@@ -22,14 +37,22 @@ from unfading.diagnostics.measure.noise import after_noise
 from unfading.diagnostics.measure.observe import observe
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent
-from unfading.papers.during_training import snapshots
-from unfading.papers.incremental.measurements import HAR2, approached, grid, har2, pulls, same_weights, theorem_cell
+from unfading.papers.during_training import snapshots, snapshots_together
+from unfading.papers.incremental.curves import ablation
+from unfading.papers.incremental.runs import HAR2, har2
 from unfading.papers.item import Item
 from unfading.report.figures import equilibrium_figures as figures
-from unfading.tasks.base import Batch
+from unfading.report.figures.panels import Panel, panels
+from unfading.tasks.base import Batch, Task
 from unfading.tasks.sensors import HAR2 as HAR2Task
 
 Row = dict[str, Any]
+
+# Figures 3b and 9.
+ADDING_LENGTH = 200
+MOMENTS = 20  # of a training run, at which gradients are measured
+DRAWS = 16  # of v, for each sequence
+TINY = 1e-300
 
 
 def fig2(steps: int = 1000) -> Item:
@@ -44,18 +67,18 @@ def fig2(steps: int = 1000) -> Item:
     for name, deviation in walks.items():
         x = trajectory.random_walk(steps, deviation, seed=0)
         curve = trajectory.equilibrium_curve(slow, grid(x))
-        found = {label: trajectory.states(cell, x, h) for label, cell in (("RNN", plain), ("FastRNN", residual))}
-        found["incremental, h"] = trajectory.states(slow, x, h)
-        found["incremental, h + old h"] = trajectory.sums(slow, found["incremental, h"])
-        for label, path in found.items():
+        states = {label: trajectory.states(cell, x, h) for label, cell in (("RNN", plain), ("FastRNN", residual))}
+        states["incremental, h"] = trajectory.states(slow, x, h)
+        states["incremental, h + old h"] = trajectory.sums(slow, states["incremental, h"])
+        for label, path in states.items():
             paths += [{"walk": name, "panel": label, "step": m, "a": a, "b": b} for m, (a, b) in enumerate(path.tolist())]
             curves += [{"walk": name, "panel": label, "order": i, "a": a, "b": b} for i, (a, b) in enumerate(curve.tolist())]
-        off = [float(trajectory.distance_to(curve, path[steps // 5 :]).mean()) for path in found.values()]
+        distances = [float(trajectory.distance_to(curve, path[steps // 5 :]).mean()) for path in states.values()]
         turns = [trajectory.portrait(trajectory.states(cell, x, h))["median_turn"] for cell in (slow, fast)]
         findings.append(
-            f"Walk with {name}, mean distance to the curve after the first fifth: RNN {off[0]:.2g}, FastRNN {off[1]:.2g}, "
-            f"incremental RNN {off[2]:.2g}, its sums {off[3]:.2g}. The incremental state turns by {turns[0]:.2g} degrees a "
-            f"step (median) at eta = 0.01, and by {turns[1]:.3g} at eta = 0.5."
+            f"Walk with {name}, mean distance to the curve after the first fifth: RNN {distances[0]:.2g}, FastRNN "
+            f"{distances[1]:.2g}, incremental RNN {distances[2]:.2g}, its sums {distances[3]:.2g}. The incremental state turns "
+            f"by {turns[0]:.2g} degrees a step (median) at eta = 0.01, and by {turns[1]:.3g} at eta = 0.5."
         )
     findings += [
         "The curve is not special to the incremental RNN: RNN and FastRNN share its equation, h = phi(U h + W x + b), and are "
@@ -83,11 +106,11 @@ def fig6(seeds: int = 20) -> Item:
     for activation in ("tanh", "relu", "sigmoid"):
         for eta in (0.1, 0.5, 1.0):
             for seed in range(seeds):
-                found, gap = approached(activation, eta, seed)
-                numbers = {name: getattr(found, name) for name in ("fitted_rate", "spectral_radius", "bound", "bound_holds")}
+                path, gap = approached(activation, eta, seed)
+                numbers = {name: getattr(path, name) for name in ("fitted_rate", "spectral_radius", "bound", "bound_holds")}
                 rows.append({"activation": activation, "eta": eta, "seed": seed, "scipy_gap": gap, **numbers})
                 if activation == "tanh" and seed == 0:
-                    distances += figures.scaled(found._asdict())
+                    distances += figures.scaled(path._asdict())
     forms = ("theorem: full U, norm 0.6", "experiments: P = U = I + V H")
     pulled = [row for form in forms for row in pulls(form)]
     off = [abs(row["fitted_rate"] / row["spectral_radius"] - 1) for row in rows]
@@ -183,8 +206,82 @@ def _in_double(model: Model, windows: int) -> tuple[Recurrent, Tensor]:
 def _first_to_last(rnn: Recurrent, x: Tensor) -> Tensor:
     """||dh_T/dh_1|| of the first layer for every row of x, [B]."""
     chain = observe(rnn, Batch(x, x)).chains[0]
-    found = norms(chain, list(range(x.shape[1])), [len(x) - 1])["h", len(x) - 1]
-    return torch.tensor([spectral for spectral, _ in found], dtype=torch.float64)
+    pairs = norms(chain, list(range(x.shape[1])), [len(x) - 1])["h", len(x) - 1]
+    return torch.tensor([spectral for spectral, _ in pairs], dtype=torch.float64)
+
+
+def fig9(steps: int = 1_000, windows: int = 8, seeds: int = 5, device: Literal["cpu", "cuda"] = "cpu") -> Item:
+    """Gradients through time while adding (T = 200) is learnt: ratio (Fig. 3b), last step, and that of the loss."""
+    shown: dict[str, list[dict[str, Any]]] = {"ratio": [], "last": [], "loss": []}
+    findings = []
+    for name, run in ablation(steps).items():
+        runs = [replace(run, device=device, seed=seed) for seed in range(seeds)]
+        task = run.make_task()
+        batch = task.batch(0, windows, split="test", seed=0, device=device)
+        ratios = []
+        for step, models in snapshots_together(runs, every=max(1, steps // MOMENTS)):
+            measured = [_gradients_through_time(model, task, batch) for model in models]
+            ratios.append([each["ratio"] for each in measured])
+            for panel in shown:
+                if finite := _finite([each[panel] for each in measured]):
+                    shown[panel].append({"setting": name, "x": step, "value": statistics.median(finite)})
+        ends = f"{_spread(ratios[0])} at the start, {_spread(ratios[-1])} at the end"
+        findings.append(f"{name}: the ratio ||dh_T/dh_1|| / ||dh_T/dh_(T-1)|| is {ends}.")
+    whose = "seed 0" if seeds == 1 else f"the median of {seeds} seeds"
+    titles = {
+        "ratio": Panel("||dh_T/dh_1|| / ||dh_T/dh_(T-1)||", "training step", log=True),
+        "last": Panel("||dh_T/dh_(T-1)||", "training step", log=True),
+        "loss": Panel("||dL/dh_1||", "training step", log=True),
+    }
+    return Item(
+        title="Figs. 3b and 9: gradients through time while the adding problem is learnt",
+        caption=f"Gains of Jacobians of the state, and the norm of the loss's gradient in the first state, T = "
+        f"{ADDING_LENGTH}, at {min(MOMENTS, steps)} moments of {steps:,} steps of training (128 units, {whose}), on {windows} "
+        "sequences. A ratio of 1 is a gradient that neither fades nor grows between the last step and the first.",
+        chart=panels({titles[name]: rows for name, rows in shown.items()}),
+        rows=[{"panel": name, **row} for name, rows in shown.items() for row in rows],
+        findings=findings,
+    )
+
+
+def _spread(ratios: list[float]) -> str:
+    """The median and the range over seeds, and how many are not finite."""
+    finite = _finite(ratios)
+    if len(ratios) == 1 or not finite:
+        return f"{ratios[0]:.2g}"
+    lost = "" if len(finite) == len(ratios) else f", not finite in {len(ratios) - len(finite)} of {len(ratios)} seeds"
+    return f"{statistics.median(finite):.2g} ({min(finite):.2g} to {max(finite):.2g}{lost})"
+
+
+def _finite(values: list[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _gradients_through_time(model: Model, task: Task, batch: Batch) -> dict[str, float]:
+    """`ratio`, `last` and `loss` as in the module's docstring."""
+    many = batch.x.repeat_interleave(DRAWS, dim=1)
+    v = torch.randn(many.shape[1], model.rnn.output_size, generator=torch.Generator().manual_seed(0)).to(many.device)
+    first, last = (_gain(model, many, at, v) for at in (1, len(many) - 1))
+    output, h = _after(model, batch.x, 1)
+    loss = task.loss(model.head(output, None), batch) * batch.x.shape[1]
+    (gradient,) = torch.autograd.grad(loss, [h])
+    return {"ratio": first / max(last, TINY), "last": last, "loss": float(gradient.norm(dim=-1).median())}
+
+
+def _gain(model: Model, x: Tensor, at: int, v: Tensor) -> float:
+    """sqrt(mean ||v dh_T/dh_t||^2 / mean ||v||^2), t = `at`."""
+    output, h = _after(model, x, at)
+    (gradient,) = torch.autograd.grad(output[-1], [h], v)
+    return float(gradient.double().norm() / v.double().norm())
+
+
+def _after(model: Model, x: Tensor, at: int) -> tuple[Tensor, Tensor]:
+    """The outputs after step `at`, and the state at that step, where their graph begins."""
+    with torch.no_grad():
+        _, state = model.rnn(x[:at])
+    state = type(state)(*(part.requires_grad_() for part in state))
+    output, _ = model.rnn(x[at:], state, start=at)
+    return output, state[0]
 
 
 def noise(steps: int = 972) -> Item:
@@ -202,7 +299,7 @@ def noise(steps: int = 972) -> Item:
     still, noisy = at["EquilibriumRNN, h", "zeros"], at["EquilibriumRNN, h", "noise"]
     stable = at["StableIncrementalRNN, h", "noise"]
     grown = at["IncrementalRNN, h", "zeros"]["growth"] or math.inf
-    kept = sorted(row["state"].split(",")[0] for row in rows if row["after"] == "noise" and 0.5 < (row["kept"] or 0) < 2)
+    preserving = sorted(row["state"].split(",")[0] for row in rows if row["after"] == "noise" and 0.5 < (row["kept"] or 0) < 2)
     return Item(
         title="Section 4.3.3: is noise suppressed?",
         caption="Each cell of the library at its default start, 128 units, reads 28 steps of a standard normal signal of 28 "
@@ -220,6 +317,69 @@ def noise(steps: int = 972) -> Item:
             f"Stopped early, at its default start and with zeros alone, IncrementalRNN (K = 5) grows {grown:.1g} times: the "
             f"growth that ||P U|| > alpha brings. The stable form grows {stable['growth']:.1f} times under noise (cosine "
             f"{stable['cosine']:.2f}).",
-            f"Two signals are as far apart after the noise as before, within a factor of two, in {', '.join(kept)}.",
+            f"Two signals are as far apart after the noise as before, within a factor of two, in {', '.join(preserving)}.",
         ],
     )
+
+
+def theorem_cell(
+    size: int, *, eta: float, activation: Activation = "tanh", inputs: int = 1, seed: int = 0
+) -> IncrementalRNNCell:
+    """Eq. 5 with K = 5, alpha = 1, U, W, b ~ N(0, 1), and U scaled to norm 0.6, in float64."""
+    cell = IncrementalRNNCell(
+        inputs, size, rank=size, projection_rank=0, inner_steps=5, eta=eta, activation=activation
+    ).double()
+    generator = Generator().manual_seed(seed)
+    U, W, b = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((size, size), (size, inputs), (size,))
+    )
+    with torch.no_grad():
+        cell.U.factors[0].copy_(0.6 / torch.linalg.matrix_norm(U, 2) * U - torch.eye(size))
+        cell.from_input.weight.copy_(W)
+        cell.from_input.bias.copy_(b)
+    return cell
+
+
+def grid(x: Tensor) -> Tensor:
+    """Values from the smallest to the largest of x, dense where tanh is curved."""
+    low, high = float(x.min()), float(x.max())
+    wide, near = (torch.linspace(max(low, -end), min(high, end), 201, dtype=torch.float64) for end in (math.inf, 5.0))
+    return torch.cat([wide, near]).sort().values
+
+
+def same_weights(cell: IncrementalRNNCell) -> tuple[ElmanCell, FastRNNCell]:
+    """A plain RNN and a FastRNN with the matrices of an incremental RNN of eq. 5."""
+    plain, residual = ElmanCell(1, 2).double(), FastRNNCell(1, 2).double()
+    with torch.no_grad():
+        U = cell.weights().M
+        assert isinstance(U, Tensor)
+        plain.W_h.copy_(U)
+        residual.U.copy_(U)
+        for other in (plain, residual):
+            other.from_input.load_state_dict(cell.from_input.state_dict())
+    return plain, residual
+
+
+def approached(activation: Activation, eta: float, seed: int) -> tuple[Convergence, float]:
+    """Convergence from g_0 = 0 to the equilibrium for random h and x, and the distance of scipy's root from ours."""
+    generator = Generator().manual_seed(1000 + seed)
+    h, x = (torch.randn(1, size, generator=generator, dtype=torch.float64) for size in (32, 3))
+    cell = theorem_cell(32, eta=eta, activation=activation, inputs=3, seed=seed)
+    path = walk(cell, x[None])
+    near = equilibria(path, h, path.u[0])
+    gap = float((scipy_root(path, h[0], path.u[0, 0]) - near.s[0]).abs().max())
+    return convergence(path, h[0], path.u[0, 0], near.s[0], eta), gap
+
+
+@torch.no_grad()
+def pulls(form: str, eta: float = 0.1, steps: int = 300) -> list[Row]:
+    """||F|| over the inner steps relative to the first one: the median over 16 inputs."""
+    generator = Generator().manual_seed(0)
+    if form.startswith("theorem"):
+        cell = theorem_cell(128, eta=eta, activation="relu", inputs=3)
+    else:
+        cell = IncrementalRNNCell(3, 128, rank=16, eta=eta).double()
+        cell.reset_parameters(generator)
+    u = torch.randn(16, 128, generator=generator, dtype=torch.float64)
+    sizes = pulled(cell, torch.zeros_like(u), u, eta, steps, cell.weights())
+    return [{"form": form, "k": k, "pull": float((size / sizes[0]).median())} for k, size in enumerate(sizes)]

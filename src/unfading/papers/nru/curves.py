@@ -1,7 +1,7 @@
 """Chandar et al. 2019 (NRU): figures 1 to 5 and 8, as curves over training steps.
 
-Which cells the paper shows solving a task: on copying EURNN first, then NRU, JANET after two to three times as many updates,
-RNN-orth and RNN-id at the baseline; on variable copying NRU first; on denoising all but EURNN.
+Cells that solve a task in the paper: on copying EURNN first, then NRU, then JANET after two to three times as many updates,
+while RNN-orth and RNN-id stay at the baseline; on variable copying NRU first; on denoising all but EURNN.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ from unfading.papers.row import Curves, Row
 from unfading.report.figures.curve_figures import over_steps, to_solve
 
 CAPTION = (
-    "Validation cross entropy on fresh sequences over training steps; a thin line is a seed, a strong one their median; "
-    "dashed: what a guesser without memory has. Cells of about 23,500 parameters, batch 10, Adam 1e-3."
+    "Validation cross entropy on fresh sequences over training steps. A thin line is one seed, a thick line the median over "
+    "seeds, the dashed line a guess without memory. Cells of about 23,500 parameters, batch 10, Adam 1e-3."
 )
 
 
 def _rows(task: str, T: int, solved: tuple[str, ...], stuck: tuple[str, ...] = ()) -> list[Row]:
-    told = dict.fromkeys(solved, True) | dict.fromkeys(stuck, False)
-    return [recalled(cell, task, T, solved=told.get(cell)) for cell in CELLS]
+    claims = dict.fromkeys(solved, True) | dict.fromkeys(stuck, False)
+    return [recalled(cell, task, T, solved=claims.get(cell)) for cell in CELLS]
 
 
 def fig1() -> Curves:

@@ -11,7 +11,7 @@ from unfading.papers.nru.runs import TOP3, recall
 from unfading.report.figures.panels import Panel, heat, panels
 
 T = 100
-MOMENTS = 40
+MOMENTS = 40  # of a training run, at which gradients are measured
 
 
 def fig6(steps: int = 50_000, device: Literal["cpu", "cuda"] = "cpu") -> Item:
@@ -54,8 +54,8 @@ def fig7(steps: int = 50_000, windows: int = 100, device: Literal["cpu", "cuda"]
         task = run.make_task()
         batch = task.batch(0, windows, split="valid", seed=0, device=device)
         for step, model in snapshots(run, every=max(1, steps // MOMENTS)):
-            found, loss = layer_norms(model, task, batch)
-            norms.append({"setting": cell, "x": step, "value": found[0]})
+            layers, loss = layer_norms(model, task, batch)
+            norms.append({"setting": cell, "x": step, "value": layers[0]})
             losses.append({"setting": cell, "x": step, "value": loss})
         own = [row["value"] for row in norms if row["setting"] == cell]
         largest = max(range(len(own)), key=own.__getitem__)

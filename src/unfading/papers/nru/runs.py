@@ -1,10 +1,11 @@
 """Runs of NRU's tables and figures: ten cells of about equal size, as the authors' settings files have them.
 
 Adam 1e-3, clipped at norm 1 except EURNN and GORU; copying and denoising: batch 10, 200,000 steps, about 23.5k parameters;
-psMNIST: batch 100, 100 epochs, about 165k; characters: batch 128, 20 epochs, about 2.15M. On copying with a fixed lag NRU has
-AMSGrad and norm 0.5. NRU is the authors' released form (heads without x_t, mean over heads), whose counts are the printed
-ones; LSTM has peepholes, RNN-orth and RNN-id layer norm, JANET beta = 0. Chrono lags: T + 20, T + 11, 785, 50.
-Sizes of EURNN and GORU are not told for all tasks: ours are powers of two near the printed counts.
+psMNIST: batch 100, 100 epochs, about 165k; characters: batch 128, 20 epochs, about 2.15M. On copying with a fixed lag NRU is
+trained with AMSGrad and clipped at norm 0.5. NRU is the authors' released form (heads without x_t, mean over heads), which has
+the printed number of parameters; LSTM has peepholes, RNN-orth and RNN-id have layer norm, JANET has beta = 0. Chrono lags:
+T + 20, T + 11, 785, 50. The sizes of EURNN and GORU are not stated for all tasks: ours are powers of two near the printed
+counts.
 """
 
 from typing import Any
@@ -17,13 +18,13 @@ RELEASED: Options = {"heads_see_input": False, "mean_over_heads": True, "heads":
 SCALES = [0.0, 0.5, 0.9, 0.99, 0.999]
 CELLS = ("RNN-orth", "RNN-id", "LSTM", "LSTM-chrono", "GRU", "JANET", "SRU", "EURNN", "GORU", "NRU")
 TOP3 = ("NRU", "JANET", "LSTM-chrono")
-# Units of each cell: recall tasks, psMNIST, characters.
+# Units of each cell on recall tasks, psMNIST and characters.
 UNITS = {
     "RNN-orth": (143, 400, 1000), "RNN-id": (143, 400, 1000), "LSTM": (70, 200, 630), "LSTM-chrono": (70, 200, 630),
     "GRU": (82, 232, 750), "JANET": (101, 283, 930), "SRU": (60, 150, 600), "EURNN": (1024, 1024, 2048),
     "GORU": (128, 256, 512), "NRU": (80, 212, 1000),
 }  # fmt: skip
-# Parameters of the whole model where the settings files tell them.
+# Parameters of the whole model on recall tasks and psMNIST, where the settings files state them.
 COUNTS = {
     "RNN-orth": (23_604, 165_610), "RNN-id": (23_604, 165_610), "LSTM": (23_529, 164_210), "LSTM-chrono": (23_529, 164_210),
     "GRU": (23_625, 165_194), "JANET": (23_542, 164_150), "SRU": (23_010, 164_770), "NRU": (23_569, 165_554),
@@ -32,7 +33,10 @@ RECALL, PIXELS, CHARACTERS = range(3)
 
 
 def run(cell: str, kind: int, task: str, task_options: Options, *, lag: int, **own: Any) -> Run:
-    """A cell of the paper on a task; kind: RECALL, PIXELS or CHARACTERS; own: fields of the run, `options` of the cell."""
+    """A cell of the paper on a task.
+
+    `kind` is RECALL, PIXELS or CHARACTERS; `own` holds fields of the run, and `options` of the cell.
+    """
     more: Options = own.pop("options", {})
     name, options = _cell(cell, kind, lag)
     fields: Options = {"rate": 1e-3, "clip_norm": None if cell in ("EURNN", "GORU") else 1.0, **own}

@@ -1,7 +1,7 @@
 """Chandar et al. 2019, "Towards non-saturating recurrent units for modelling long-term dependencies" (NRU): tables and claims.
 
-`nru_runs.py` says which settings are whose. Table 1 ranks ten cells on seven tasks and does not say how: ours is the median
-number of steps to a tenth of a guess's cross entropy, or the test score, and ties within the spread.
+`runs.py` says which settings are the authors'. Table 1 ranks ten cells on seven tasks; the paper does not say by what. We rank
+by the median number of steps to a tenth of a guess's cross entropy, or by the test score, with ties within the spread.
 """
 
 import math
@@ -22,27 +22,27 @@ CHARACTERS = {
     "LSTM": (1.48, 67.98), "LSTM-chrono": (1.51, 67.41), "GRU": (1.45, 69.07), "JANET": (1.48, 68.50), "GORU": (1.53, 67.60),
     "EURNN": (1.77, 63.00), "NRU": (1.47, 68.48),
 }  # fmt: skip
-# Times among the best and among the best two of ten, on seven tasks.
+# Number of the seven tasks on which a cell is the best, and among the best two, of ten.
 TOP = {
     "RNN-orth": (1, 1), "RNN-id": (1, 1), "LSTM": (1, 1), "LSTM-chrono": (1, 1), "GRU": (1, 2), "JANET": (1, 3), "SRU": (1, 1),
     "EURNN": (2, 3), "GORU": (0, 1), "NRU": (4, 7),
 }  # fmt: skip
-BITS = 0.02  # the paper prints two decimals of one run; ours holds within two of the last
+BITS = 0.02  # tolerance: the paper prints two decimals of one run
 
 
 def guess(task: str, T: int) -> float:
-    """Cross entropy of a guesser: k ln n / (T + 2 k), not the printed k ln n / (T + 2 n); on denoising ln n."""
+    """Cross entropy of a guess: k ln n / (T + 2 k), not the printed k ln n / (T + 2 n); on denoising ln n."""
     if task == "variable_copying":
         return sum(10 * math.log(8) / (t + 20) for t in range(1, T + 1)) / T
     return math.log(8) if task == "denoising" else 10 * math.log(8) / (T + 20)
 
 
 def recalled(cell: str, task: str, T: int, *, solved: bool | None, name: str = "", note: str = "", **own: Any) -> Row:
-    """A row of a recall task; solved: whether the paper shows it solved, None where it says nothing of it."""
+    """A row of a recall task; solved: whether the paper shows it solved, None if it does not say."""
     level = guess(task, T)
     fields = {key: own.pop(key) for key in ("seeds",) if key in own}
     run = recall(cell, task, T, **own)
-    # What stays at a guess is held by its mean; what is solved, by the share of seeds that solve it.
+    # A claim that a cell only guesses is about the mean, a claim that it solves the task about the share of seeds.
     published, share = {None: (None, None), True: (0.0, 0.6), False: (level, None)}[solved]
     count = COUNTS.get(cell, (None, None))[RECALL] if not own else None
     return Row(
@@ -99,11 +99,11 @@ def random_labels() -> list[Row]:
     """Copying with random answers, T = 100, 200, 500: training does not diverge."""
     rows = []
     for T in (100, 200, 500):
-        told = "nothing can be learnt: all seeds are to stay within a tenth of a guess, and none to diverge"
+        note = "nothing can be learnt: all seeds are to stay within a tenth of a guess, and none to diverge"
         run = recall("NRU", "random_labels", T, steps=50_000)
         level = guess("random_labels", T)
         own: dict[str, Any] = {"name": f"random labels {T} NRU", "unit": "error", "share": 1.0}
-        rows.append(Row(run, level, 0.1 * level, told, **own))
+        rows.append(Row(run, level, 0.1 * level, note, **own))
     return rows
 
 

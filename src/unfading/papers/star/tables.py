@@ -1,9 +1,6 @@
-"""Turkoglu et al. 2019, "Gating revisited: deep multi-layer RNNs that can be trained" (STAR): the tables, and figures 4 and 5.
+"""Turkoglu et al. 2019, "Gating revisited: deep multi-layer RNNs that can be trained" (STAR): the tables, row by row.
 
-Stated: 128 units, 100 epochs, batch 100, Adam 1e-3, orthogonal start, chrono biases (section C.1); the model with the lowest
-validation loss is tested. Clipping at norm 5 is of the released trainer, as are the first 5,000 training images for
-validation. The stored permutation of the authors is not known here: ours is that of the incremental RNN. "0" in the paper's
-tables is a training that ended in NaN.
+`runs.py` says which settings are the paper's. A score of 0 in the paper's tables is a training run that ended in NaN.
 """
 
 from collections.abc import Mapping
@@ -11,16 +8,13 @@ from typing import Any
 
 import torch
 
-from unfading.papers.row import COUNTED, Curves, Row, two_sigma
-from unfading.report.figures.curve_figures import over_layers
+from unfading.papers.row import COUNTED, Row, two_sigma
+from unfading.papers.star.runs import CELLS, PIXELS, stack
 from unfading.training.run import Run
 
 MNIST_ROWS = 10_000
-CELLS = ("vRNN", "LSTM", "LSTM w/f", "RHN", "STAR")
-DEPTHS = (1, 2, 4, 8, 12, 16)
 TASKS = {"MNIST": "pixel_mnist", "pMNIST": "permuted_mnist"}
-PIXELS: dict[str, Any] = {"validation": "first_5000"}
-# By depth, in the order of CELLS.
+# Accuracy by depth, in the order of CELLS.
 MNIST = {
     1: (43.1, 92.2, 98.8, 95.5, 98.0), 2: (10.1, 98.4, 99.1, 98.4, 98.5), 4: (11.3, 99.0, 99.2, 0.0, 99.1),
     8: (11.0, 19.3, 99.1, 0.0, 99.1), 12: (11.0, 11.0, 9.9, 0.0, 99.0), 16: (11.1, 11.0, 11.3, 0.0, 99.0),
@@ -37,7 +31,7 @@ PER_SEASON = {
     1: (66.3, 68.2, 68.3, 68.0, 68.1), 2: (68.5, 70.1, 70.0, 69.5, 70.6), 4: (68.8, 70.0, 70.0, 70.3, 71.9),
     8: (33.8, 33.8, 69.4, 70.4, 71.0), 12: (33.7, 33.8, 34.9, 70.1, 70.7), 16: (33.7, 33.8, 34.8, 50.6, 38.7),
 }  # fmt: skip
-# Thousands of parameters and, printed, millions of operations.
+# As printed: thousands of parameters, millions of operations.
 SIZES = {
     1: ((18, 0.30), (68, 1.11), (35, 0.58), (51, 0.86), (18, 0.30)),
     2: ((51, 0.85), (199, 3.37), (100, 1.70), (101, 1.70), (67, 1.21)),
@@ -45,8 +39,8 @@ SIZES = {
     8: ((248, 4.20), (989, 16.77), (495, 8.39), (398, 6.72), (364, 6.62)),
     16: ((514, 8.66), (2042, 34.62), (1021, 17.32), (795, 13.85), (759, 13.43)),
 }
-ROUNDED = 0.7  # printed counts are rounded, or cut: 116.618 is printed 116
-# Counted with one bias a gate and a head of ten classes.
+ROUNDED = 0.7  # printed counts are rounded or truncated: 116.618 is printed as 116
+# Counted with one bias per gate and a head of ten classes.
 COUNTS = {
     "vRNN": {1: 17_930, 2: 50_826, 4: 116_618, 8: 248_202, 16: 511_370},
     "LSTM": {1: 67_850, 2: 199_434, 4: 462_602, 8: 988_938, 16: 2_041_610},
@@ -58,19 +52,6 @@ JESTER = {
     1: (87.1, 83.9, 84.0), 2: (90.3, 90.2, 89.6), 4: (91.4, 91.4, 91.3), 8: (91.8, 92.0, 92.3), 12: (9.0, 92.0, 92.5),
     16: (9.0, 9.9, 92.4),
 }  # fmt: skip
-
-
-def stack(cell: str, depth: int, task: str, task_options: dict[str, Any], *, lag: int = 784, **own: Any) -> Run:
-    """A deep network of the paper; "RHN, L layers" is one recurrent highway network of recurrence depth L."""
-    options: dict[str, Any] = {"vRNN": {}}.get(cell, {"max_lag": lag})
-    kinds = {"vRNN": "Elman", "LSTM w/f": "ForgetLSTM", "RHN": "RecurrentHighway"}
-    if cell == "RHN":
-        options = {**options, "depth": depth, "coupled": False}
-    fields: dict[str, Any] = {"rate": 1e-3, "clip_norm": 5.0, "batch": 100, "epochs": 100, **own}
-    layers = 1 if cell == "RHN" else depth
-    return Run(
-        task=task, task_options=task_options, cell=kinds.get(cell, cell), cell_options=options, layers=layers, **fields
-    )  # fmt: skip
 
 
 def _note(cell: str, depth: int, task: str) -> str:
@@ -130,7 +111,7 @@ def table2() -> list[Row]:
     for depth, line in SIZES.items():
         for cell, (thousands, millions) in zip(CELLS, line, strict=True):
             run = stack(cell, depth, "pixel_mnist", PIXELS)
-            with torch.device("meta"):  # a size needs no numbers
+            with torch.device("meta"):  # counting needs no values
                 matrices = sum(p.numel() for p in run.make_model().rnn.parameters() if p.dim() > 1)
             note = (
                 f"the paper prints {millions} million operations; ours has {matrices:,} multiply-adds a step, "
@@ -165,24 +146,3 @@ def table5() -> list[Row]:
         for depth, line in JESTER.items()
         for cell, score in zip(("convLSTM", "convLSTM w/f", "convSTAR"), line, strict=True)
     ]
-
-
-def fig4() -> Curves:
-    """Accuracy over depth on pixel and permuted MNIST: the numbers of Table 3."""
-    return Curves(
-        "STAR Fig. 4: accuracy over depth, pixel and permuted MNIST",
-        "Test accuracy of networks of 1 to 16 layers, a dot a seed, a line through the means over all seeds. The paper "
-        "averages over those that trained; here none is left out.",
-        table3(),
-        over_layers,
-    )
-
-
-def fig5() -> Curves:
-    """Accuracy over depth on TUM crops and on gestures: the numbers of Tables 4 and 5."""
-    return Curves(
-        "STAR Fig. 5: accuracy over depth, crops and gestures",
-        "Test accuracy of networks of 1 to 16 layers, a dot a seed, a line through the means over all seeds.",
-        [*table4(), *table5()],
-        over_layers,
-    )

@@ -5,8 +5,8 @@
     z_t = tanh(W_xz x_t + W_hz h_{t-1} + b_z)          candidate
     h_t = tanh(f_t * h_{t-1} + i_t * z_t)
 
-Without the output gate h and c would tell the same; so the tanh goes to the state, and c goes. Taking the input gate away too,
-i = 1 - f, gives `ForgetLSTM`; letting z see the input alone then gives `STAR`, whose k is 1 - f.
+Without the output gate h and c would be equal, so c is dropped and the tanh is applied to the state. Removing the input gate
+too, i = 1 - f, gives `ForgetLSTM`; computing z from the input alone then gives `STAR`, whose k is 1 - f.
 """
 
 from typing import NamedTuple
