@@ -3,6 +3,8 @@
 import copy
 import inspect
 import pickle
+import pydoc
+import re
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ from torch.testing import assert_close
 
 import unfading
 from tests.user.quiet import Quiet, QuietCell
+from unfading import catalogue
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 KINDS = {
@@ -275,6 +278,19 @@ def test_layer_class_carries_the_cells_signature_and_docs():
     assert "max_lag: longest dependency" in unfading.STAR.__doc__
     assert unfading.layer(QuietCell) is Quiet
     assert (Quiet.__module__, unfading.STAR.__module__) == ("tests.user.quiet", "unfading")
+
+
+@pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
+def test_help_of_a_layer_shows_its_equation_and_every_option(cell):
+    layer = unfading.layer(cell)
+    text = pydoc.plain(pydoc.render_doc(layer))
+    equation = re.findall(r"^ {4}\S.*$", sys.modules[cell.__module__].__doc__, re.MULTILINE)
+    assert equation
+    for line in equation:
+        assert line in text
+    for option in inspect.signature(layer).parameters:
+        assert re.search(rf"^ \|      {option}: ", text, re.MULTILINE), option
+    assert layer.__doc__.startswith(inspect.getdoc(cell).split("\n")[0])
 
 
 def test_a_layer_says_what_it_is():

@@ -1,6 +1,8 @@
 """Layers: `layer(XCell)` makes the class `X`, a stack of that cell which is constructed like torch.nn's recurrent layers."""
 
 import inspect
+import re
+import sys
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -12,7 +14,12 @@ from unfading.layers.recurrent import Recurrent, State
 
 
 class Layer(Recurrent[State]):
-    """A `Recurrent` of one kind of cell, constructed like torch.nn's recurrent layers. Made by `layer`."""
+    """A `Recurrent` of one kind of cell, constructed like torch.nn's recurrent layers: the base class of what `layer` returns.
+
+    Args:
+        hidden_size: units of each cell.
+        bias: give the cells biases.
+    """
 
     cell: ClassVar[type[Cell]]
 
@@ -35,6 +42,7 @@ class Layer(Recurrent[State]):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
+        """See the class: the options are those of the cell."""
         for name in options:
             if name not in _options(self.cell):
                 raise TypeError(unknown(f"option of {type(self).__name__}", name, inspect.signature(type(self)).parameters))
@@ -73,25 +81,39 @@ class Layer(Recurrent[State]):
 
 @cache
 def layer(cell: type[Cell]) -> type[Layer]:
-    """The layer class of a cell class: `STAR = layer(STARCell)`. Its signature and docstring come from the cell.
+    """The layer class of a cell class: `STAR = layer(STARCell)`. Its signature and docstring include those of the cell.
 
     The cell's constructor must be `(input_size, hidden_size, *, bias=True, <options with defaults>)`. One cell has one
     layer class, however often this is called.
     """
     name = cell.__name__.removesuffix("Cell")
+    ours = cell.__module__.startswith("unfading.")
     common = list(inspect.signature(Layer).parameters.values())[:-1]
-    own = inspect.getdoc(cell) or ""
-    summary, _, arguments = own.partition("Args:\n")
+    signature = inspect.Signature([*common, *_options(cell).values()])
     namespace = {
         "cell": cell,
         # A user's layer belongs to the module of the user's cell; ours are all public names of the package.
-        "__module__": "unfading" if cell.__module__.startswith("unfading.") else cell.__module__,
+        "__module__": "unfading" if ours else cell.__module__,
         "__qualname__": name,
-        "__doc__": f"{summary.strip()}\n\nConstructed like `torch.nn.LSTM`; see `Recurrent` for what is common to all layers."
-        + (f"\n\nArgs:\n{arguments}" if arguments else ""),
-        "__signature__": inspect.Signature([*common, *_options(cell).values()]),
+        "__doc__": _docstring(cell, signature, equation=(sys.modules[cell.__module__].__doc__ or "") if ours else ""),
+        "__signature__": signature,
     }
     return type(name, (Layer,), namespace)
+
+
+def _docstring(cell: type[Cell], signature: inspect.Signature, equation: str) -> str:
+    """What the cell is, its equation, and every argument of the layer."""
+    summary, _, _ = (inspect.getdoc(cell) or "").partition("Args:\n")
+    texts = {**_argument_texts(Recurrent), **_argument_texts(Layer), **_argument_texts(cell)}
+    arguments = "".join(f"    {name}: {texts[name]}\n" for name in signature.parameters if name in texts)
+    constructed = "Constructed and called like `torch.nn.LSTM`; see `Recurrent` for what all layers have in common."
+    return "\n\n".join(filter(None, [summary.strip(), equation.strip(), constructed, f"Args:\n{arguments}"]))
+
+
+def _argument_texts(owner: type) -> dict[str, str]:
+    """The entries of the section Args of a docstring."""
+    _, _, section = (inspect.getdoc(owner) or "").partition("Args:\n")
+    return dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE))
 
 
 def _options(cell: type[Cell]) -> dict[str, inspect.Parameter]:
