@@ -36,7 +36,7 @@ wheel-check: .venv/ready
 	cd /tmp && $(CURDIR)/.wheel-venv/bin/python -W error -c "import torch, unfading; \
 	out, state = unfading.STAR(3, 5)(torch.randn(7, 2, 3)); assert out.shape == (7, 2, 5), out.shape; \
 	print('wheel', unfading.__version__, 'runs')"
-	.wheel-venv/bin/unfading cells --json > /dev/null
+	.wheel-venv/bin/unfading cells list --json > /dev/null
 	rm -rf .wheel-venv
 
 .venv/ready: pyproject.toml constraints.txt

@@ -16,7 +16,7 @@ from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import capture
 from unfading.backends.cuda_graph.backend import graph, graph_or_scan, unrecordable
 from unfading.backends.cuda_graph.chunks import cut
-from unfading.cli import main as cli
+from unfading.cli import listing
 from unfading.doctor import OnGPU, explain_on_gpu
 from unfading.reference import reference
 
@@ -119,7 +119,7 @@ def test_the_doctor_prints_it(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "findings", list)
     monkeypatch.setattr(doctor, "explanations", list)
     monkeypatch.setattr(doctor, "explanations_on_gpu", lambda hidden_size: found if hidden_size == 300 else [])
-    cli.doctor(hidden_size=300)
+    listing.doctor(hidden_size=300)
     said = capsys.readouterr().out
     assert "1 can run fused, 1 as CUDA graphs, 1 by the reference loop, with 300 units" in said
     assert "LSTM runs as CUDA graphs: too large" in said

@@ -13,14 +13,13 @@ import torch
 
 from tests.helpers.benchmarks import ABOUT, plant, script, written
 from unfading import machine
-from unfading.bench import cases, timing
+from unfading.bench import cases, session, timing
 from unfading.bench.agreement import FLOOR, LARGEST, disagreement, parts_from
 from unfading.bench.cases import Case, variants
 from unfading.bench.cpu import half_lengths, measure
 from unfading.bench.results import Pass, Row, read
 from unfading.bench.speed_figure import svg
 from unfading.bench.timing import Clock, race, torch_threads
-from unfading.cli import bench_command as command
 from unfading.cli import main as cli
 from unfading.fuse.c.backward import Backward
 from unfading.fuse.c.kernel import Kernel
@@ -252,8 +251,8 @@ def few(monkeypatch):
 
 
 def start(**options):
-    given = {"json": False, "save": None, "figure": None, "typed": "unfading bench"}
-    return command.on_cpu((), False, 1, 3, **{**given, **options})
+    given = {"json": False, "save": None, "figure": None, "command": "unfading bench"}
+    return session.on_cpu((), False, 1, 3, **{**given, **options})
 
 
 def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch, capsys, tmp_path):
@@ -317,7 +316,7 @@ def test_a_case_that_raises_is_a_line_with_its_reason_and_the_others_go_on(monke
             raise RuntimeError("no room\nand much more")
         return measure(one, **options)
 
-    monkeypatch.setattr(command, "measure", measured)
+    monkeypatch.setattr(session, "measure", measured)
     assert start(save=tmp_path / "rows.jsonl") == 1
     answer = capsys.readouterr()
     assert "failed: Elman T=5 B=2 H=16: RuntimeError: no room\n" in answer.out
@@ -334,11 +333,11 @@ def test_a_run_that_is_stopped_keeps_what_it_has(monkeypatch, capsys, tmp_path):
             raise KeyboardInterrupt
         return measure(one, **options)
 
-    monkeypatch.setattr(command, "measure", measured)
+    monkeypatch.setattr(session, "measure", measured)
     assert start(save=tmp_path / "rows.jsonl") == 130
     answer = capsys.readouterr()
     assert "Elman" in answer.out
-    assert "stopped after 1 of 2 lines" in answer.err
+    assert "stopped after 1 of 2 cases" in answer.err
     assert [row.name for row in read(tmp_path / "rows.jsonl")[0]] == ["Elman"]
 
 
@@ -364,7 +363,7 @@ def test_a_wrong_argument_is_one_sentence_and_exit_code_2(monkeypatch, capsys, a
 
 def test_the_verb_hands_its_flags_on(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(command, "on_cpu", lambda *arguments, **options: seen.append((arguments, options)) or 1)
+    monkeypatch.setattr(session, "on_cpu", lambda *arguments, **options: seen.append((arguments, options)) or 1)
     flags = ["--cells", "LSTM", "STAR", "--all", "--threads", "2", "--rounds", "4", "--json", "--save", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["unfading", "bench", *flags, "--figure", "speed.svg"])
     with pytest.raises(SystemExit) as stop:
@@ -372,7 +371,7 @@ def test_the_verb_hands_its_flags_on(monkeypatch, tmp_path):
     assert stop.value.code == 1
     ((positional, named),) = seen
     assert positional == (("LSTM", "STAR"), True, 2, 4)
-    assert named.pop("typed").startswith("unfading bench --cells LSTM")
+    assert named.pop("command").startswith("unfading bench --cells LSTM")
     assert named == {"json": True, "save": tmp_path, "figure": Path("speed.svg")}
 
 

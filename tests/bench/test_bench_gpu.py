@@ -21,7 +21,7 @@ from tests.helpers.benchmarks import plant, script, written
 from tests.helpers.paths import ROOT
 from unfading import machine
 from unfading.backends.choose import IMPLEMENTATIONS
-from unfading.bench import cases, gpu, gpu_cases
+from unfading.bench import cases, gpu, gpu_cases, session
 from unfading.bench.agreement import furthest
 from unfading.bench.cases import Case, variants
 from unfading.bench.display import tables
@@ -29,7 +29,6 @@ from unfading.bench.gpu import measure
 from unfading.bench.precision import TOLERANCES, float32_precision
 from unfading.bench.results import Beside, Pass, Peer, Row, of_case, read
 from unfading.bench.timing import EVENTS, Clock, Race, race
-from unfading.cli import bench_command as command
 from unfading.cli import main as cli
 from unfading.fuse.devices import interpreted
 from unfading.fuse.triton.kernel import TritonKernel
@@ -342,7 +341,7 @@ def test_every_line_is_in_the_file_when_it_is_measured(monkeypatch, capsys, tmp_
         return made_row(case)
 
     monkeypatch.setattr(gpu, "measure", one)
-    assert command.on_gpu(["STAR"], False, None, json=False, save=tmp_path, typed="unfading bench") == 1
+    assert session.on_gpu(["STAR"], False, None, json=False, save=tmp_path, command="unfading bench") == 1
     planned = gpu_cases.headline(["STAR"])
     assert seen == [(50, i) for i in range(len(planned))]
     assert {row.kind for row in read(path)[0] if row.status == "failed"} == {"fleet"}

@@ -173,7 +173,7 @@ def test_a_stop_says_how_to_go_on(unfading, monkeypatch, again):
     monkeypatch.setattr(Training, "go", stopped)
     code, _, err = unfading("train", "--task", "adding,T=6", "--cell", "Elman", *QUICK, *["--again"] * again)
     assert code == 130
-    assert f"The same command with --resume{' in place of --again' if again else ''} goes on." in err
+    assert f"The same command with --resume{' in place of --again' if again else ''} continues." in err
 
 
 @pytest.mark.parametrize("place", ["unfading.training.run.Run.make_task", "unfading.training.run.Run.make_model"])
@@ -214,7 +214,7 @@ def test_factors_are_given_to_the_cells_that_they_fit_and_must_fit_one(unfading,
         (["--task", "adding", "--cell", "STAR", "--epochs", "2"], "task adding draws without end and has no epochs"),
         (["--task", "adding", "--cell", "STAR", "--steps", "2", "--epochs", "2"], "steps or epochs, one of the two"),
         (["--task", "adding", "--cell", "STAR", "--clip-value", "2"], "clips by norm or by value"),
-        (["--task", "adding", "--cell", "STAR", "--resume", "--again"], "--resume goes on and --again begins anew"),
+        (["--task", "adding", "--cell", "STAR", "--resume", "--again"], "--resume continues and --again starts anew"),
         (["--task", "adding", "--cell", "STAR", "--device", "cuda"], "torch finds no GPU here"),
         (["--task", "adding", "--cell", "STAR", "--rate", "-1"], "rate must be above 0; got -1"),
         (["--task", "adding", "--cell", "STAR", "--name", "../up"], "--name is one folder in --runs; got '../up'"),

@@ -465,14 +465,14 @@ def test_the_command_exits_with_1_on_a_fault():
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({}, "one of --cell, --model and --run; got none of them"),
+        ({}, "exactly one of --cell, --model and --run; got none of them"),
         ({"cell": "LSMT"}, "Did you mean 'LSTM'?"),
         ({"cell": "LSTM,max_lga=3"}, "unknown option of cell LSTM 'max_lga'. Did you mean 'max_lag'?"),
         ({"cell": "LSTM", "model": "my.py:build"}, "got --cell and --model"),
         ({"cell": "LSTM", "layers": 0}, "--layers must be at least 1; got 0"),
-        ({"cell": "LSTM", "png": True}, "say where that goes with -o report.html"),
-        ({"cell": "LSTM", "data": Path("nowhere.npy")}, "--data nowhere.npy is not there"),
-        ({"cell": "LSTM", "data": Path(__file__)}, "is no NumPy file of numbers"),
+        ({"cell": "LSTM", "png": True}, "name the page with -o report.html"),
+        ({"cell": "LSTM", "data": Path("nowhere.npy")}, "--data nowhere.npy: there is no such file"),
+        ({"cell": "LSTM", "data": Path(__file__)}, "is not a NumPy file of numbers"),
         ({"model": "nowhere.py:build", "data": DATA}, "names a file that is not there"),
         ({"model": f"{__file__}:biuld", "data": DATA}, "has no such name"),
         ({"model": f"{__file__}:nothing", "data": DATA}, "must give a torch.nn.Module; got NoneType"),

@@ -140,7 +140,7 @@ def test_histogram_keeps_the_sides_of_zero_apart():
 
 
 def test_the_verb_lists(capsys):
-    cli_reproduce.reproduce(list=True)
+    cli_reproduce.list_items()
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(registry.items())
 
 
@@ -152,7 +152,7 @@ def test_the_verb_makes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(incremental, "small", small, raising=False)
     monkeypatch.setattr(incremental, "_part", small, raising=False)
     assert "incremental/_part" not in registry.items()
-    cli_reproduce.reproduce(("incremental/small",), output=tmp_path)
+    cli_reproduce.run_items(("incremental/small",), output=tmp_path)
     said = capsys.readouterr().out
     assert "is noise suppressed" in said
     assert f"wrote {tmp_path / 'incremental-small.png'}" in said
@@ -162,19 +162,19 @@ def test_the_verb_makes(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("items", "sentence"),
     [
-        ((), "name an item, e.g. unfading reproduce incremental/fig6"),
+        ((), "name an item, e.g. unfading reproduce run incremental/fig6"),
         (("incremental/fig66",), "unknown item 'incremental/fig66'. Did you mean 'incremental/fig6'?"),
         (("incremental/fig6", "moon"), "unknown item 'moon'. Known: incremental/fig2"),
     ],
 )
 def test_the_verb_answers_in_one_sentence(items, sentence, tmp_path):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        cli_reproduce.reproduce(items, output=tmp_path)
+        cli_reproduce.run_items(items, output=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_verb_is_joined_to_the_command_line():
-    answer = run("reproduce", "incremental/fig66", "-o", "nowhere")
+    answer = run("reproduce", "run", "incremental/fig66", "-o", "nowhere")
     assert answer.returncode == 2
     assert answer.stderr.startswith("unfading: unknown item 'incremental/fig66'. Did you mean 'incremental/fig6'?")
 

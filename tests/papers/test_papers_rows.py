@@ -280,7 +280,7 @@ def test_what_is_kept_is_replaced_by_what_is_told_again(tmp_path):
 def test_missing_data_are_said_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
     assert not store.present("mnist")
-    cli_reproduce.reproduce(
+    cli_reproduce.run_items(
         ("incremental/table1", "star/table5"), output=tmp_path / "out", budget="smoke", runs=tmp_path / "runs"
     )
     said = capsys.readouterr().out
@@ -293,12 +293,12 @@ def test_made_data_in_the_place_of_published_ones_are_refused(tmp_path, made_fol
     """The checksums are those of the published files."""
     monkeypatch.setenv("UNFADING_DATA", str(made_folder))
     with pytest.raises(ValueError, match="is altered or cut short"):
-        cli_reproduce.reproduce(("incremental/table1",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+        cli_reproduce.run_items(("incremental/table1",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
 
 
 @pytest.mark.parametrize("name", ["incremental/fig5", "nru/memory_reset"])
 def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
-    cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs", weights=tmp_path / "weights")
+    cli_reproduce.run_items((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs", weights=tmp_path / "weights")
     said = capsys.readouterr().out
     assert said.count(": ran") == 3
     assert said.count("wrote") == 3 + name.startswith("incremental")
@@ -308,13 +308,13 @@ def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
     if isinstance(ALL[name](), Curves):
         assert (tmp_path / "incremental-fig5.png").read_bytes().startswith(b"\x89PNG")
         (tmp_path / "incremental-fig5.png").unlink()
-        cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "nowhere", draw=True)
+        cli_reproduce.draw_items((name,), output=tmp_path, budget="smoke")
         assert (tmp_path / "incremental-fig5.png").exists()
         assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_picture_has_one_measurement_of_every_row_whichever_are_picked(tmp_path, monkeypatch):
-    cli_reproduce.reproduce(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+    cli_reproduce.run_items(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
     path = tmp_path / f"papers-{machine.slug()}.jsonl"
     lines = ledger.read(path)
     other = {**lines[0], "key": "other", "run": {**lines[0]["run"], "rate": 0.5}}  # of another setting, and later
@@ -329,7 +329,7 @@ def test_a_picture_has_one_measurement_of_every_row_whichever_are_picked(tmp_pat
 
 
 def test_counts_are_counted_without_training(tmp_path, capsys):
-    cli_reproduce.reproduce(("star/table2",), output=tmp_path, runs=tmp_path / "runs", rows=("vRNN", "STAR, 1 "))
+    cli_reproduce.run_items(("star/table2",), output=tmp_path, runs=tmp_path / "runs", rows=("vRNN", "STAR, 1 "))
     said = capsys.readouterr().out
     assert "STAR, 1 layers: published 18.0k, ours 18.2k over 1: held" in said
     assert "vRNN, 16 layers: published 514.0k, ours 511.4k over 1: missed" in said
@@ -340,7 +340,7 @@ def test_counts_are_counted_without_training(tmp_path, capsys):
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("incremental/fig5", "nru/memory_reset")])
 def test_every_item_runs_in_a_smoke(name, tmp_path, capsys, real):
     real("mnist" if name != "incremental/fig7" and name != "incremental/fig8" else "har")
-    cli_reproduce.reproduce((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+    cli_reproduce.run_items((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
     said = capsys.readouterr().out
     assert said.count(": ran") + said.count("data not available") == (0 if registry.kind(ALL[name]) is Item else 3)
 
@@ -355,7 +355,7 @@ def test_rows_are_picked_by_name(tmp_path):
 
 
 def test_the_list_tells_what_data_an_item_needs(capsys, made):
-    cli_reproduce.reproduce(list=True)
+    cli_reproduce.list_items()
     said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert list(said) == list(ALL)
     assert "[mnist found]" in said["incremental/table1"]
@@ -366,9 +366,9 @@ def test_the_list_tells_what_data_an_item_needs(capsys, made):
 
 
 def test_the_committed_table_of_rows_is_that_of_the_functions(capsys):
-    """`unfading reproduce --page` brings it up to date."""
+    """`unfading reproduce page` brings it up to date."""
     committed = ledger.read(ROOT / "benchmarks" / "results" / "papers-rows.jsonl")
-    cli_reproduce.reproduce(list=True, json=True)
+    cli_reproduce.list_items(json=True)
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [{**line, "here": None} for line in committed] == [{**line, "here": None} for line in told]
 
@@ -384,14 +384,14 @@ def test_the_committed_table_of_rows_is_that_of_the_functions(capsys):
 )
 def test_a_wrong_argument_is_one_sentence(item, options, sentence, tmp_path):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        cli_reproduce.reproduce((item,), output=tmp_path / "out", runs=tmp_path / "runs", **options)
+        cli_reproduce.run_items((item,), output=tmp_path / "out", runs=tmp_path / "runs", **options)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_page_is_written_in_a_checkout_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="run it in the root of a checkout"):
-        cli_reproduce.reproduce(page=True)
+        cli_reproduce.write_page()
 
 
 def test_what_is_done_is_kept_though_a_row_fails(tmp_path, monkeypatch):
@@ -403,5 +403,5 @@ def test_what_is_done_is_kept_though_a_row_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "train_rows", fails)
     monkeypatch.setattr(reproduce, "store_results", lambda items, options: said.append(list(items)))
     with pytest.raises(ValueError, match="1 of 2 runs failed"):
-        cli_reproduce.reproduce(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
+        cli_reproduce.run_items(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
     assert said == [["incremental/fig5"]]

@@ -1,4 +1,4 @@
-"""A run of the benchmark from the command line: cases in, rows measured one after the other, what people see of it."""
+"""A benchmark session: measure case after case, write each result at once, and print tables at the end."""
 
 import json as jsonlines
 import os
@@ -34,44 +34,46 @@ def on_cpu(
     json: bool,
     save: Path | None,
     figure: Path | None,
-    typed: str,
+    command: str,
 ) -> int:
-    """Measure the CPU and show; the exit code as `_run` says."""
+    """Measure the CPU; returns the exit code (see `_run`)."""
     if threads > machine.cores():
         raise ValueError(f"--threads must be at most the {machine.cores()} cores that this process may use; got {threads}.")
     planned = cases.everything(cells) if all else cases.headline(cells)
-    one = partial(measure, threads=threads, rounds=rounds or 15)
-    return _run(planned, one, json, _file(save, f"cpu-{machine.slug()}"), figure, typed)
+    measure_case = partial(measure, threads=threads, rounds=rounds or 15)
+    return _run(planned, measure_case, json, _file(save, f"cpu-{machine.slug()}"), figure, command)
 
 
-def on_gpu(cells: Sequence[str], all: bool, rounds: int | None, *, json: bool, save: Path | None, typed: str) -> int:
-    """Measure the current GPU and show; the exit code as `_run` says."""
+def on_gpu(cells: Sequence[str], all: bool, rounds: int | None, *, json: bool, save: Path | None, command: str) -> int:
+    """Measure the current GPU; returns the exit code (see `_run`)."""
     if not torch.cuda.is_available():
         raise ValueError(
             f"--device cuda needs an NVIDIA GPU, and torch {torch.__version__} finds none; --device cpu measures the CPU."
         )
     planned = gpu_cases.everything(cells) if all else gpu_cases.headline(cells)
-    torch.cuda.init()  # so that the records name it
-    one = partial(gpu.measure, rounds=rounds or 50)
-    return _run(planned, one, json, _file(save, f"cuda-{machine.gpu_slug()}"), None, typed)
+    torch.cuda.init()  # so that the records name the GPU
+    measure_case = partial(gpu.measure, rounds=rounds or 50)
+    return _run(planned, measure_case, json, _file(save, f"cuda-{machine.gpu_slug()}"), None, command)
 
 
 def _file(save: Path | None, name: str) -> Path | None:
     return save / f"{name}.jsonl" if save is not None and save.is_dir() else save
 
 
-def _run(planned: Sequence[Case], one: Measure, json: bool, save: Path | None, figure: Path | None, typed: str) -> int:
-    """Measure, write and show; 0, 1 where something wrong was computed or raised, 130 where the run was stopped."""
-    about = machine.about(typed)
-    # What cannot be written is said before minutes are spent.
+def _run(
+    planned: Sequence[Case], measure_case: Measure, json: bool, save: Path | None, figure: Path | None, command: str
+) -> int:
+    """Measure, write and print. Returns 0, 1 if a result is wrong or a case failed, 130 if interrupted."""
+    about = machine.about(command)
+    # A file that cannot be written is reported before minutes are spent.
     for flag, path in (("--save", save), ("--figure", figure)):
         if path is not None:
             _check_writable(flag, path)
     rows: list[Row] = []
-    stopped = False
+    interrupted = False
     try:
         with nullcontext() if save is None else open(save, "a", encoding="utf-8") as file:
-            for row in _measured(planned, one):
+            for row in _measured(planned, measure_case):
                 rows.append(row)
                 line = jsonlines.dumps(row.record(about))
                 if json:
@@ -79,38 +81,39 @@ def _run(planned: Sequence[Case], one: Measure, json: bool, save: Path | None, f
                 if file is not None:
                     print(line, file=file, flush=True)
     except KeyboardInterrupt:
-        stopped = True
+        interrupted = True
     if rows and not json:
         Console().print(tables(rows, about))
     if figure is not None and any(row.status == "measured" and row.kind == "layer" for row in rows):
         figure.write_text(svg(rows, about), encoding="utf-8")
-    if stopped:
-        print(f"unfading: stopped after {len(rows)} of {len(planned)} lines.", file=sys.stderr)
+    if interrupted:
+        print(f"unfading: stopped after {len(rows)} of {len(planned)} cases.", file=sys.stderr)
         return 130
     return 1 if any(row.status in ("wrong", "failed") for row in rows) else 0
 
 
-def _measured(planned: Sequence[Case], one: Measure) -> Iterator[Row]:
+def _measured(planned: Sequence[Case], measure_case: Measure) -> Iterator[Row]:
+    """The rows, one after the other, with progress on stderr."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     began = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=False) as progress:
         bar = progress.add_task("", total=len(planned))
         for number, case in enumerate(planned, 1):
-            # Drawn between measurements: a thread that draws would be measured too.
+            # Refreshed between measurements: a thread that refreshes would disturb the times.
             progress.update(bar, description=case.title, refresh=True)
-            row = _survived(case, one)
+            row = _or_failed(case, measure_case)
             yield row
             progress.advance(bar)
             if not console.is_terminal:
-                said = f"[{number}/{len(planned)}, {time.monotonic() - began:.0f} s] {case.title}: {row.status}"
-                print(said if row.both is None else f"{said}, {row.both.ms:.3g} ms", file=sys.stderr, flush=True)
+                line = f"[{number}/{len(planned)}, {time.monotonic() - began:.0f} s] {case.title}: {row.status}"
+                print(line if row.both is None else f"{line}, {row.both.ms:.3g} ms", file=sys.stderr, flush=True)
 
 
-def _survived(case: Case, one: Measure) -> Row:
-    """The row of a case; of one that raises, with the reason, so that the others are measured all the same."""
+def _or_failed(case: Case, measure_case: Measure) -> Row:
+    """The row of a case. An exception becomes a row with the reason, so that the other cases are still measured."""
     try:
-        return one(case)
+        return measure_case(case)
     except Exception as error:
         return Row(**of_case(case), status="failed", reason=f"{type(error).__name__}: {first_line(error)}")
     finally:
@@ -120,6 +123,6 @@ def _survived(case: Case, one: Measure) -> Row:
 
 def _check_writable(flag: str, path: Path) -> None:
     if not path.parent.is_dir():
-        raise ValueError(f"{flag} {path}: there is no folder {path.parent}; make it, or name another.")
+        raise ValueError(f"{flag} {path}: there is no folder {path.parent}; create it, or name another.")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{flag} {path} cannot be written; name another file.")

@@ -1,19 +1,21 @@
-"""The verbs of `unfading data`: list, fetch, verify. Flags and positional arguments come from the signatures."""
+"""`unfading data list|fetch|verify`."""
 
 import os
 from json import dumps
-from typing import Any
+from typing import Annotated, Any
 
-from unfading.data import store as shelf
+from tyro.conf import arg
+
+from unfading.data import store
 from unfading.data.datasets import DATASETS, Dataset
 
 
 def list_datasets(json: bool = False, data: str | None = None) -> None:
-    """List every dataset: what it is, home, size, licence, checksums, and where it was found.
+    """List every dataset: description, home page, size, licence, checksums, and whether it is present.
 
     Args:
-        json: print JSON instead of a table.
-        data: the data folder, instead of $UNFADING_DATA.
+        json: Print JSON instead of a table.
+        data: Data folder, in place of $UNFADING_DATA.
     """
     _use(data)
     if json:
@@ -22,73 +24,78 @@ def list_datasets(json: bool = False, data: str | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, title=f"Datasets, looked for in {shelf.root()}", show_header=False)
+    table = Table(box=None, pad_edge=False, title=f"Datasets; data folder: {store.root()}", show_header=False)
     table.add_column("dataset", style="bold", no_wrap=True)
-    table.add_column("about", overflow="fold")
+    table.add_column("description", overflow="fold")
     for name, dataset in DATASETS.items():
         lines = [
             f"{dataset.what}. {_state(name)}",
-            f"{_size(dataset)}{_checked(dataset)}. Licence: {dataset.licence}.",
-            dataset.home if dataset.downloads else f"{dataset.home}\nBy hand: {dataset.by_hand}.",
+            f"{_size(dataset)}{_checksums(dataset)}. Licence: {dataset.licence}.",
+            dataset.home if dataset.downloads else f"{dataset.home}\nTo be obtained by hand: {dataset.by_hand}.",
         ]
         table.add_row(name, "\n".join(lines))
     Console().print(table, highlight=False)
 
 
-def fetch(name: str, /, data: str | None = None, quiet: bool = False) -> None:
-    """Download what is missing of a dataset, and check it; what is there stays as it is.
+def fetch(name: Annotated[str, arg(metavar="NAME")], /, data: str | None = None, quiet: bool = False) -> None:
+    """Download the missing files of a dataset and check them. Files that are present stay as they are.
 
     Args:
-        name: of the dataset, as in `unfading data list`.
-        data: the data folder, instead of $UNFADING_DATA.
-        quiet: no progress bar.
+        name: Name of the dataset, as printed by `unfading data list`.
+        data: Data folder, in place of $UNFADING_DATA.
+        quiet: Show no progress bar.
     """
     _use(data)
-    print(f"{name} is in {shelf.fetch(name, progress=None if quiet else _Bar(name))}")
+    print(f"{name} is in {store.fetch(name, progress=None if quiet else _Bar(name))}")
 
 
-def verify(names: tuple[str, ...] = (), /, data: str | None = None) -> None:
-    """Check the files of the datasets named, or of all that are there, against their checksums.
+def verify(
+    names: Annotated[tuple[str, ...], arg(metavar="[NAME ...]", help_behavior_hint="")] = (), /, data: str | None = None
+) -> None:
+    """Compare the files of datasets with their published checksums.
 
     Args:
-        names: of datasets; none for all that are there.
-        data: the data folder, instead of $UNFADING_DATA.
+        names: Names of datasets. Without any, all datasets that are present.
+        data: Data folder, in place of $UNFADING_DATA.
     """
     _use(data)
-    wrong = []
-    for name in names or [name for name, dataset in DATASETS.items() if (shelf.root() / dataset.folder).is_dir()]:
+    problems = []
+    for name in names or [name for name, dataset in DATASETS.items() if (store.root() / dataset.folder).is_dir()]:
         if names:
-            shelf.find(name)
-        findings = shelf.verify(name)
+            store.find(name)
+        findings = store.verify(name)
         states = [finding.state for finding in findings]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        print(f"{name}: {counts or 'there; no checksum is pinned for its files'}")
-        bad = [f"{finding.file} ({finding.state})" for finding in findings if finding.state in ("missing", "altered")]
-        wrong += [f"{name}: {file}" for file in bad]
-    if wrong:
-        raise ValueError(f"not as published: {', '.join(wrong)}. Move altered files away, then: unfading data fetch NAME")
+        print(f"{name}: {counts or 'present; its files have no published checksum'}")
+        problems += [
+            f"{name}: {finding.file} ({finding.state})" for finding in findings if finding.state in ("missing", "altered")
+        ]
+    if problems:
+        raise ValueError(
+            f"not as published: {', '.join(problems)}. Move altered files away, then run: unfading data fetch NAME"
+        )
 
 
 def _use(folder: str | None) -> None:
-    """One folder for this process and those it starts."""
+    """Set the data folder for this process and the processes it starts."""
     if folder is not None:
         os.environ["UNFADING_DATA"] = folder
 
 
 def _state(name: str) -> str:
-    if shelf.present(name):
-        return "Found."
-    return "Not whole." if (shelf.root() / DATASETS[name].folder).is_dir() else "Not here."
+    if store.present(name):
+        return "Present."
+    return "Incomplete." if (store.root() / DATASETS[name].folder).is_dir() else "Missing."
 
 
 def _size(dataset: Dataset) -> str:
     return f"{dataset.megabytes:,.1f} MB. " if dataset.megabytes else ""
 
 
-def _checked(dataset: Dataset) -> str:
+def _checksums(dataset: Dataset) -> str:
     if any(dataset.files.values()):
-        return "A checksum for each file"
-    return "A checksum for the archive" if dataset.downloads else "No checksum known"
+        return "Checksum for each file"
+    return "Checksum for the archive" if dataset.downloads else "No published checksum"
 
 
 def _entry(name: str, dataset: Dataset) -> dict[str, Any]:
@@ -98,15 +105,15 @@ def _entry(name: str, dataset: Dataset) -> dict[str, Any]:
         "home": dataset.home,
         "licence": dataset.licence,
         "megabytes": dataset.megabytes,
-        "folder": str(shelf.root() / dataset.folder),
-        "found": shelf.present(name),
+        "folder": str(store.root() / dataset.folder),
+        "found": store.present(name),
         "files": dict(dataset.files),
         "downloads": [{"urls": download.urls, "checksum": download.checksum} for download in dataset.downloads],
     }
 
 
 class _Bar:
-    """What pooch tells of a download, shown as a bar of rich."""
+    """A progress bar of rich, with the interface that pooch expects."""
 
     total = 0
 

@@ -1,43 +1,36 @@
-"""The verb `unfading report`: a page from the records of runs."""
+"""`unfading report`: one HTML page from the records of runs."""
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from unfading.report import groups as settings
-from unfading.report import page, records
-from unfading.report import summary as tables
+from tyro.conf import arg
 
 
-def _short(flag: str) -> Any:
-    from tyro.conf import arg
-
-    return arg(aliases=[flag])
-
-
-# The annotation in quotes is read when the command line is: `import unfading` shall not import tyro.
 def report(
-    runs: tuple[Path, ...],
+    runs: Annotated[tuple[Path, ...], arg(metavar="PATH ...")],
     /,
-    output: "Annotated[Path, _short('-o')]" = Path("report.html"),
+    output: Annotated[Path, arg(aliases=["-o"])] = Path("report.html"),
     png: bool = False,
     json: bool = False,
 ) -> None:
-    """Make one HTML page from the records of runs: curves, table, settings, failures. It works offline.
+    """Write one HTML page from the records of runs: curves, table, settings, failures. The page works offline.
 
     Args:
-        runs: folders of runs, looked through at any depth, or record.json files.
-        output: the page to write.
-        png: write each figure beside the page too, as NAME-curves.png and so on.
-        json: print the summary as JSON instead of a table.
+        runs: Folders of runs, searched at any depth, or record.json files.
+        output: HTML file to write.
+        png: Also write each figure beside the page as PNG (NAME-curves.png, ...).
+        json: Print the summary as JSON instead of a table.
     """
-    found = records.load(runs)
-    written = page.write(found, output, png=png)
-    by_task = settings.tasks(found)
+    from unfading.report import groups, page, records, summary
+
+    loaded = records.load(runs)
+    files = page.write(loaded, output, png=png)
+    tasks = groups.tasks(loaded)
     if json:
-        print(dumps({"files": [str(path) for path in written], "tasks": [tables.plain(task) for task in by_task]}, indent=2))
+        print(dumps({"files": [str(path) for path in files], "tasks": [summary.plain(task) for task in tasks]}, indent=2))
         return
     from rich.console import Console
 
-    Console().print(tables.terminal(by_task), highlight=False)
-    print(f"wrote {', '.join(str(path) for path in written)}")
+    Console().print(summary.terminal(tasks), highlight=False)
+    print(f"wrote {', '.join(map(str, files))}")

@@ -1,4 +1,4 @@
-"""The verb `unfading reproduce`: a table or figure of a paper, made again, and the page that holds all of them."""
+"""`unfading reproduce list|run|draw|page`: the papers' tables and figures, and the page that compares them with ours."""
 
 import shlex
 import sys
@@ -8,110 +8,141 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from unfading.errors import check_count, check_positive
+from tyro.conf import arg
 
-# In the root of the repository.
+from unfading.errors import check_count, check_positive
+from unfading.training.stopping import Stopped, time_limit
+
+# Relative to the root of a checkout.
 RESULTS, PAGE = Path("benchmarks/results"), Path("docs/papers/fidelity.md")
-# A file of weights that is to be committed is smaller than this.
+# Weights are committed only in files smaller than this, in bytes.
 LARGEST = 1_000_000
 
+Budget = Literal["smoke", "short", "paper"]
+Device = Literal["cpu", "cuda"]
+Items = Annotated[tuple[str, ...], arg(metavar="ITEM ...", help_behavior_hint="")]
+Rows = Annotated[tuple[str, ...], arg(metavar="TEXT ...", help_behavior_hint="(default: all rows)")]
+Output = Annotated[Path, arg(aliases=["-o"])]
 
-def _short(flag: str) -> Any:
-    from tyro.conf import arg
 
-    return arg(aliases=[flag])
-
-
-# The annotation in quotes is read when the command line is: `import unfading` shall not import tyro.
-def reproduce(
-    item: tuple[str, ...] = (),
-    /,
-    output: "Annotated[Path, _short('-o')]" = Path("reproduced"),
-    list: bool = False,
-    budget: Literal["smoke", "short", "paper"] = "paper",
-    rows: tuple[str, ...] = (),
-    device: Literal["cpu", "cuda"] = "cpu",
-    minutes: float | None = None,
-    runs: Path = Path("runs/papers"),
-    processes: int | None = None,
-    together: int = 16,
-    weights: Path | None = None,
-    draw: bool = False,
-    page: bool = False,
-    json: bool = False,
-) -> None:
-    """Make tables and figures of the papers again. What is done is not done again; what was stopped goes on.
+def list_items(json: bool = False) -> None:
+    """List every table and figure of the papers, the datasets it needs, and whether they are present.
 
     Args:
-        item: which, as PAPER/ITEM: incremental/table1.
-        output: folder for pictures, numbers, and the records of runs (papers-MACHINE.jsonl).
-        list: name all items instead, with the data that each needs.
-        budget: smoke checks that it runs, in seconds; short has a tenth of the paper's steps; paper all.
-        rows: only rows in whose name one of these stands: "pixel iRNN K=1".
-        device: where to train.
-        minutes: stop after so many, with checkpoints; the same command goes on.
-        runs: folder of the runs.
-        processes: so many at a time: two on a CPU if not said, one on a GPU.
-        together: at most so many runs in one pass on a GPU.
-        weights: write the weights of each row's first seed into this folder.
-        draw: draw figures of curves from the records in --output alone; nothing is trained.
-        page: write docs/papers/fidelity.md from the records in benchmarks/results instead.
-        json: with --list, print rows as JSON lines.
+        json: Print the rows of all items as JSON lines.
     """
     from unfading.papers import registry
 
-    if page:
-        _page()
-        return
-    if list:
-        names = tuple(registry.items())
-        print("\n".join(map(dumps, registry.published(names)) if json else map(registry.describe, names)))
-        return
-    if not item:
-        raise ValueError("name an item, e.g. unfading reproduce incremental/fig6; --list names all.")
+    names = tuple(registry.items())
+    print("\n".join(map(dumps, registry.published(names)) if json else map(registry.describe, names)))
+
+
+def run_items(
+    items: Items = (),
+    /,
+    output: Output = Path("reproduced"),
+    budget: Budget = "paper",
+    rows: Rows = (),
+    device: Device = "cpu",
+    minutes: Annotated[float | None, arg(help_behavior_hint="(default: no limit)")] = None,
+    runs: Path = Path("runs/papers"),
+    processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
+    together: int = 16,
+    weights: Path | None = None,
+) -> None:
+    """Reproduce tables and figures of the papers. Finished runs are not repeated, and stopped runs continue.
+
+    Args:
+        items: Names of tables and figures, as PAPER/ITEM: incremental/table1.
+        output: Folder for figures, numbers and results (papers-MACHINE.jsonl).
+        budget: Training budget. smoke: seconds, to check that it runs; short: a tenth of the paper's steps; paper: all of them.
+        rows: Only rows whose name contains one of these texts: "pixel iRNN K=1".
+        device: Device to train on.
+        minutes: Time limit in minutes. Runs stop with a checkpoint, and the same command continues them.
+        runs: Folder of the runs.
+        processes: Number of processes.
+        together: Largest number of runs that are trained in one pass on a GPU.
+        weights: Folder for the weights of each row's first seed.
+    """
+    from unfading.papers import reproduce
+
     if processes is not None:
         check_count("--processes", processes)
     check_count("--together", together)
     if minutes is not None:
         check_positive("--minutes", minutes)
-    from unfading.papers.reproduce import ReproduceOptions, draw_items, save_weights, train_items
-
-    for name in item:
-        registry.item(name)  # an unknown item is an error before anything is trained
-    options = ReproduceOptions(
-        output, runs, budget, device, rows, processes if budget != "smoke" else 1, together,
-        command=shlex.join(["unfading", *sys.argv[1:]]),
-    )  # fmt: skip
+    _check_items(items, "run")
+    options = reproduce.ReproduceOptions(
+        output, runs, budget, device, rows, processes if budget != "smoke" else 1, together, command=_command()
+    )
     with ExitStack() as stack:
         if minutes is not None:
-            from unfading.training.stopping import time_limit
-
             stack.enter_context(time_limit(60 * minutes))
-        if not draw:
-            with _exit_when_stopped(runs):
-                train_items(item, options, _progress)
-        print("\n\n".join(draw_items(item, options, trained=not draw)))
+        with _exit_when_stopped(runs):
+            reproduce.train_items(items, options, _progress)
+        print("\n\n".join(reproduce.draw_items(items, options, trained=True)))
     if weights is not None:
-        print("\n".join(save_weights(item, options, weights, LARGEST)))
+        print("\n".join(reproduce.save_weights(items, options, weights, LARGEST)))
 
 
-def _page() -> None:
-    """The table of rows brought up to date, then the page from the lines alone."""
+def draw_items(
+    items: Items = (),
+    /,
+    output: Output = Path("reproduced"),
+    budget: Budget = "paper",
+    rows: Rows = (),
+    device: Device = "cpu",
+) -> None:
+    """Print tables and draw figures from the results in --output. Nothing is trained.
+
+    Args:
+        items: Names of tables and figures, as PAPER/ITEM: incremental/fig4.
+        output: Folder of the results (papers-*.jsonl), to which the figures are written.
+        budget: Training budget of the results to use.
+        rows: Only print rows whose name contains one of these texts.
+        device: Device for figures that are computed and not trained.
+    """
+    from unfading.papers import reproduce
+
+    _check_items(items, "draw")
+    options = reproduce.ReproduceOptions(output, Path("runs/papers"), budget, device, rows, command=_command())
+    print("\n\n".join(reproduce.draw_items(items, options, trained=False)))
+
+
+def write_page() -> None:
+    """Write docs/papers/fidelity.md, our results beside the published ones, from the files in benchmarks/results."""
     from unfading.files import write_atomically
     from unfading.papers import ledger, registry
     from unfading.report import fidelity
-    from unfading.report.figures import charts as figures
-    from unfading.report.figures import overview
+    from unfading.report.figures import charts, overview
 
     if not RESULTS.is_dir() or not PAGE.parent.is_dir():
-        raise ValueError(f"--page reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading.")
+        raise ValueError(
+            f"`unfading reproduce page` reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading."
+        )
     ledger.write(RESULTS / fidelity.ROWS, registry.published(tuple(registry.items())))
     lines = fidelity.read(RESULTS)
-    rows = overview.gaps(fidelity.answers(lines))
-    if rows:
-        write_atomically(PAGE.with_name(fidelity.OVERVIEW), figures.svg(overview.overview(rows)))
+    gaps = overview.gaps(fidelity.answers(lines))
+    if gaps:
+        write_atomically(PAGE.with_name(fidelity.OVERVIEW), charts.svg(overview.overview(gaps)))
     write_atomically(PAGE, fidelity.page(lines, [path.name for path in PAGE.parent.iterdir()]).encode())
     print(f"wrote {PAGE}")
+
+
+def _check_items(items: Sequence[str], verb: str) -> None:
+    """Raise for an unknown item before anything is trained or written."""
+    from unfading.papers import registry
+
+    if not items:
+        raise ValueError(
+            f"name an item, e.g. unfading reproduce {verb} incremental/fig6; `unfading reproduce list` names all of them."
+        )
+    for name in items:
+        registry.item(name)
+
+
+def _command() -> str:
+    return shlex.join(["unfading", *sys.argv[1:]])
 
 
 @contextmanager
@@ -127,11 +158,9 @@ def _progress(runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[str], None]]
 
 @contextmanager
 def _exit_when_stopped(runs: Path) -> Iterator[None]:
-    """Leave with the exit code of the signal when training is asked to stop, and say that the command can be repeated."""
-    from unfading.training.stopping import Stopped
-
+    """If training is stopped, say that the same command continues, and exit with the code of the signal."""
     try:
         yield
     except Stopped as stopped:
-        print(f"unfading: {stopped}; all is in {runs}. The same command goes on.", file=sys.stderr)
+        print(f"unfading: {stopped}; everything is in {runs}. The same command continues.", file=sys.stderr)
         sys.exit(128 + stopped.signal)

@@ -1,58 +1,58 @@
-"""Verbs of the command line that train: `train` and `compare`. Imported when the command runs, since it needs tyro."""
+"""`unfading train` and `unfading compare`."""
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from rich.console import Console
 from tyro.conf import arg
 
-from unfading.cli.settings import FLAGS, Keeping, TrainingFlags, check_alone
-from unfading.diagnostics.watch import gradients
+from unfading.cli.settings import FLAGS, OutputFlags, TrainingFlags, check_alone
 from unfading.errors import check_count
-from unfading.report import page, records
-from unfading.report import summary as tables
-from unfading.training.compare import by_last, chosen
-from unfading.training.compare import compare as compare_runs
-from unfading.training.loop import Listener
-from unfading.training.progress import Display
-from unfading.training.run import Run
-from unfading.training.run_dir import read_run, stopped_at
 from unfading.training.stopping import Stopped, noted
-from unfading.training.tensorboard import also_written
-from unfading.training.train import train as train_run
+
+if TYPE_CHECKING:
+    from unfading.training.loop import Listener
+    from unfading.training.run import Run
 
 
 def train(
-    task: str = "",
-    cell: str = "",
+    task: Annotated[str, arg(help_behavior_hint="(required without --from)")] = "",
+    cell: Annotated[str, arg(help_behavior_hint="(required without --from)")] = "",
     rate: float = 1e-3,
     seed: int = 0,
-    settings: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
-    keeping: Keeping = Keeping(),  # noqa: B008, frozen
+    training: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
+    output: OutputFlags = OutputFlags(),  # noqa: B008, frozen
     final: bool = False,
     threads: int = 1,
     record: Annotated[Path | None, arg(name="from")] = None,
     tensorboard: bool = False,
     watch: Literal["gradients"] | None = None,
 ) -> None:
-    """Train a cell on a task; Ctrl-C stops with a checkpoint, --resume goes on.
+    """Train a cell on a task. Ctrl-C stops with a checkpoint, and --resume continues.
 
     Args:
-        task: name and options: adding,T=200. `unfading tasks` lists them; your own is my.py:MyTask.
-        cell: name and options: STAR,max_lag=200. `unfading cells` lists them; your own is my.py:MyCell.
-        rate: of learning.
-        seed: of weights, data and noise.
-        final: then train once more on training and validation rows together, and test that.
-        threads: of torch.
-        record: a record.json or run.json: run it again, as it was.
-        tensorboard: write events for TensorBoard into the run's folder too.
-        watch: gradients: those of each layer, and back through time, every hundred steps; the report draws them.
+        task: Task and its options: adding,T=200. `unfading tasks` lists them. Your own class: my.py:MyTask.
+        cell: Cell and its options: STAR,max_lag=200. `unfading cells list` lists them. Your own class: my.py:MyCell.
+        rate: Learning rate.
+        seed: Seed of weights, data and noise.
+        final: Afterwards train once more on training and validation data together, and test the result.
+        threads: Number of torch threads.
+        record: A record.json or run.json, to repeat that run.
+        tensorboard: Also write events for TensorBoard into the folder of the run.
+        watch: Record the gradient of each layer and through time every hundred steps; `unfading report` draws them.
     """
+    import torch
+    from rich.console import Console
+
+    from unfading.diagnostics.watch import gradients
+    from unfading.training.progress import Display
+    from unfading.training.run_dir import read_run, stopped_at
+    from unfading.training.tensorboard import also_written
+    from unfading.training.train import train as train_run
+
     check_count("--threads", threads)
     torch.set_num_threads(threads)
     if record is not None:
@@ -62,47 +62,53 @@ def train(
         raise ValueError("--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --from a record.")
     else:
         with _interruptible():
-            run = settings.run(task, cell, rate=rate, seed=seed)
+            run = training.run(task, cell, rate=rate, seed=seed)
     runs = [run, run.on_all_rows()] if final else [run]
-    where = keeping.where(run)
-    console = Console(stderr=True)
-    with Display(runs, console) as display, _stops_tell(where, keeping):
+    folder = output.folder(run)
+    with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
         for each in runs:
-            listen: Listener | None = None if keeping.quiet else display.listen
+            listen: Listener | None = None if output.quiet else display.listen
             with ExitStack() as stack:
                 if tensorboard:
-                    begun = 0 if keeping.again else stopped_at(where, each)
-                    listen = stack.enter_context(also_written(where / each.key, listen, begun))
-                seen = None if watch is None else gradients
-                result = train_run(each, where, listen=listen, watch=seen, **keeping.options())
-    if keeping.json:
+                    first_step = 0 if output.again else stopped_at(folder, each)
+                    listen = stack.enter_context(also_written(folder / each.key, listen, first_step))
+                watcher = None if watch is None else gradients
+                result = train_run(each, folder, listen=listen, watch=watcher, **output.options())
+    if output.json:
         print(dumps(result))
     else:
-        _tell(result, where)
+        _print_record(result, folder)
 
 
 def compare(
     task: str,
-    cells: tuple[str, ...],
+    cells: Annotated[tuple[str, ...], arg(metavar="CELL ...")],
     seeds: int = 3,
-    rate: tuple[float, ...] = (1e-3,),
-    settings: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
-    keeping: Keeping = Keeping(),  # noqa: B008, frozen
+    rate: Annotated[tuple[float, ...], arg(metavar="FLOAT ...")] = (1e-3,),
+    training: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
+    output: OutputFlags = OutputFlags(),  # noqa: B008, frozen
     final: bool = False,
-    processes: int | None = None,
+    processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
     together: int = 16,
 ) -> None:
-    """Train several cells on a task with several seeds; table, curves and a report at the end.
+    """Train several cells on a task with several seeds, print a table, and write a report with curves.
 
     Args:
-        task: name and options: adding,T=200.
-        cells: names and options: IncrementalRNN,inner_steps=5 STAR LSTM.
-        seeds: so many, 0 to N - 1.
-        rate: of learning; of several, each cell gets the one that does best on validation.
-        final: then train the chosen ones once more on training and validation rows together, and test those.
-        processes: so many at a time: two on a CPU if not said, one on a GPU.
-        together: at most so many runs in one pass on a GPU.
+        task: Task and its options: adding,T=200.
+        cells: Cells and their options: IncrementalRNN,inner_steps=5 STAR LSTM.
+        seeds: Number of seeds, 0 to N - 1.
+        rate: Learning rates. Of several, each cell uses the one with the best validation score.
+        final: Afterwards train the chosen runs once more on training and validation data together, and test the results.
+        processes: Number of processes.
+        together: Largest number of runs that are trained in one pass on a GPU.
     """
+    import torch
+    from rich.console import Console
+
+    from unfading.report import summary
+    from unfading.training.compare import by_last, chosen
+    from unfading.training.run import Run
+
     check_count("--seeds", seeds)
     if processes is not None:
         check_count("--processes", processes)
@@ -111,75 +117,84 @@ def compare(
         raise ValueError("--cells takes at least one cell, and --rate at least one rate, e.g. --cells STAR LSTM --rate 0.001.")
     torch.set_num_threads(1)
     with _interruptible():
-        runs = settings.runs(task, cells, rates=rate, seeds=seeds)
-    where = keeping.where(runs[0])
-    compared = _compared(runs, where, keeping, processes, together)
-    best = chosen([by_last(record) for record in compared] if final else compared)
+        runs = training.runs(task, cells, rates=rate, seeds=seeds)
+    folder = output.folder(runs[0])
+    records = _compare(runs, folder, output, processes, together)
+    best = chosen([by_last(record) for record in records] if final else records)
     if final:
-        full = [Run.from_json(record["run"]).on_all_rows() for record in best]
-        best = _compared(full, where, keeping, processes, together)
-    if keeping.json:
+        on_all_rows = [Run.from_json(record["run"]).on_all_rows() for record in best]
+        best = _compare(on_all_rows, folder, output, processes, together)
+    if output.json:
         for record in best:
             print(dumps(record))
         return
-    Console().print(tables.summary(best))
+    Console().print(summary.summary(best))
     if len(rate) > 1:
         rates = {record["run"]["cell"]: record["run"]["rate"] for record in best}
         print("rate chosen by validation: " + ", ".join(f"{cell} {value:g}" for cell, value in rates.items()))
-    _write_report(where)
+    _write_report(folder)
 
 
-def _compared(runs: Sequence[Run], where: Path, keeping: Keeping, processes: int | None, together: int) -> list[dict[str, Any]]:
-    console = Console(stderr=True)
-    with Display(runs, console) as display, _stops_tell(where, keeping):
-        listen = None if keeping.quiet else display.listen
-        say = (lambda sentence: None) if keeping.quiet else display.say
-        return compare_runs(runs, where, processes=processes, together=together, listen=listen, say=say, **keeping.options())
+def _compare(
+    runs: "Sequence[Run]", folder: Path, output: OutputFlags, processes: int | None, together: int
+) -> list[dict[str, Any]]:
+    """Train runs with a progress display; returns their records."""
+    from rich.console import Console
+
+    from unfading.training.compare import compare as compare_runs
+    from unfading.training.progress import Display
+
+    with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
+        listen = None if output.quiet else display.listen
+        say = (lambda sentence: None) if output.quiet else display.say
+        return compare_runs(runs, folder, processes=processes, together=together, listen=listen, say=say, **output.options())
 
 
 @contextmanager
-def _stops_tell(where: Path, keeping: Keeping) -> Iterator[None]:
-    """A run that was asked to stop says where it can go on, and the exit code says which signal it was."""
+def _reported_stop(folder: Path, output: OutputFlags) -> Iterator[None]:
+    """If training is stopped, say how to continue, and exit with the code of the signal."""
     try:
         with _interruptible():
             yield
     except Stopped as stopped:
-        how = "--resume in place of --again" if keeping.again else "--resume"
-        print(f"unfading: {stopped}; all is in {where}. The same command with {how} goes on.", file=sys.stderr)
+        flag = "--resume in place of --again" if output.again else "--resume"
+        print(f"unfading: {stopped}; everything is in {folder}. The same command with {flag} continues.", file=sys.stderr)
         sys.exit(128 + stopped.signal)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C where no step waits for it: while data are read or a model is built; or the second one, which acts at once."""
+    """Ctrl-C outside the training loop, while data are read or a model is built, or a second Ctrl-C, which acts at once."""
     try:
         yield
     except KeyboardInterrupt:
-        told = "at once; what came after the last checkpoint is lost" if noted() else "before the first step"
-        print(f"unfading: stopped {told}.", file=sys.stderr)
+        when = "at once; steps after the last checkpoint are lost" if noted() else "before the first step"
+        print(f"unfading: stopped {when}.", file=sys.stderr)
         sys.exit(130)
 
 
-def _tell(record: dict[str, Any], where: Path) -> None:
-    """The end of a run, in a few lines."""
+def _print_record(record: dict[str, Any], folder: Path) -> None:
+    """Print the result of a run in a few lines."""
     run, sizes = record["run"], record["parameters"]
     print(f"{run['cell']} on {run['task']}: " + ", ".join(filter(None, [record["status"], record["reason"]])))
     if record["test"] is not None:
         score = record["test"][record["measure"]]
-        told = "not finite" if score is None else f"{score:.5g}"
-        print(f"  test {record['measure']}: {told}; a guess has {record['guess']:.5g}")
+        number = "not finite" if score is None else f"{score:.5g}"
+        print(f"  test {record['measure']}: {number}; a guess has {record['guess']:.5g}")
     if record["best"] is not None:
         print(f"  weights of step {record['best']['step']} of {record['steps']}, chosen by validation")
     print(f"  {sizes['all']:,} parameters, {sizes['recurrent']:,} of them recurrent, {record['kilobytes']} kB")
-    print(f"  {record['seconds']:.1f} s of training, {record['milliseconds_per_sequence']:.3g} ms a test sequence")
-    print(f"  {where / record['key']}")
+    print(f"  {record['seconds']:.1f} s of training, {record['milliseconds_per_sequence']:.3g} ms per test sequence")
+    print(f"  {folder / record['key']}")
 
 
-def _write_report(where: Path) -> None:
-    """The page beside the runs; without it, where what draws it is not installed, a sentence."""
+def _write_report(folder: Path) -> None:
+    """Write the page beside the runs, or say why it cannot be written, e.g. if the plotting packages are missing."""
+    from unfading.report import page, records
+
     try:
-        page.write(records.load([where]), where / "report.html")
+        page.write(records.load([folder]), folder / "report.html")
     except ValueError as error:
         print(f"no report was written: {error}", file=sys.stderr)
     else:
-        print(f"report: {where / 'report.html'}")
+        print(f"report: {folder / 'report.html'}")

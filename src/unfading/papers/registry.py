@@ -49,7 +49,7 @@ def item(name: str) -> Callable[..., Any]:
     """The function of an item; a ValueError suggests the nearest name if there is none."""
     known = items()
     if name not in known:
-        raise ValueError(f"{unknown('item', name, known)} `unfading reproduce --list` names all.")
+        raise ValueError(f"{unknown('item', name, known)} `unfading reproduce list` names all.")
     return known[name]
 
 

@@ -29,7 +29,7 @@ class Settings:
     task_options: Options = field(default_factory=dict)
     """Fields of the task."""
     cell: str
-    """Name of a layer (STAR, LSTM, ...; `unfading cells` lists them), or my.py:MyCell."""
+    """Name of a layer (STAR, LSTM, ...; `unfading cells list` lists them), or my.py:MyCell."""
     cell_options: Options = field(default_factory=dict)
     """Options of the cell, and of the layer (dropout, bidirectional, zoneout, ...)."""
     hidden: int = 128

@@ -1,0 +1,239 @@
+"""Commands that describe the library and the machine: `unfading cells`, `unfading tasks`, `unfading doctor`."""
+
+import re
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from unfading.errors import check_count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unfading import doctor as diagnosis
+    from unfading.catalogue import Entry
+    from unfading.cells.base import Cell
+
+Name = Annotated[str, arg(metavar="NAME")]
+
+
+def list_cells(input_size: int = 1, hidden_size: int = 128, length: int = 784, json: bool = False) -> None:
+    """List every cell: state sizes, recurrent matrices per step, parameters, multiply-adds, paper.
+
+    Args:
+        input_size: Number of input features.
+        hidden_size: Hidden size at which the cells are measured.
+        length: Sequence length, in time steps.
+        json: Print JSON instead of a table.
+    """
+    from unfading import catalogue
+
+    _check_sizes(input_size, hidden_size, length)
+    entries = [
+        catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length) for cell in catalogue.cells()
+    ]
+    if json:
+        print(dumps([entry._asdict() for entry in entries], indent=2))
+        return
+    table = _table(
+        f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
+        "mats: matrix products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
+        "products, including the input projection. saved/step: bytes that one step of one batch row saves for the backward "
+        "pass, fused, in float32.",
+    )
+    table.add_column("cell", style="bold", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for heading in ("mats", "params", "MAC/step", "MAC/seq.", "saved/step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("paper")
+    for entry in entries:
+        table.add_row(
+            entry.name,
+            _state(entry),
+            f"{entry.recurrent_matrices:.3g}",
+            f"{entry.parameters:,}",
+            f"{entry.multiply_adds_per_step:,}",
+            f"{entry.multiply_adds_per_sequence / 1e6:,.1f} M",
+            "-" if entry.bytes_kept_per_step is None else f"{entry.bytes_kept_per_step:,}",
+            entry.paper,
+        )
+    _print(table)
+
+
+def show_cell(name: Name, /, input_size: int = 1, hidden_size: int = 128, length: int = 784, json: bool = False) -> None:
+    """Show one cell: its equation, its options with their defaults, and its sizes.
+
+    Args:
+        name: Name of a cell, as printed by `unfading cells list`, or a class of your own: my.py:MyCell.
+        input_size: Number of input features.
+        hidden_size: Hidden size at which the cell is measured.
+        length: Sequence length, in time steps.
+        json: Print JSON instead of text.
+    """
+    import sys
+    from inspect import cleandoc, getdoc
+
+    from unfading import catalogue
+    from unfading.training.names import layer_class
+
+    _check_sizes(input_size, hidden_size, length)
+    cell = layer_class(name).cell
+    entry = catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length)
+    summary = (getdoc(cell) or "").partition("\n")[0]
+    equation = cleandoc(sys.modules[cell.__module__].__doc__ or "")
+    options = _options(cell)
+    if json:
+        values = {option: {"default": default, "help": text} for option, (default, text) in options.items()}
+        print(dumps({"summary": summary, "equation": equation, "options": values, **entry._asdict()}, indent=2, default=str))
+        return
+    saved = entry.bytes_kept_per_step
+    sizes = {
+        "state": _state(entry),
+        "parameters": f"{entry.parameters:,}",
+        "recurrent matrices": f"{entry.recurrent_matrices:.3g}, in units of hidden x hidden",
+        "multiply-adds": f"{entry.multiply_adds_per_step:,} per step, {entry.multiply_adds_per_sequence:,} per sequence",
+        "saved for backward": "-" if saved is None else f"{saved:,} bytes per step and batch row",
+    }
+    print(f"{entry.name}: {summary} {entry.paper}.\n\n{equation}\n\nOptions")
+    for option, (default, text) in options.items():
+        print(f"  {option}={default!r}" + (f"\n      {text}" if text else ""))
+    print(f"\nSizes at input size {input_size}, hidden size {hidden_size}, {length} steps, default options")
+    print("\n".join(f"  {label:20} {value}" for label, value in sizes.items()))
+
+
+def explain_cells(json: bool = False) -> None:
+    """For every cell, say whether it runs fused on the CPU, and if not, why.
+
+    Args:
+        json: Print JSON instead of text.
+    """
+    from unfading import doctor as diagnosis
+
+    explanations = diagnosis.explanations()
+    if json:
+        print(dumps([line._asdict() for line in explanations], indent=2))
+        return
+    for line in explanations:
+        print(f"{line.name:24} {'fused' if line.fused else 'reference'}: {line.reason}")
+
+
+def print_program(name: Name, /, input_size: int = 1, hidden_size: int = 128) -> None:
+    """Print the program that is compiled from a cell's step, forward and backward.
+
+    Args:
+        name: Name of a cell, as printed by `unfading cells list`.
+        input_size: Number of input features.
+        hidden_size: Hidden size.
+    """
+    from unfading import doctor as diagnosis
+
+    check_count("--input-size", input_size)
+    check_count("--hidden-size", hidden_size)
+    print(diagnosis.programs(name, input_size=input_size, hidden_size=hidden_size))
+
+
+def tasks(json: bool = False) -> None:
+    """List every task: description, options, the score of a guess, dataset, paper.
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    from unfading import catalogue
+
+    entries = [catalogue.task_entry(name, task) for name, task in catalogue.tasks().items()]
+    if json:
+        print(dumps([entry._asdict() for entry in entries], indent=2))
+        return
+    table = _table(
+        f"{len(entries)} tasks at their default options",
+        "guess: score of a guess without memory; for a dataset, the share of its most common class.",
+    )
+    table.add_column("task", style="bold", no_wrap=True)
+    table.add_column("description")
+    table.add_column("guess", no_wrap=True)
+    table.add_column("dataset")
+    for entry in entries:
+        description = f"{entry.what.split(' (')[0].rstrip('.')}. {entry.paper}"
+        guess = entry.measure if entry.guess is None else f"{entry.guess:.4f} {entry.measure}"
+        dataset = "generated" if entry.dataset is None else f"{entry.dataset}, {'present' if entry.found else 'missing'}"
+        table.add_row(entry.name, description, guess, dataset)
+    _print(table)
+
+
+def doctor(clear_cache: bool = False, hidden_size: int = 128, json: bool = False) -> None:
+    """Check what speeds up the cells on this machine: compiler, kernel cache, GPU. Say what does not work, and why.
+
+    Args:
+        clear_cache: Delete the compiled kernels. They are compiled again when needed.
+        hidden_size: Hidden size for the report on how cells run on the GPU, if there is one.
+        json: Print JSON instead of text.
+    """
+    from unfading import doctor as diagnosis
+    from unfading.fuse.c import cache
+
+    check_count("--hidden-size", hidden_size)
+    if clear_cache:
+        kernels, size = cache.clear()
+        print(f"removed {kernels} kernels, {size / 1e6:.1f} MB, from {cache.folder()}")
+        return
+    findings, cells = diagnosis.findings(), diagnosis.explanations()
+    on_gpu = diagnosis.explanations_on_gpu(hidden_size)
+    if json:
+        sections: dict[str, list[Any]] = {"machine": findings, "cells": cells, "on_gpu": on_gpu}
+        print(dumps({name: [line._asdict() for line in lines] for name, lines in sections.items()}, indent=2))
+        return
+    for finding in findings:
+        print(f"{'ok ' if finding.good else 'BAD'} {finding.name:10} {finding.value}")
+    works = all(finding.good for finding in findings if finding.name == "compiling")
+    fused = [cell for cell in cells if cell.fused] if works else []
+    print(f"{'ok ' if works else 'BAD'} cells      {len(fused)} of {len(cells)} can run fused on the CPU")
+    for cell in cells:
+        if not cell.fused:
+            print(f"    {cell.name} runs by the reference loop: {cell.reason}")
+    if on_gpu:
+        _print_on_gpu(on_gpu, hidden_size)
+
+
+def _print_on_gpu(cells: "list[diagnosis.OnGPU]", hidden_size: int) -> None:
+    phrases = {"fused": "can run fused", "graph": "as CUDA graphs", "reference": "by the reference loop", "none": "not at all"}
+    numbers = {backend: sum(cell.backend == backend for cell in cells) for backend in phrases}
+    counts = [f"{number} {phrases[backend]}" for backend, number in numbers.items() if number]
+    print(f"ok  on the GPU {', '.join(counts)}, with {hidden_size} units in float32")
+    for cell in cells:
+        if cell.backend != "fused":
+            print(f"    {cell.name} runs {phrases[cell.backend]}: {cell.reason}")
+
+
+def _check_sizes(input_size: int, hidden_size: int, length: int) -> None:
+    check_count("--input-size", input_size)
+    check_count("--hidden-size", hidden_size)
+    check_count("--length", length)
+
+
+def _state(entry: "Entry") -> str:
+    return " ".join(f"{name}:{size}" for name, size in entry.state.items())
+
+
+def _options(cell: "type[Cell]") -> dict[str, tuple[Any, str]]:
+    """Default and description of each option, from the constructor and the docstring of the class."""
+    from inspect import Parameter, getdoc, signature
+
+    arguments = (getdoc(cell) or "").partition("Args:\n")[2]
+    # An option starts at four spaces; its description may continue on lines that are indented further.
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    descriptions = {name: " ".join(text.split()) for name, text in entries}
+    options = [each for each in signature(cell).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
+    return {each.name: (each.default, descriptions.get(each.name, "")) for each in options}
+
+
+def _table(title: str, caption: str) -> "Table":
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline", title=title, caption=caption)
+
+
+def _print(table: "Table") -> None:
+    from rich.console import Console
+
+    Console().print(table)

@@ -1,0 +1,87 @@
+"""What `unfading diagnose` examines: a model and its input, built from the names and files on the command line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unfading.layers.model import Model
+from unfading.tasks.base import Batch, Task
+from unfading.training import checkpoint
+from unfading.training.names import layer_class, made, own, parse, task_class
+from unfading.training.run_dir import read_run
+
+
+class Subject(NamedTuple):
+    """The arguments of `diagnose`."""
+
+    model: nn.Module
+    x: Tensor | Batch
+    loss: Callable[[Any, Batch], Tensor] | None = None
+
+
+def trained_run(folder: Path, batch: int) -> Subject:
+    """The best weights of a trained run, or else the last, with a validation batch of its task."""
+    run = read_run(folder / "run.json")
+    files = [folder / f"{name}.safetensors" for name in ("best", "last")]
+    weights = next((file for file in files if file.is_file()), None)
+    if weights is None:
+        raise ValueError(f"{folder} has no weights: neither best.safetensors nor last.safetensors exists. Train the run first.")
+    model, task = run.make_model(), run.make_task()
+    tensors, _ = checkpoint.load(weights)
+    parameters = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    model.load_state_dict(parameters, strict=False)
+    return Subject(model, task.batch(0, batch, split="valid", seed=run.seed, device="cpu"), task.loss)
+
+
+def cell_on_task(cell: str, task: str, *, layers: int, hidden: int, batch: int, seed: int) -> Subject:
+    """A new model of a cell, with a training batch of a task."""
+    if not cell:
+        raise ValueError("--task goes with --cell: the cell is built to fit the task.")
+    name, options = parse(task)
+    built: Task = made("task", name, task_class(name), options)
+    rnn = stack(cell, built.input_size, layers, hidden)
+    model = Model(built.encoder(), rnn, built.head(rnn.output_size))
+    return Subject(model, built.batch(0, batch, split="train", seed=seed, device="cpu"), built.loss)
+
+
+def on_data(model: nn.Module, x: Tensor, target: Path | None) -> Subject:
+    """A model, its input in the precision of the model, and the targets from a NumPy file."""
+    x = _as_in(model, x)
+    return Subject(model, x if target is None else Batch(x, _as_in(model, read_array("--target", target))))
+
+
+def stack(cell: str, input_size: int, layers: int, hidden: int) -> Any:
+    """A new stack of a cell: NAME,option=value."""
+    name, options = parse(cell)
+    sizes = {"input_size": input_size, "hidden_size": hidden, "num_layers": layers}
+    return made("cell", name, layer_class(name), {**sizes, **options})
+
+
+def user_model(name: str) -> nn.Module:
+    """The model that a user's function builds: my.py:build."""
+    named = own(name)
+    model = named() if callable(named) and not isinstance(named, nn.Module) else named
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"--model {name} must give a torch.nn.Module; got {type(model).__name__}.")
+    return model
+
+
+def read_array(flag: str, path: Path) -> Tensor:
+    """The array of a NumPy file."""
+    try:
+        return torch.from_numpy(np.load(path, allow_pickle=False))
+    except FileNotFoundError:
+        raise ValueError(f"{flag} {path}: there is no such file.") from None
+    except (ValueError, TypeError, EOFError) as error:
+        raise ValueError(f"{flag} {path} is not a NumPy file of numbers ({error}). Write it with numpy.save.") from None
+
+
+def _as_in(model: nn.Module, value: Tensor) -> Tensor:
+    """Floating-point numbers in the precision of the model's parameters, integers as int64."""
+    if not value.is_floating_point():
+        return value.long()
+    return value.to(next((p.dtype for p in model.parameters()), torch.float32))

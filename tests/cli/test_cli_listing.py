@@ -1,0 +1,92 @@
+"""`unfading cells list`, `tasks` and `data`: tables, JSON, and what is refused."""
+
+import json
+
+import pytest
+
+from tests.helpers.command import run
+from unfading import catalogue
+from unfading.data import store
+from unfading.data.datasets import DATASETS
+
+
+def test_cells_as_a_table_and_as_json():
+    table = run("cells")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    answer = run("cells", "--json", "--hidden-size", "16", "--input-size", "3", "--length", "100")
+    entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
+    assert set(entries) == {cell.__name__.removesuffix("Cell") for cell in catalogue.cells()}
+    for name in entries:
+        assert name in table.stdout
+    lstm = entries["LSTM"]
+    assert lstm["state"] == {"h": 16, "c": 16}
+    assert lstm["recurrent_matrices"] == 4
+    assert lstm["parameters"] == 4 * 16 * (16 + 3 + 1)
+    assert lstm["multiply_adds_per_step"] == 4 * 16 * (16 + 3)
+    assert lstm["multiply_adds_per_sequence"] == 100 * 4 * 16 * (16 + 3)
+    # K = 5 inner steps of two thin dots at rank 2, and P (W x + b).
+    assert entries["IncrementalRNN"]["multiply_adds_per_step"] == 5 * 2 * 16 * 2 + 16 * 3 + 2 * 16 * 2
+    # Five scales of 64 statistics: r, phi, and the output, which is no part of the recurrence.
+    assert entries["StatisticalRNN"]["multiply_adds_per_step"] == 320 * 16 + 64 * (16 + 3) + 320 * 16
+
+
+def test_tasks_as_a_table_and_as_json(made):
+    table = run("tasks")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    entries = {entry["name"]: entry for entry in json.loads(run("tasks", "--json").stdout)}
+    assert set(entries) == set(catalogue.tasks())
+    for name in entries:
+        assert name in table.stdout
+    assert entries["adding"]["options"] == {"T": 200}
+    assert entries["adding"]["guess"] == pytest.approx(1 / 6)
+    assert entries["adding"]["found"] is None
+    assert entries["pixel_mnist"]["dataset"] == "mnist"
+    assert entries["pixel_mnist"]["found"] is True
+
+
+def test_datasets_are_listed_and_verified(made, tmp_path):
+    table = run("data", "list")
+    assert table.returncode == 0
+    assert max(len(line) for line in table.stdout.splitlines()) <= 80
+    entries = {entry["name"]: entry for entry in json.loads(run("data", "list", "--json").stdout)}
+    assert set(entries) == set(DATASETS)
+    for name, dataset in DATASETS.items():
+        assert name in table.stdout
+        assert entries[name]["home"] == dataset.home
+        assert entries[name]["licence"] == dataset.licence
+        assert entries[name]["found"] is store.present(name)
+    elsewhere = json.loads(run("data", "list", "--json", "--data", str(tmp_path)).stdout)
+    assert not any(entry["found"] for entry in elsewhere if entry["name"] != "digits")
+    # The made files are no published ones: this process was told so, the command was not.
+    verified = run("data", "verify")
+    assert verified.returncode == 2
+    assert "mnist: 4 altered" in verified.stdout
+    assert "not as published: mnist: train-images-idx3-ubyte.gz (altered)" in verified.stderr
+    assert run("data", "verify", "--data", str(tmp_path)).returncode == 0
+    refused = run("data", "fetch", "mnist", "--quiet")
+    assert refused.returncode == 2
+    assert "train-images-idx3-ubyte.gz is altered or cut short" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["data", "fetch", "nmist"], "unknown dataset 'nmist'. Did you mean 'mnist'?"),
+        (["data", "fetch", "yelp"], "dataset 'yelp' has to be got by hand"),
+        (["data", "verify", "yelp"], "dataset 'yelp' is not in"),
+        (["data", "fech"], "fetch"),
+        (["cells", "--hidden-size", "0"], "--hidden-size must be at least 1; got 0"),
+        (["cells", "--hiden-size", "3"], "--hidden-size"),
+        (["cels"], "cells"),
+        (["report"], "a report needs at least one folder of runs"),
+        (["report", "nowhere"], "no such file or folder: nowhere"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments, sentence):
+    answer = run(*arguments)
+    assert answer.returncode == 2
+    assert sentence in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "tyro" not in answer.stderr

@@ -1,0 +1,144 @@
+"""The command line as a whole: help, commands with verbs, and the old forms of commands."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.command import run
+from unfading import catalogue
+from unfading.cli.main import CommandGroup, commands
+from unfading.cli.old_forms import current_form
+
+# Parameters that are structures, which describe their own flags.
+STRUCTURES = {(command, part) for command in ("train", "compare") for part in ("training", "output")}
+
+
+def all_commands():
+    for name, command in commands().items():
+        if isinstance(command, CommandGroup):
+            yield from ((f"{name} {verb}", each) for verb, each in command.commands.items())
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize(("name", "command"), list(all_commands()), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_command_and_every_flag_is_described(name, command):
+    own = inspect.getdoc(command)
+    assert own, name
+    for flag in inspect.signature(command).parameters:
+        if (name.split()[0], flag) not in STRUCTURES:
+            text = re.search(rf"^    {flag}: (.+)$", own, re.MULTILINE)
+            assert text, f"{name}: {flag}"
+            assert text[1][0].isupper() or text[1].split()[0] == "A", f"{name}: {flag}"
+
+
+def test_help_imports_neither_torch_nor_what_draws():
+    code = """if True:
+        import sys
+        from unfading.cli.main import main
+        sys.argv = ["unfading", *{words}]
+        try:
+            main()
+        except SystemExit as ended:
+            assert ended.code == 0
+        print([m for m in ("torch", "numpy", "rich", "pooch", "sklearn", "altair", "vl_convert") if m in sys.modules])"""
+    for words in (["--help"], ["train", "--help"], ["reproduce", "run", "--help"], ["bench", "--help"]):
+        command = [sys.executable, "-c", code.format(words=words)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert answer.stdout.splitlines()[-1] == "[]", words
+
+
+def test_help_ends_quietly_where_its_reader_has_gone():
+    command = f"{sys.executable} -c 'from unfading.cli.main import main; main()' --help | head -1"
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert answer.stdout.startswith("usage: unfading")
+    assert answer.stderr == ""
+
+
+OLD_FORMS = {
+    "cells": "cells list",
+    "cells --json --hidden-size 8": "cells list --json --hidden-size 8",
+    "cells --explain": "cells explain",
+    "cells --explain --json --length 9": "cells explain --json",
+    "cells --program STAR --hidden-size 8": "cells program STAR --hidden-size 8",
+    "cells --hidden-size 8 --program=STAR --length 3 --json": "cells program STAR --hidden-size 8",
+    "reproduce --list": "reproduce list",
+    "reproduce --list --json": "reproduce list --json",
+    "reproduce --page": "reproduce page",
+    "reproduce incremental/fig4 --draw -o results": "reproduce draw incremental/fig4 -o results",
+    "reproduce --draw incremental/fig4 --runs=a --processes 2": "reproduce draw incremental/fig4",
+    "reproduce incremental/table1 star/fig2 --rows K=1": "reproduce run incremental/table1 star/fig2 --rows K=1",
+    "reproduce --budget smoke incremental/fig5": "reproduce run --budget smoke incremental/fig5",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_FORMS.items())
+def test_an_old_form_names_the_current_one(old, new, capsys):
+    assert current_form(old.split()) == new.split()
+    assert capsys.readouterr().err == f"unfading: `unfading {old}` is an old form; the current one is `unfading {new}`.\n"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [*OLD_FORMS.values(), "", "--help", "cells --help", "cells show STAR", "cells lst", "reproduce", "reproduce -h",
+     "reproduce lst", "train --task adding --cell STAR", "data list"],
+)  # fmt: skip
+def test_a_current_form_stays_as_it_is(form, capsys):
+    assert current_form(form.split()) == form.split()
+    assert capsys.readouterr().err == ""
+
+
+def test_old_forms_give_what_the_current_ones_give():
+    for old, new in {
+        "cells --explain": "cells explain",
+        "cells --program STAR --hidden-size 8": "cells program STAR --hidden-size 8",
+        "reproduce --list": "reproduce list",
+    }.items():
+        before, now = run(*old.split()), run(*new.split())
+        assert (before.returncode, now.returncode) == (0, 0)
+        assert before.stdout == now.stdout != ""
+        assert before.stderr == f"unfading: `unfading {old}` is an old form; the current one is `unfading {new}`.\n"
+        assert now.stderr == ""
+
+
+def test_a_cell_is_shown_with_equation_options_and_sizes(capsys):
+    from unfading.cli.listing import show_cell
+
+    show_cell("STAR", hidden_size=8, input_size=3)
+    text = capsys.readouterr().out
+    assert text.startswith("STAR: Stackable recurrent cell. Turkoglu 2019.")
+    assert "h_t = tanh((1 - k_t) * h_{t-1} + k_t * z_t)" in text
+    assert "max_lag=None\n      longest dependency expected" in text
+    assert "h:8" in text
+    assert f"parameters           {2 * 8 * (3 + 1) + 8 * 8}" in text
+    show_cell("NRU", json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["options"]["heads"]["default"] == inspect.signature(catalogue_cell("NRU")).parameters["heads"].default
+    assert shown["paper"] == "Chandar 2019"
+    with pytest.raises(ValueError, match=r"unknown cell 'STRA'\. Did you mean 'STAR'\?"):
+        show_cell("STRA")
+
+
+def catalogue_cell(name):
+    return next(cell for cell in catalogue.cells() if cell.__name__ == f"{name}Cell")
+
+
+@pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
+def test_every_cell_can_be_shown_and_its_options_are_described(cell, capsys):
+    from unfading.cli.listing import show_cell
+
+    show_cell(cell.__name__.removesuffix("Cell"), hidden_size=16, json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["summary"]
+    assert shown["equation"]
+    assert [option for option, each in shown["options"].items() if not each["help"] and option != "bias"] == []
+
+
+def test_a_group_without_a_verb_names_its_verbs():
+    answer = run("reproduce")
+    assert answer.returncode == 2
+    assert "Expected one of {list, run, draw, page}." in answer.stderr
