@@ -116,7 +116,7 @@ def task_entry(name: str, task: type[Task]) -> TaskEntry:
         name=name,
         what=(inspect.getdoc(task) or "").split("\n")[0],
         options={field.name: getattr(made, field.name) for field in fields(made)},  # type: ignore[arg-type]
-        measure=task.measure,
+        measure=task.metric,
         guess=made.guess if task.dataset is None else None,
         dataset=task.dataset,
         found=None if task.dataset is None else store.present(task.dataset),

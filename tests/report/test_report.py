@@ -181,7 +181,7 @@ def test_an_unfinished_run_shows_the_curve_it_has(runs):
     with (folder / "curve.jsonl").open("a") as file:
         file.write('{"step": 225, "lo')
     found = next(record for record in records.load([folder]) if record.seed == 9)
-    assert (found.status, found.steps, found.measure, found.trained, len(found.curve)) == ("unfinished", 200, "mse", None, 8)
+    assert (found.status, found.steps, found.metric, found.trained, len(found.curve)) == ("unfinished", 200, "mse", None, 8)
     (folder / "curve.jsonl").unlink()
     assert records.load([folder])[0].curve == ()
     assert "None has a score yet." in page.build(records.load([folder]))

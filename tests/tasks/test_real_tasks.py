@@ -234,7 +234,7 @@ def test_sequences_that_begin_anew_are_the_text_in_pieces(task):
 def test_the_guess_for_a_text_is_the_entropy_of_its_tokens(task):
     train, test = task.tokens("train").tolist(), task.tokens("test").tolist()[1:]
     nats = -np.mean([np.log(train.count(token) / len(train)) for token in test])
-    assert task.guess == pytest.approx(nats / (np.log(2) if task.measure == "bits_per_character" else 1))
+    assert task.guess == pytest.approx(nats / (np.log(2) if task.metric == "bits_per_character" else 1))
 
 
 def test_rare_words_of_reviews_share_a_number_and_an_empty_review_has_one_word():

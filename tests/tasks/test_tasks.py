@@ -15,6 +15,7 @@ from unfading.data import store
 from unfading.tasks.base import Batch, Task
 from unfading.tasks.draw import stream
 from unfading.tasks.resident import Examples, Labelled, Resident
+from unfading.tasks.synthetic import Adding
 
 # Of each option, another value. An option that no one can turn has no place in a task.
 OTHER = {
@@ -137,7 +138,7 @@ def test_a_model_trains_on_it(name):
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     metrics = task.metrics(prediction, batch)
-    assert next(iter(metrics)) == task.measure
+    assert next(iter(metrics)) == task.metric
     assert all(value.dim() == 0 and value.isfinite() for value in metrics.values())
     assert task.weight(batch) >= 1
 
@@ -184,7 +185,7 @@ def test_every_option_changes_something(name, option):
 @every_task
 def test_a_guess_is_a_score(name):
     task = small(name)
-    assert 0 < task.guess < (1 if task.measure == "accuracy" else float("inf"))
+    assert 0 < task.guess < (1 if task.metric == "accuracy" else float("inf"))
 
 
 @every_task
@@ -273,7 +274,7 @@ def test_means_over_uneven_batches_combine_by_weight(name):
             batch = draw(task, index, size, split="test")
             # Noise is drawn batch by batch, and here it must not be what differs.
             x = batch.x if batch.target.shape == batch.x.shape[:2] else batch.x[:20]
-            value = task.metrics(torch.sin(9.0 * model.head(rnn(task.encoder()(x))[0])), batch)[task.measure]
+            value = task.metrics(torch.sin(9.0 * model.head(rnn(task.encoder()(x))[0])), batch)[task.metric]
             total += value.item() * task.weight(batch)
             weights += task.weight(batch)
         return total / weights
@@ -358,3 +359,12 @@ def test_a_missing_dataset_is_named_with_the_way_to_get_it(name, tmp_path, monke
 def test_every_task_is_exported():
     assert {task.__name__ for task in TASKS.values()} == set(unfading.tasks.__all__)
     assert all(issubclass(getattr(unfading.tasks, name), Task) for name in unfading.tasks.__all__)
+
+
+def test_the_earlier_names_of_the_metric_are_read():
+    class Earlier(Adding):
+        measure = "accuracy"
+        rising = True
+
+    assert (Earlier.metric, Earlier.higher_is_better) == ("accuracy", True)
+    assert (Adding.metric, Adding.higher_is_better) == ("mse", False)

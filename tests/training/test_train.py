@@ -358,7 +358,7 @@ def test_truncate_is_refused_where_no_state_goes_from_piece_to_piece():
 def test_rising_says_which_way_is_better(name, made):
     """A perfect answer scores better than a wrong one."""
     task = catalogue.tasks()[name]
-    assert task.rising == (task.measure == "accuracy")
+    assert task.higher_is_better == (task.metric == "accuracy")
 
 
 def test_listeners_hear_of_every_line_of_the_curve():

@@ -14,7 +14,7 @@ class Sum(unfading.Task):
     """The sum of T numbers; batches carry their own index, so that a loss may know the step."""
 
     paper = "none"
-    measure = "mse"
+    metric = "mse"
     input_size = 1
     guess = 1.0
 
@@ -68,7 +68,7 @@ class Breaks(Sum):
 class Worsens(Sum):
     """Sum, whose validation asks for ever more the opposite of what training teaches; its test asks what training does."""
 
-    rising = False
+    higher_is_better = False
 
     def metrics(self, prediction, batch):
         score = super().metrics(prediction, batch)["mse"]
@@ -77,9 +77,9 @@ class Worsens(Sum):
 
 @dataclass(frozen=True)
 class Rises(Sum):
-    """The same in a measure that should rise."""
+    """The same in a metric that should rise."""
 
-    rising = True
+    higher_is_better = True
 
     def metrics(self, prediction, batch):
         score = super().metrics(prediction, batch)["mse"]
@@ -96,7 +96,7 @@ class Same(Sum):
 
 @dataclass(frozen=True)
 class Level(Sum):
-    """Sum, whose measure is always the same."""
+    """Sum, whose metric is always the same."""
 
     def metrics(self, prediction, batch):
         return {"mse": 0.0 * super().metrics(prediction, batch)["mse"] + 0.5}
@@ -146,7 +146,7 @@ class Cliff(Sum):
 
 @dataclass(frozen=True)
 class Blind(Sum):
-    """Sum, whose measure on validation rows is not finite once the weights have been trained for a while.
+    """Sum, whose metric on validation rows is not finite once the weights have been trained for a while.
 
     Args:
         at: the step.

@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 
 
 class Summary(NamedTuple):
-    """A setting in numbers, over its seeds; scores in the task's measure, None where no run has one."""
+    """A setting in numbers, over its seeds; scores in the task's metric, None where no run has one."""
 
     setting: str
     seeds: tuple[int, ...]
@@ -61,7 +61,7 @@ class Setting:
             valid=_of(statistics.fmean, [record.valid for record in records]),
             mean=_of(statistics.fmean, tests),
             spread=statistics.stdev(tests) if len(tests) > 1 else None,
-            best=_of(max if any(record.rising for record in records) else min, tests),
+            best=_of(max if any(record.higher_is_better for record in records) else min, tests),
             trained=sum(trained) if trained else None,
             ended=sum(record.status != "unfinished" for record in records),
             share=statistics.fmean(trained) if trained else None,
@@ -79,8 +79,8 @@ class Task:
     """All settings run on one task, best validation first."""
 
     name: str
-    measure: str | None
-    rising: bool
+    metric: str | None
+    higher_is_better: bool
     guess: float | None
     settings: tuple[Setting, ...]
 
@@ -99,12 +99,12 @@ def tasks(records: Sequence[Record]) -> list[Task]:
 
 
 def _task(name: str, records: list[Record]) -> Task:
-    # Runs that have ended know the measure, its direction and the guess; those under way take it from them.
+    # Runs that have ended know the metric, its direction and the guess; those under way take it from them.
     told = next((record for record in records if record.status != "unfinished"), records[0])
     for record in records:
-        if record.status != "unfinished" and (record.measure, record.rising) != (told.measure, told.rising):
+        if record.status != "unfinished" and (record.metric, record.higher_is_better) != (told.metric, told.higher_is_better):
             raise ValueError(
-                f"{told.where} and {record.where} are runs of {name}, measured in {told.measure} and in {record.measure}; "
+                f"{told.where} and {record.where} are runs of {name}, measured in {told.metric} and in {record.metric}; "
                 f"such scores cannot stand in one table. Make one report of each."
             )
     groups: dict[str, list[Record]] = {}
@@ -114,10 +114,10 @@ def _task(name: str, records: list[Record]) -> Task:
     members = [sorted(group, key=lambda record: record.seed) for _, group in sorted(groups.items())]
     names = labels([group[0].run for group in members])
     settings = [Setting(label, tuple(group)) for label, group in zip(names, members, strict=True)]
-    return Task(name, told.measure, told.rising, told.guess, tuple(_ordered(settings, told.rising)))
+    return Task(name, told.metric, told.higher_is_better, told.guess, tuple(_ordered(settings, told.higher_is_better)))
 
 
-def _ordered(settings: Sequence[Setting], rising: bool) -> list[Setting]:
+def _ordered(settings: Sequence[Setting], higher_is_better: bool) -> list[Setting]:
     rows = {setting.label: setting.summary for setting in settings}
     validated = any(row.valid is not None for row in rows.values())
 
@@ -125,7 +125,7 @@ def _ordered(settings: Sequence[Setting], rising: bool) -> list[Setting]:
         row = rows[setting.label]
         score = row.valid if validated else row.mean
         # Those that diverged have no say in the mean, so they count first.
-        return row.diverged, score is None, 0.0 if score is None else -score if rising else score, setting.label
+        return row.diverged, score is None, 0.0 if score is None else -score if higher_is_better else score, setting.label
 
     return sorted(settings, key=place)
 

@@ -86,7 +86,7 @@ def _page(found: Sequence[Task], charts: Charts) -> str:
 
 def _words(task: Task) -> str:
     """What was run and which setting is best, as a paragraph of HTML."""
-    records, rows, name = task.records, [setting.summary for setting in task.settings], escape(tables.measure(task))
+    records, rows, name = task.records, [setting.summary for setting in task.settings], escape(tables.metric_name(task))
     best, many = rows[0], len(rows) > 1
     seeds = sorted({record.seed for record in records})
     states = [record.status for record in records]
@@ -106,7 +106,7 @@ def _words(task: Task) -> str:
     if best.mean is not None:
         over = "" if best.spread is None else f" ± {tables.spread(best.spread)} over seeds"
         guess = "" if task.guess is None else f", where a guess without memory scores {score(task.guess)}"
-        better = "higher" if task.rising else "lower"
+        better = "higher" if task.higher_is_better else "lower"
         said.append(f"Its test {name} is {score(best.mean)}{over}{guess} ({better} is better).")
     if best.trained is not None:
         said.append(f"{best.trained} of its {_count(best.ended, 'run')} trained.")

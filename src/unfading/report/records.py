@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 VERSION = 1
 MAYBE = (int, float, type(None))
 # What an unfinished run does not tell yet: of the tasks' measures this is the one in which more is better.
-RISING = ("accuracy",)
+HIGHER_IS_BETTER = ("accuracy",)
 
 
 class Watched(NamedTuple):
@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One run and what came of it. `valid` and `test` are in the task's measure; None where there is no such number."""
+    """One run and what came of it. `valid` and `test` are in the task's metric; None where there is no such number."""
 
     where: str
     key: str
@@ -47,8 +47,8 @@ class Record:
     reason: str | None
     steps: int
     returns: int
-    measure: str | None
-    rising: bool
+    metric: str | None
+    higher_is_better: bool
     guess: float | None
     valid: float | None
     test: float | None
@@ -70,7 +70,7 @@ class Record:
             return None
         if self.status == "diverged" or self.test is None:
             return False
-        return self.test >= self.guess + 0.1 * (1 - self.guess) if self.rising else self.test <= 0.9 * self.guess
+        return self.test >= self.guess + 0.1 * (1 - self.guess) if self.higher_is_better else self.test <= 0.9 * self.guess
 
 
 def load(paths: Iterable[Path]) -> list[Record]:
@@ -136,10 +136,10 @@ def _unfinished(folder: Path) -> Record:
     run = _run(_versioned(_json(file.read_bytes(), str(file)), str(file)), str(file))
     curve = _lines(folder / "curve.jsonl")
     names = [name for point in curve for name in point.valid or ()]
-    measure = next((name for name in names if name != "loss"), names[0] if names else None)
+    metric = next((name for name in names if name != "loss"), names[0] if names else None)
     return Record(
         where=str(folder), key=folder.name, run=run, status="unfinished", reason=None, steps=curve[-1].step if curve else 0,
-        returns=0, measure=measure, rising=measure in RISING, guess=None, valid=None, test=None, seconds=None,
+        returns=0, metric=metric, higher_is_better=metric in HIGHER_IS_BETTER, guess=None, valid=None, test=None, seconds=None,
         milliseconds=None, parameters=None, kilobytes=None, about=None, curve=curve,
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def _record(value: Any, where: str) -> Record:
     status = _take(value, "status", (str,), where)
     if status not in ("finished", "diverged"):
         raise ValueError(f"{where}: 'status' must be 'finished' or 'diverged'; got {status!r}. Run it again.")
-    measure = _take(value, "measure", (str,), where)
+    metric = _take(value, "measure", (str,), where)
     best, test = _take(value, "best", (dict, type(None)), where), _take(value, "test", (dict, type(None)), where)
     if best is not None:
         best = _take(best, "valid", (dict,), f"{where}, 'best'")
@@ -163,11 +163,11 @@ def _record(value: Any, where: str) -> Record:
         reason=_take(value, "reason", (str, type(None)), where),
         steps=_take(value, "steps", (int,), where),
         returns=_take(value, "returns", (int,), where),
-        measure=measure,
-        rising=_take(value, "rising", (bool,), where),
+        metric=metric,
+        higher_is_better=_take(value, "rising", (bool,), where),
         guess=_finite(_take(value, "guess", MAYBE, where)),
-        valid=None if best is None else _finite(_take(best, measure, MAYBE, f"{where}, 'best'")),
-        test=None if test is None else _finite(_take(test, measure, MAYBE, f"{where}, 'test'")),
+        valid=None if best is None else _finite(_take(best, metric, MAYBE, f"{where}, 'best'")),
+        test=None if test is None else _finite(_take(test, metric, MAYBE, f"{where}, 'test'")),
         seconds=_finite(_take(value, "seconds", MAYBE, where)),
         milliseconds=_finite(_take(value, "milliseconds_per_sequence", MAYBE, where)),
         parameters={name: _take(parameters, name, (int,), f"{where}, 'parameters'") for name in ("all", "recurrent")},

@@ -84,8 +84,8 @@ def plain(task: Task) -> dict[str, Any]:
     """The same as JSON values."""
     return {
         "task": task.name,
-        "measure": task.measure,
-        "rising": task.rising,
+        "measure": task.metric,
+        "rising": task.higher_is_better,
         "guess": task.guess,
         "settings": [setting.summary._asdict() for setting in task.settings],
         "failures": [{"run": label, "reason": said} for label, said in failures(task)],
@@ -104,7 +104,7 @@ def failures(task: Task) -> list[tuple[str, str]]:
             elif record.status == "unfinished":
                 found.append((label, f"unfinished: at step {record.steps:,}, and no record yet"))
             elif record.trained is False:
-                met = f"test {task.measure} {score(record.test)}, guess {score(record.guess)}"
+                met = f"test {task.metric} {score(record.test)}, guess {score(record.guess)}"
                 found.append((label, f"did not train: {met}{returned}"))
     return found
 
@@ -144,14 +144,14 @@ def count(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def measure(task: Task) -> str:
-    """The measure by name, for a reader."""
-    return (task.measure or "score").replace("_", " ")
+def metric_name(task: Task) -> str:
+    """The metric by name, for a reader."""
+    return (task.metric or "score").replace("_", " ")
 
 
 def _title(task: Task) -> str:
     guess = "" if task.guess is None else f"; a guess scores {score(task.guess)}"
-    return f"{task.name}: {measure(task)}, {'higher' if task.rising else 'lower'} is better{guess}"
+    return f"{task.name}: {metric_name(task)}, {'higher' if task.higher_is_better else 'lower'} is better{guess}"
 
 
 def _trained(row: Summary) -> str:

@@ -25,7 +25,7 @@ Line = Mapping[str, Any]
 
 # From the unit of our score to the paper's.
 UNITS = {"%": lambda score: 100 * score, "perplexity": lambda score: math.exp(min(score, 700.0))}
-RISING = ("%",)
+HIGHER_IS_BETTER = ("%",)
 COUNTED = "thousand parameters"
 NOT_RUN, NO_DATA, HELD, BEATEN, MISSED, MEASURED = "not run", "data not available", "held", "beaten", "missed", "measured"
 # A stronger budget goes before a weaker one; a smoke is no measurement.
@@ -172,7 +172,7 @@ def sentence(row: Line, outcome: Outcome) -> str:
 
 
 def _verdict(row: Line, mean: float, spread: float | None, seeds: int) -> str:
-    better = 1.0 if row["unit"] in RISING else -1.0
+    better = 1.0 if row["unit"] in HIGHER_IS_BETTER else -1.0
     error = row["tolerance"] / 2 if spread is None else spread / math.sqrt(seeds)
     above = better * (mean - row["published"])
     if above - error > 0:

@@ -13,7 +13,7 @@ different numbers from the same seed; the order of a dataset's rows is the same 
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,16 @@ class Task(ABC):
     """A task. Subclasses are frozen dataclasses whose fields are JSON values; equal fields give equal batches."""
 
     paper: ClassVar[str]  # the paper that introduced it
-    measure: ClassVar[str]  # name of its first metric, in which `guess` is told
-    rising: ClassVar[bool] = False  # whether a larger measure is a better one
+    metric: ClassVar[str]  # name of the first metric, in which `guess` is given
+    higher_is_better: ClassVar[bool] = False  # whether a larger value of the metric is better
     dataset: ClassVar[str | None] = None  # name in `unfading.data.datasets`; None if the data are generated
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # `measure` and `rising` are earlier names, read from tasks that were written with them.
+        for earlier, name in (("measure", "metric"), ("rising", "higher_is_better")):
+            if earlier in vars(cls) and name not in vars(cls):
+                setattr(cls, name, vars(cls)[earlier])
 
     @property
     @abstractmethod
@@ -67,7 +74,7 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, prediction: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Scalars by name, means over the batch; the first is the task's own measure."""
+        """Scalars by name, means over the batch; the first is `metric`."""
 
     @abstractmethod
     def head(self, size: int) -> nn.Module:

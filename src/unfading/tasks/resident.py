@@ -100,8 +100,8 @@ class Resident(Task):
 class Labelled(Resident):
     """Classification of whole sequences from the last step: cross-entropy loss; accuracy is the first metric."""
 
-    measure = "accuracy"
-    rising = True
+    metric = "accuracy"
+    higher_is_better = True
 
     @property
     @abstractmethod

@@ -54,7 +54,7 @@ class Adding(Generated):
     T: int = 200
 
     paper = "Hochreiter 1997"
-    measure = "mse"
+    metric = "mse"
     input_size = 2
     guess = 1 / 6
 
@@ -92,7 +92,7 @@ class Recall(Generated):
     items: int = 10
     symbols: int = 8
 
-    measure = "cross_entropy"
+    metric = "cross_entropy"
 
     def __post_init__(self) -> None:
         check_count("T", self.T)

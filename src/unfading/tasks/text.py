@@ -54,7 +54,7 @@ class NextToken(Task):
     @property
     @abstractmethod
     def unit(self) -> float:
-        """Nats in one unit of the measure."""
+        """Nats in one unit of the metric."""
 
     @property
     def input_size(self) -> int:
@@ -119,7 +119,7 @@ class NextToken(Task):
 
     def metrics(self, prediction: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {
-            self.measure: cross_entropy(prediction, batch.target, batch.mask) / self.unit,
+            self.metric: cross_entropy(prediction, batch.target, batch.mask) / self.unit,
             "accuracy": accuracy(prediction, batch.target, batch.mask),
         }
 
@@ -144,7 +144,7 @@ class PTBWords(NextToken):
     """
 
     paper: ClassVar[str] = "Mikolov 2010"
-    measure: ClassVar[str] = "cross_entropy"
+    metric: ClassVar[str] = "cross_entropy"
     file: ClassVar[str] = "ptb.{}.txt"
     symbols: ClassVar[int] = 10_000
 
@@ -170,7 +170,7 @@ class PTBCharacters(NextToken):
     """
 
     paper: ClassVar[str] = "Mikolov 2012"
-    measure: ClassVar[str] = "bits_per_character"
+    metric: ClassVar[str] = "bits_per_character"
     file: ClassVar[str] = "ptb.char.{}.txt"
     symbols: ClassVar[int] = 50
 

@@ -86,8 +86,8 @@ class Member:
 
     def improved(self, step: int, scores: Mapping[str, float]) -> bool:
         """Whether these scores are the best so far; the first that are equal stay."""
-        score = scores[self.task.measure]
-        best = None if self.best is None else self.best["valid"][self.task.measure]
+        score = scores[self.task.metric]
+        best = None if self.best is None else self.best["valid"][self.task.metric]
         enough = self.run.stop_at
         self.reached = self.reached or (enough is not None and (score == enough or better(self.task, score, enough)))
         if not better(self.task, score, best):

@@ -27,8 +27,8 @@ def described(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> d
         "version": VERSION,
         "key": run.key,
         "run": run.to_json(),
-        "measure": task.measure,
-        "rising": task.rising,
+        "measure": task.metric,
+        "rising": task.higher_is_better,
         "guess": task.guess,
         **sizes(model),
         "about": {**about, **({"sources": run.sources} if run.sources else {})},
@@ -36,7 +36,7 @@ def described(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> d
 
 
 def better(task: Task, score: float, than: float | None) -> bool:
-    """Whether a score in the task's measure beats another; none beats one that is not finite."""
+    """Whether a score in the task's metric beats another; none beats one that is not finite."""
     if not math.isfinite(score):
         return False
-    return than is None or (score > than if task.rising else score < than)
+    return than is None or (score > than if task.higher_is_better else score < than)

@@ -1,6 +1,6 @@
 """Figures of a task, as Altair charts made from its records alone.
 
-`curves` and `loss` show a measure over steps: a thin line a seed, a strong one for their median. `test` and `seconds` show a
+`curves` and `loss` show a metric over steps: a thin line a seed, a strong one for their median. `test` and `seconds` show a
 dot a seed and a bar at the mean or median. Wheel and drag zoom and move, a click in the legend keeps one setting, the pointer
 tells the point it is on. All names inside a chart are given here: Altair counts up names of its own over the life of a process,
 and no page would be made twice.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from unfading.report.groups import Setting, Task
 from unfading.report.records import Record
-from unfading.report.summary import measure, score
+from unfading.report.summary import metric_name, score
 
 Spec = dict[str, Any]
 
@@ -39,14 +39,16 @@ class Figure(NamedTuple):
 def figures(task: Task) -> dict[str, Spec]:
     """Every figure for which the records have something to show, by name, as Vega-Lite."""
     specs: dict[str, Spec] = {}
-    valid = _valid(task.measure)
+    valid = _valid(task.metric)
     if any(valid(record) for record in task.records):
-        specs["curves"] = _over_steps(task, valid, f"validation {measure(task)}", guess=task.guess, error=not task.rising)
+        specs["curves"] = _over_steps(
+            task, valid, f"validation {metric_name(task)}", guess=task.guess, error=not task.higher_is_better
+        )
     if any(_loss(record) for record in task.records):
         specs["loss"] = _over_steps(task, _loss, "training loss", guess=None, error=True)
     if any(record.test is not None for record in task.records):
         tested = {"mean": (lambda record: record.test, statistics.fmean)}
-        specs["test"] = _per_seed(task, tested, f"test {measure(task)}", guess=task.guess, error=not task.rising)
+        specs["test"] = _per_seed(task, tested, f"test {metric_name(task)}", guess=task.guess, error=not task.higher_is_better)
     if any(record.seconds is not None for record in task.records):
         timed = {"median": (lambda record: record.seconds, statistics.median)}
         specs["seconds"] = _per_seed(task, timed, "seconds of training", guess=None, error=False)
