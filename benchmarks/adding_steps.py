@@ -1,10 +1,10 @@
-"""The adding problem, T = 200, 128 units, batch 128: steps until the validation error is below 0.008, seed by seed.
+"""Count the steps until the adding problem (T = 200, 128 units, batch 128) is solved: validation error at most 0.008.
 
     python benchmarks/adding_steps.py [--only NAME] [--processes 2] [--device cuda]
 
-Every setting below is trained with five seeds; a run ends when it gets there, or after its budget. What validation chose is
-then tested once, on 1,280 other sequences. Records go to runs/adding-200, a line each to
-benchmarks/results/adding-<machine>.jsonl, or into the folder that --results names.
+Every setting below is trained with five seeds. A run ends when it reaches the error, or after its budget. The weights that were
+best on validation are then tested once, on 1,280 other sequences. Records are written to runs/adding-200, and one line each to
+benchmarks/results/adding-<machine>.jsonl, or to the folder --results.
 """
 
 import argparse
@@ -54,15 +54,15 @@ def run(
 
 
 def incremental(inner: int) -> dict[str, Any]:
-    """Rank 16, a step size for each step of time; matrices start as N(0, 0.1^2), eta at 0.01."""
+    """Rank 16, one step size per time step; matrices are initialised as N(0, 0.1^2), eta as 0.01."""
     return {"inner_steps": inner, "rank": 16, "steps": T}
 
 
-# By name: cell, its options, rate and factors on it, budget.
+# By name: cell, its options, learning rate and factors on it, budget.
 SETTINGS: dict[str, dict[str, Any]] = {
     "incremental-1": {"cell": "IncrementalRNN", "options": incremental(1), "rate": 6e-3, "rates": {"eta": 0.1}, "steps": 1500},
     "incremental-5": {"cell": "IncrementalRNN", "options": incremental(5), "rate": 6e-3, "rates": {"eta": 0.1}, "steps": 1500},
-    # As its paper has it: both rates and eta 1e-2, no clipping.
+    # As in its paper: both rates and eta 1e-2, no clipping.
     "incremental-1-published": {"cell": "IncrementalRNN", "options": incremental(1), "rate": 1e-2, "clip": None, "steps": 2000},
     "incremental-5-published": {"cell": "IncrementalRNN", "options": incremental(5), "rate": 1e-2, "clip": None, "steps": 2000},
     "star": {"cell": "STAR", "options": {"max_lag": T}, "rate": 3e-3, "steps": 2000},
@@ -90,10 +90,10 @@ def main() -> None:
     place = machine.slug() if chosen.device == "cpu" else machine.gpu_slug()
     with open(chosen.results / f"adding-{place}.jsonl", "a", encoding="utf-8") as file:
         for name, group in runs.items():
-            found = [by_key[one.key] for one in group]
-            for record in found:
+            group_records = [by_key[one.key] for one in group]
+            for record in group_records:
                 print(json.dumps({"setting": name, **{k: v for k, v in record.items() if k != "curve"}}), file=file)
-            steps = [record["steps"] if record["test"] and record["test"]["mse"] < 0.01 else None for record in found]
+            steps = [record["steps"] if record["test"] and record["test"]["mse"] < 0.01 else None for record in group_records]
             print(f"{name:14} solved {sum(s is not None for s in steps)} of {len(steps)}; steps {steps}")
 
 

@@ -1,9 +1,10 @@
-"""The bars that the fused loops are held to, on a CPU and on a GPU, beside what a results file says of them.
+"""Compare a results file of `unfading bench` with the speed and precision required of the fused loops, on a CPU or a GPU.
 
     unfading bench --all --save benchmarks/results                    # or --device cuda
     python benchmarks/bars.py benchmarks/results/cpu-MACHINE.jsonl    # or cuda-MACHINE.jsonl
 
-A bar is held when every line that it asks for was measured and meets it. The exit code is 0 if all bars are held, else 1.
+A bar is one requirement. It is held if every case that it names was measured and meets it. The exit code is 0 if all bars are
+held, else 1.
 """
 
 import argparse
@@ -22,16 +23,16 @@ from unfading.bench.cases import Case, Dtype
 from unfading.bench.precision import TOLERANCES
 from unfading.bench.results import Row, read
 
-MAY_BE_REFUSED = {"EquilibriumRNN"}  # its step looks for a fixed point
+MAY_BE_REFUSED = {"EquilibriumRNN"}  # its step searches for a fixed point
 
 PASSES = {"forward": "forward", "both": "fwd+bwd"}
-ON_GPU = ("last", "fleet")  # kinds of lines
+ON_GPU = ("last", "fleet")  # kinds of rows
 
-Numbers = dict[str, float | None]  # by what they are of: a pass, "forward" or "both", or something else in words
+Numbers = dict[str, float | None]  # by pass, "forward" or "both", or by another name
 
 
 class Value(NamedTuple):
-    """A number, and where it stands."""
+    """A number with its row and pass."""
 
     number: float
     row: Row
@@ -40,7 +41,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: which lines it asks for, what it reads off them, and the limits of the worst and of the median."""
+    """A requirement: which cases it concerns, which numbers it compares, and the limits of the worst and of the median."""
 
     against: str
     setting: str
@@ -48,9 +49,9 @@ class Bar:
     values: Callable[[Row], Numbers]
     worst: float
     median: float | None = None
-    at_most: bool = False  # small is good
+    at_most: bool = False  # smaller is better
     dense_only: bool = False
-    fused_only: bool = False  # a cell that is refused is not asked
+    fused_only: bool = False  # a refused cell is exempt
 
     def limits(self) -> str:
         sign = "<=" if self.at_most else ">="
@@ -62,12 +63,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a bar came to."""
+    """The result of a bar."""
 
     bar: Bar
     values: list[Value]
-    faults: list[str]  # lines that were refused or computed something wrong
-    missing: list[str]  # lines that nobody has measured, or that could not be on this machine
+    faults: list[str]  # rows that were refused or gave wrong results
+    missing: list[str]  # cases that were not measured, or cannot be measured on this machine
 
     @property
     def worst(self) -> Value:
@@ -84,7 +85,7 @@ class Verdict:
         return [value for value in self.values if not self.bar.meets(value.number, self.bar.worst)]
 
     @property
-    def said(self) -> str:
+    def status(self) -> str:
         slow = self.bar.median is not None and self.values and not self.bar.meets(self.median, self.bar.median)
         if self.short or self.faults or slow:
             return "missed"
@@ -92,7 +93,7 @@ class Verdict:
 
 
 def reading(name: str, *passes: str) -> Callable[[Row], Numbers]:
-    """What a bar reads off a row: one number of these passes, "forward" or "both"."""
+    """A function that reads one number of a row for these passes, "forward" or "both"."""
     return lambda row: {one: getattr(getattr(row, one), name, None) for one in passes}
 
 
@@ -136,7 +137,7 @@ def cpu_bars() -> list[Bar]:
 
 
 def of_peer(name: str) -> Callable[[Row], Numbers]:
-    """Our forward and backward over a peer's."""
+    """Our time divided by a peer's, forward and backward."""
 
     def read(row: Row) -> Numbers:
         peer = row.peer(name)
@@ -156,7 +157,7 @@ def faster_than(name: str) -> Callable[[Row], Numbers]:
 
 
 def captured(name: str) -> Callable[[Row], Numbers]:
-    """Our forward and backward over a peer's, both replayed from CUDA graphs."""
+    """Our time divided by a peer's, forward and backward, both replayed from CUDA graphs."""
 
     def read(row: Row) -> Numbers:
         ours, theirs = row.peer("fused, captured"), row.peer(f"{name}, captured")
@@ -186,7 +187,7 @@ def fused_or_graphed(row: Row) -> Numbers:
 def lines(
     names: Sequence[str], sizes: Sequence[tuple[int, int, int]], dtype: str = "tf32", kind: str = "last", models: int = 1
 ) -> Callable[[Case], bool]:
-    """Lines of a GPU, by T, B and H."""
+    """Cases of a GPU, by T, B and H."""
     return lambda case: (
         (case.kind, case.dtype, case.models) == (kind, dtype, models)
         and case.variant.name in names
@@ -195,7 +196,7 @@ def lines(
 
 
 def agreement(dtype: Dtype) -> Bar:
-    """How near the float64 reference a precision has to be."""
+    """How close to the float64 reference a precision must be."""
     return Bar(
         "float64 reference", f"outputs and gradients, {dtype}, 200 steps, contractive weights",
         lambda case: case.dtype == dtype and gpu_cases.CATALOGUE[0] < case.T,
@@ -204,7 +205,7 @@ def agreement(dtype: Dtype) -> Bar:
 
 
 def gpu_bars() -> list[Bar]:
-    """Of layers and fleets; what an epoch of training takes is told by the records of `unfading train`."""
+    """Bars for layers and fleets. The time of an epoch of training is in the records of `unfading train`."""
     at_128, at_64, at_256, wide = gpu_cases.LONG, gpu_cases.SMALL, gpu_cases.LARGE, gpu_cases.WIDE
     usual = [at_128, at_64, gpu_cases.CATALOGUE]
     lstm, step = of_peer("cuDNN LSTM"), "us a forward step"
@@ -250,12 +251,12 @@ def gpu_bars() -> list[Bar]:
 
 def judge(bars: Sequence[Bar], planned: Sequence[Case], rows: Sequence[Row]) -> Iterator[Verdict]:
     """Every bar over the rows of one thread count."""
-    found = {row.case: row for row in rows}
+    by_case = {row.case: row for row in rows}
     for bar in bars:
         values: list[Value] = []
         faults, missing = [], []
         for case in filter(bar.asks, planned):
-            row = found.get(case.key)
+            row = by_case.get(case.key)
             if row is None:
                 missing.append(f"{case.title}: not measured")
                 continue
@@ -272,7 +273,7 @@ def judge(bars: Sequence[Bar], planned: Sequence[Case], rows: Sequence[Row]) -> 
 
 
 def absent(bar: Bar, row: Row) -> str:
-    """Why a line that was measured has no number for a bar."""
+    """Why a measured row has no number for a bar."""
     peer = row.peer(bar.against)
     return f"no number against {bar.against}" + ("" if peer is None else f": {peer.reason}")
 
@@ -282,22 +283,22 @@ def shown(number: float) -> str:
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="underline")
-    made.add_column("against, setting")
+    output = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="underline")
+    output.add_column("against, setting")
     for heading in ("bar", "worst", "median", "lines", ""):
-        made.add_column(heading, no_wrap=True)
+        output.add_column(heading, no_wrap=True)
     for verdict in verdicts:
         bar = verdict.bar
-        style = {"held": "green", "missed": "bold red"}.get(verdict.said, "yellow")
+        style = {"held": "green", "missed": "bold red"}.get(verdict.status, "yellow")
         numbers = [shown(verdict.worst.number), shown(verdict.median)] if verdict.values else ["", ""]
         count = len({value.row.case for value in verdict.values})
-        said = f"[{style}]{verdict.said}[/]"
-        made.add_row(f"[bold]{bar.against}[/]: {bar.setting}", bar.limits(), *numbers, str(count), said)
-    return made
+        status = f"[{style}]{verdict.status}[/]"
+        output.add_row(f"[bold]{bar.against}[/]: {bar.setting}", bar.limits(), *numbers, str(count), status)
+    return output
 
 
 def notes(verdict: Verdict) -> Iterator[str]:
-    """What kept a bar from being held: every line that is short of it, worst first."""
+    """Why a bar is not held: every row that misses it, worst first."""
     short = sorted(verdict.short, key=lambda value: value.number, reverse=verdict.bar.at_most)
     for number, row, of in short:
         yield f"{row.title} {PASSES.get(of, of)}: {shown(number)}"
@@ -309,15 +310,15 @@ def notes(verdict: Verdict) -> Iterator[str]:
         yield "this version has nothing to measure here"
 
 
-def machine(told: dict[str, Any]) -> str:
-    gpu = told.get("gpu")
-    return f"{told['cpu']}, {told['cores']} cores" + (f", {gpu}" if gpu else "")
+def machine(about: dict[str, Any]) -> str:
+    gpu = about.get("gpu")
+    return f"{about['cpu']}, {about['cores']} cores" + (f", {gpu}" if gpu else "")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--threads", type=int, default=1, help="which lines of a CPU's file to judge")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of the rows to compare, for a CPU's file")
     arguments = parser.parse_args()
     try:
         rows, records = read(arguments.results)
@@ -331,15 +332,15 @@ def main() -> int:
         verdicts = list(judge(cpu_bars(), cases.everything(), [row for row in rows if row.threads == arguments.threads]))
     console.print(table(verdicts))
     for verdict in verdicts:
-        said = list(notes(verdict))
-        if said:
-            console.print(f"\n{verdict.said}: {verdict.bar.against}, {verdict.bar.limits()}", style="bold", highlight=False)
-            for line in said:
+        reasons = list(notes(verdict))
+        if reasons:
+            console.print(f"\n{verdict.status}: {verdict.bar.against}, {verdict.bar.limits()}", style="bold", highlight=False)
+            for line in reasons:
                 console.print(f"  {line}", markup=False, highlight=False)
     commits = sorted({str(record.get("commit")) for record in records})
     machines = sorted({machine(record["machine"]) for record in records})
     console.print(f"machine: {'; '.join(machines)}. commit: {', '.join(commits)}.", style="dim", markup=False)
-    return 0 if all(verdict.said == "held" for verdict in verdicts) else 1
+    return 0 if all(verdict.status == "held" for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What building a structured matrix costs: `weights()` against a whole pass over T = 784 steps at 512 units, unfused.
+"""Time the construction of structured matrices: `weights()` against a whole pass over T = 784 steps at 512 units, unfused.
 
     python benchmarks/building.py [--device cuda] >> benchmarks/results/building-MACHINE.jsonl
 
-Both are timed in one process, forward and backward, in turn, medians over the rounds. One JSON line per cell.
+Both are timed alternately in one process, forward and backward. Prints one JSON line per cell, with medians over the rounds.
 """
 
 import argparse
@@ -52,14 +52,14 @@ def measure(name: str, options: dict[str, object], batch: int, rounds: int, devi
     for run in (build, whole):
         timed(run, device)
     times = [(timed(build, device), timed(whole, device)) for _ in range(rounds)]
-    built, passed = (statistics.median(column) for column in zip(*times, strict=True))
+    build_time, pass_time = (statistics.median(column) for column in zip(*times, strict=True))
     share = statistics.median(b / w for b, w in times)
     return {
         "cell": name,
         "options": options,
         "batch": batch,
-        "build_ms": round(1e3 * built, 2),
-        "pass_ms": round(1e3 * passed, 1),
+        "build_ms": round(1e3 * build_time, 2),
+        "pass_ms": round(1e3 * pass_time, 1),
         "share": round(share, 4),
         "T": T,
         "hidden": HIDDEN,

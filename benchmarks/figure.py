@@ -1,4 +1,4 @@
-"""The bar chart of a results file of `unfading bench`.
+"""Draw the bar chart of a results file of `unfading bench`.
 
 python benchmarks/figure.py benchmarks/results/cpu-MACHINE.jsonl docs/img/speed.svg [--cells LSTM STAR ...]
 """
@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("to", type=Path)
-    parser.add_argument("--cells", nargs="+", help="names as in the table, such as 'GRU reset after'; all of them without")
+    parser.add_argument("--cells", nargs="+", help="names as in the table, such as 'GRU reset after'; default: all")
     arguments = parser.parse_args()
     rows, records = read(arguments.results)
     known = {row.name for row in rows}

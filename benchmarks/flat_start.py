@@ -1,16 +1,16 @@
-"""Whether a flat start trains deeper LSTM stacks: `python benchmarks/flat_start.py` (MNIST in $UNFADING_DATA).
+"""Test whether a flat start trains deeper LSTM stacks: `python benchmarks/flat_start.py` (MNIST in $UNFADING_DATA).
 
-MNIST row by row (28 steps of 28 pixels), 32 units a layer, batch 64, Adam, clipped at norm 1. The same weights, started in four
-ways:
+MNIST row by row (28 steps of 28 pixels), 32 units per layer, batch 64, Adam, clipped at norm 1. The same weights with four
+initialisations:
 
     zero     every bias 0
-    forget   forget bias 1: how the layer starts by itself
+    forget   forget bias 1: the default of the layer
     flat     the same, then `unfading.flat_start` on the first 8 training rows
     open     no measurement: biases of input and output gate 2, of the forget gate -2 (only with --starts)
 
-Each start has its own choice of two rates: the first seed runs with both, the others with the one that came further on the
-first 2,000 validation rows. One JSON line a run is appended to benchmarks/results/flat-start-MACHINE.jsonl: the accuracy on
-those rows, and on the batches of the last fifty steps, each before it is learnt from.
+Each start chooses between two learning rates: the first seed runs with both, the others with the one that scored better on the
+first 2,000 validation rows. One JSON line per run is appended to benchmarks/results/flat-start-MACHINE.jsonl: the accuracy on
+those rows, and on the training batches of the last fifty steps, each before its update.
 """
 
 import argparse
@@ -36,7 +36,7 @@ STARTS = ("zero", "forget", "flat", "open")
 
 
 def started(task: NoisyMNIST, depth: int, seed: int, start: str) -> tuple[unfading.Model, dict[str, Any]]:
-    """A model, and what its start was."""
+    """A model with this initialisation, and what was measured for it."""
     torch.manual_seed(seed)
     rnn = unfading.LSTM(task.input_size, WIDTH, depth)
     model = unfading.Model(task.encoder(), rnn, task.head(WIDTH))
@@ -54,7 +54,7 @@ def started(task: NoisyMNIST, depth: int, seed: int, start: str) -> tuple[unfadi
 
 
 def trained(task: NoisyMNIST, model: unfading.Model, rate: float, steps: int, seed: int) -> dict[str, Any]:
-    """How far a model came."""
+    """Train a model; return its accuracy and time."""
     optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     right = []
     began = time.process_time()

@@ -1,8 +1,8 @@
-"""The table of a GPU in docs/benchmarks.md, from a results file of `unfading bench --device cuda`.
+"""Write the GPU table of docs/benchmarks.md from a results file of `unfading bench --device cuda`.
 
     python benchmarks/gpu_table.py benchmarks/results/cuda-MACHINE.jsonl [--into docs/benchmarks.md]
 
-Printed, or put between the two marks in a page, which it replaces.
+The table is printed or, with --into, replaces the text between the two marks of a page.
 """
 
 import argparse
@@ -27,23 +27,24 @@ PEERS = {
 
 
 def markdown(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
-    """The lines that the bars ask for, as far as they are there, with the machine above them."""
-    found = {row.case: row for row in rows}
-    shown = [found[case.key] for case in gpu_cases.headline() if case.key in found]
+    """The rows of the headline cases that were measured, below a sentence about the machine."""
+    by_case = {row.case: row for row in rows}
+    shown = [by_case[case.key] for case in gpu_cases.headline() if case.key in by_case]
     about = records[-1]
     versions = about["versions"]
     head = (
-        f"{about['machine']['gpu']}, torch {versions['torch']}, Triton {versions['triton']}, cuDNN {versions['cudnn']}; input "
-        f"size 1, one layer, loss on the last step, medians, in one process after agreement with the float64 reference "
-        f"(`{about['command']}`). Times of the others are forward + backward in ms; captured: replayed from a CUDA graph, as "
-        f"training does; error is that of the output or gradient furthest from float64, of its norm."
+        f"{about['machine']['gpu']}, torch {versions['torch']}, Triton {versions['triton']}, cuDNN {versions['cudnn']}. Input "
+        f"size 1, one layer, loss on the last step, medians, in one process after the results were compared with the float64 "
+        f'reference (`{about["command"]}`). Times of the other implementations are forward + backward in ms. "Captured" means '
+        f"replayed from a CUDA graph, as training does. The error is the largest distance of an output or gradient from the "
+        f"float64 reference, relative to its norm."
     )
     headings = [*COLUMNS, *PEERS, "error"]
     lines = [head, "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     lines += [f"| {' | '.join(cells(row))} |" for row in shown]
     reasons = dict.fromkeys(f"{row.title}: {row.reason}" for row in shown if row.reason)
     if reasons:
-        lines += ["", "Without a time: " + "; ".join(reasons) + "."]
+        lines += ["", "Not timed: " + "; ".join(reasons) + "."]
     return "\n".join(lines)
 
 
@@ -55,8 +56,8 @@ def cells(row: Row) -> list[str]:
     return [name, f"{row.T}, {row.B}, {row.H}", row.dtype, step, ms(row.both), *map(ms, peers), error]
 
 
-def ms(made: Pass | Beside | None) -> str:
-    return "-" if made is None else milliseconds(made.ms)
+def ms(timing: Pass | Beside | None) -> str:
+    return "-" if timing is None else milliseconds(timing.ms)
 
 
 def put_into(page: str, table: str) -> str:

@@ -1,4 +1,4 @@
-"""The lattice of every cell under both losses, in numbers: `python benchmarks/lattice.py` (about half an hour on one core).
+"""Measure the lattice of every cell under both losses: `python benchmarks/lattice.py` (about half an hour on one core).
 
 Appends a JSON line for each cell and loss to benchmarks/results/lattice-MACHINE.jsonl and writes the tables of
 docs/papers/lattice.md from that file. Cells that the file already holds with as many draws are skipped. `--time` measures
@@ -31,7 +31,7 @@ from unfading.papers.star.figures import LOSSES, PATH, measured
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "papers" / "lattice.md"
-# The exactly solved cell looks for its equilibria anew at every point: a draw takes a second.
+# The exactly solved cell searches its equilibria again at every point: a draw takes a second.
 FEWER = {"EquilibriumRNN": 32}
 HEAD = "| cell | bottom / top | (1,1) / (L,T) | within ten | a layer down | a step back | deviation |\n"
 RULE = "|---|---|---|---|---|---|---|\n"
@@ -42,7 +42,7 @@ def name_of(cell: type[Cell]) -> str:
 
 
 def measure(results: Path, draws: int, processes: int, about: dict[str, Any]) -> None:
-    """Append the rows that are not there."""
+    """Append the rows that the file does not have yet."""
     there = {(row["cell"], row["draws"]) for row in read(results) if row["kind"] == "lattice"}
     cells = {name_of(cell): cell for cell in [*catalogue.cells(), *PATH.values()]}
     with workers(processes) as pool, open(results, "a", encoding="utf-8") as file:
@@ -65,7 +65,7 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
-    """Both losses over all cells, and the way from LSTM to STAR; of a cell that was measured twice, the last."""
+    """Both losses over all cells, and the steps from LSTM to STAR; for a cell that was measured twice, the last row."""
     last = {(row["cell"], row["loss"]): row for row in rows if row["kind"] == "lattice"}
     parts = []
     for loss, words in LOSSES.items():
@@ -87,14 +87,14 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    """The tables into the page, between its marks."""
+    """Write the tables into the page, between its marks."""
     head, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- tables -->\n")
     _, end, tail = rest.partition("<!-- end of tables -->")
     PAGE.write_text(f"{head}{mark}\n{tables(rows)}\n{end}{tail}", encoding="utf-8")
 
 
 def one_draw(cell: type[Cell]) -> None:
-    """A draw as one would write it: a new stack, and a copy of the parameters for every layer and step, by autograd."""
+    """A draw by plain autograd: a new stack, and a copy of the parameters for every layer and step."""
     cells = stack(partial(cell, hidden_size=STATED.width), STATED)  # type: ignore[call-arg]
     for each in cells:
         for name, value in each.named_parameters():
@@ -118,7 +118,7 @@ def one_draw(cell: type[Cell]) -> None:
 
 
 def times(cell: type[Cell]) -> dict[str, float]:
-    """Milliseconds of one core for a draw under one loss: alone; among many, its start and its lattice."""
+    """Milliseconds of one core for a draw under one loss: alone, and among many for its initialisation and its lattice."""
     cells = stack(partial(cell, hidden_size=STATED.width), STATED)  # type: ignore[call-arg]
     x, v = signals(STATED, STATED.width, CHUNK)
     thetas = [started(each, CHUNK) for each in cells]
@@ -128,7 +128,7 @@ def times(cell: type[Cell]) -> dict[str, float]:
         "lattice": (lambda: magnitudes(cells, thetas, x, v[:, :1]), CHUNK),
     }
     taken: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(8):  # in turns, so that a busy machine is so for all
+    for _ in range(8):  # alternately, so that a busy machine affects all alike
         for name, (action, draws) in actions.items():
             began = time.process_time()
             action()
@@ -140,20 +140,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=128)
     parser.add_argument("--processes", type=int, default=machine.cores())
-    parser.add_argument("--time", action="store_true", help="measure what a draw costs")
+    parser.add_argument("--time", action="store_true", help="measure the cost of a draw")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = ROOT / "benchmarks" / "results" / f"lattice-{machine.slug()}.jsonl"
     about = machine.about(shlex.join(["python", *sys.argv]))
     if arguments.time:
         for cell in (ElmanCell, LSTMCell, STARCell):
-            found = times(cell)
-            many = found["start"] + found["lattice"]
+            costs = times(cell)
+            many = costs["start"] + costs["lattice"]
             with open(results, "a", encoding="utf-8") as file:
-                print(json.dumps({"kind": "time", "cell": name_of(cell), **STATED._asdict(), **found, **about}), file=file)
+                print(json.dumps({"kind": "time", "cell": name_of(cell), **STATED._asdict(), **costs, **about}), file=file)
             print(
-                f"{name_of(cell):8} a draw alone {found['alone']:6.1f} ms; among {CHUNK}: start {found['start']:5.2f}, lattice "
-                f"{found['lattice']:5.2f} ms: {found['alone'] / many:.1f} x"
+                f"{name_of(cell):8} a draw alone {costs['alone']:6.1f} ms; among {CHUNK}: start {costs['start']:5.2f}, lattice "
+                f"{costs['lattice']:5.2f} ms: {costs['alone'] / many:.1f} x"
             )
         return
     measure(results, arguments.draws, arguments.processes, about)

@@ -1,8 +1,8 @@
-"""What the training loop costs beside the bare work: `python benchmarks/overhead.py`.
+"""Measure the overhead of the training loop: `python benchmarks/overhead.py`.
 
-A step of `train` (draw the batch, forward, backward, look whether all is finite, clip, Adam, curve) and forward + backward +
-torch.optim.Adam on one batch that is there already, in turns, step by step; one thread, medians. Evaluations are not counted.
-What `--watch gradients` adds is its own median beside that of a hundred steps, between which it stands.
+A step of `train` (draw the batch, forward, backward, check that all is finite, clip, Adam, log) and a bare step (forward,
+backward, torch.optim.Adam on a fixed batch) are timed alternately on one thread; the results are medians. Evaluations are not
+counted. The cost of `--watch gradients` is its own median as a share of a hundred steps, after which it is called.
 """
 
 import statistics
@@ -21,7 +21,7 @@ STEPS = 300
 
 
 def bare(run: Run) -> Callable[[], None]:
-    """A step without a loop around it."""
+    """A bare step, without the training loop."""
     task, model = run.make_task(), run.make_model()
     batch = task.batch(0, run.batch, split="train", seed=0, device="cpu")
     optimiser = torch.optim.Adam(model.parameters(), lr=run.rate)
@@ -42,13 +42,13 @@ def trained(run: Run) -> Callable[[], None]:
 
 
 def watched(run: Run) -> Callable[[], None]:
-    """A look of the watch, with its batch."""
+    """One measurement of the gradients, with its batch."""
     task, model = run.make_task(), run.make_model()
 
-    def look() -> None:
+    def watch() -> None:
         gradients(model, task, task.batch(0, run.batch, split="train", seed=0, device="cpu"))
 
-    return look
+    return watch
 
 
 def main() -> None:
@@ -58,15 +58,15 @@ def main() -> None:
         steps = (bare(run), trained(run), watched(run))
         times: tuple[list[float], ...] = ([], [], [])
         for _ in range(STEPS):
-            for step, taken in zip(steps, times, strict=True):
-                began = time.perf_counter()
+            for step, durations in zip(steps, times, strict=True):
+                start = time.perf_counter()
                 step()
-                taken.append(time.perf_counter() - began)
-        alone, loop, look = (statistics.median(taken[STEPS // 10 :]) for taken in times)
-        share = look / (WATCHED_EVERY * loop)
+                durations.append(time.perf_counter() - start)
+        bare_time, loop_time, watch_time = (statistics.median(durations[STEPS // 10 :]) for durations in times)
+        share = watch_time / (WATCHED_EVERY * loop_time)
         print(
-            f"{cell:16} bare {1e3 * alone:6.2f} ms, train {1e3 * loop:6.2f} ms: {loop / alone:.3f} x; "
-            f"watching {1e3 * look:6.2f} ms, {share:.1%} of training"
+            f"{cell:16} bare {1e3 * bare_time:6.2f} ms, train {1e3 * loop_time:6.2f} ms: {loop_time / bare_time:.3f} x; "
+            f"watching {1e3 * watch_time:6.2f} ms, {share:.1%} of training"
         )
 
 

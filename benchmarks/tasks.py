@@ -1,9 +1,9 @@
-"""What batches cost: milliseconds for one batch of pixel MNIST, adding, copying and their kin, one thread.
+"""Time the batches of tasks: milliseconds for one batch of pixel MNIST, adding, copying and others, on one thread.
 
     python benchmarks/tasks.py [--device cuda] >> benchmarks/results/tasks-MACHINE.jsonl
 
-MNIST is read from $UNFADING_DATA and left out, with a word on standard error, where it is not there. The first batch, which
-reads the files, is timed apart. One JSON line per task; medians over the rounds.
+MNIST is read from $UNFADING_DATA; if it is not there, its tasks are skipped with a message. The first batch, which reads the
+files, is timed separately. Prints one JSON line per task, with medians over the rounds.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for task in TASKS:
         if task.dataset is not None and not store.present(task.dataset):
-            print(f"{task!r} is left out: dataset {task.dataset} is not in {store.root()}", file=sys.stderr)
+            print(f"{task!r} is skipped: dataset {task.dataset} is not in {store.root()}", file=sys.stderr)
             continue
         print(json.dumps(measure(task, arguments.batch, arguments.rounds, arguments.device)), flush=True)
 
