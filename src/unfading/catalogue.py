@@ -16,7 +16,9 @@ import unfading.tasks
 from unfading.cells.base import Cell
 from unfading.data import store
 from unfading.fuse.ir.differentiate import differentiate
+from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.fuse.plan import PROGRAMS, plan
+from unfading.fuse.refusal import Refusal
 from unfading.tasks.base import Task
 
 Kind = TypeVar("Kind")
@@ -61,11 +63,11 @@ class Entry(NamedTuple):
 
 def _kept(cell: Cell) -> int | None:
     found = plan(cell)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return None
     forward = differentiate(PROGRAMS[found.key]).forward
-    inputs = sum(n for n, kind in zip(found.signature.inputs, found.signature.kinds, strict=True) if kind == "sequence")
-    return 4 * (inputs + sum(found.signature.states) + forward.widths.get(("saved", 0), 0))
+    inputs = sum(n for n, kind in zip(found.signature.inputs, found.signature.kinds, strict=True) if kind == InputKind.SEQUENCE)
+    return 4 * (inputs + sum(found.signature.states) + forward.widths.get((TensorKind.SAVED, 0), 0))
 
 
 def entry(cell: type[Cell], *, input_size: int, hidden_size: int, length: int) -> Entry:

@@ -13,8 +13,8 @@ from unfading.fuse.c import cache
 from unfading.fuse.c.compiler import NoCompiler
 from unfading.fuse.devices import interpreted
 from unfading.fuse.ir.differentiate import Source, differentiate
-from unfading.fuse.ir.program import NotFusable
 from unfading.fuse.plan import PROGRAMS, plan, triton_kernel
+from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.triton.source import NoTriton, triton_missing
 
 # The smallest library: whether the compiler works at all is known only once it has made one.
@@ -71,8 +71,8 @@ def explain(cell: type[Cell]) -> Explanation:
     """Whether a cell's step, at its default options, can be compiled; what the compiler makes of it is not tried."""
     name = cell.__name__.removesuffix("Cell")
     found = plan(cell(1, 8))
-    if isinstance(found, str):
-        return Explanation(name, False, found)
+    if isinstance(found, Refusal):
+        return Explanation(name, False, str(found))
     return Explanation(name, True, "step and projection" if found.with_project else "step; the projection runs before the loop")
 
 
@@ -82,7 +82,7 @@ def programs(name: str, *, input_size: int, hidden_size: int) -> str:
     if name not in cells:
         raise ValueError(unknown("cell", name, list(cells)))
     found = plan(cells[name](input_size, hidden_size))
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         raise ValueError(f"{name} is not compiled: {found}.")
     made = differentiate(PROGRAMS[found.key])
     after = [f"W{p.block.weight} += {p.scale:g} * {_where(p.dy)}^T {_where(p.v)}" for p in made.outer]
@@ -118,10 +118,10 @@ def explain_on_gpu(cell: type[Cell], hidden_size: int) -> OnGPU:
     with interpreted():
         found = plan(made)
         try:
-            if not isinstance(found, str):
+            if not isinstance(found, Refusal):
                 triton_kernel(found.key)
                 return OnGPU(name, "fused", "")
-            reason = found
+            reason = str(found)
         except (NoTriton, NotFusable) as error:
             reason = str(error)
     trouble = unrecordable(made)

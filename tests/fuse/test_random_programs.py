@@ -10,7 +10,7 @@ from tests.helpers.against_autograd import by_autograd, by_kernel, compiled, som
 from tests.helpers.random_steps import RandomStep, some
 from unfading.fuse.ir import rules
 from unfading.fuse.ir.interpret import next_states
-from unfading.fuse.ir.program import ELEMENTWISE, REDUCTIONS, VIEWS, Program
+from unfading.fuse.ir.program import ELEMENTWISE, REDUCTIONS, VIEWS, InputKind, Op, Program
 from unfading.fuse.trace.recorder import Signature, trace
 
 UNIT = 15  # programs that are compiled together
@@ -68,7 +68,7 @@ def test_five_hundred_random_steps_have_them_in_optimised_code(unit):
 def test_random_steps_use_every_word_of_the_language():
     """`copy` is written by the scheduler alone."""
     used = {value.op for step in steps(60, 12) for value in traced(step).values()}
-    assert (ELEMENTWISE | VIEWS | REDUCTIONS | {"cat", "dot"}) - used == {"copy"}
+    assert (ELEMENTWISE | VIEWS | REDUCTIONS | {Op.CAT, Op.DOT}) - used == {Op.COPY}
 
 
 def test_evaluating_a_program_is_taking_its_step():
@@ -85,7 +85,7 @@ def test_evaluation_takes_a_row_that_all_share_into_a_product_with_others():
     def step(inputs, states, weights):
         return [torch.tanh(torch.cat([*inputs, *states], 1) @ weights[0])]
 
-    program = trace(step, Signature((3,), ("shared",), (4,), ((7, 4),), torch.float64))
+    program = trace(step, Signature((3,), (InputKind.SHARED,), (4,), ((7, 4),), torch.float64))
     shared, h, W = (torch.randn(shape, dtype=torch.float64) for shape in ((1, 3), (5, 4), (7, 4)))
     (got,) = next_states(program, [shared], [h], [W])
     assert_close(got, step([shared.expand(5, -1)], [h], [W])[0], rtol=1e-12, atol=1e-12)
@@ -126,12 +126,12 @@ def test_a_fault_is_named_and_cut_to_the_lines_that_show_it(monkeypatch):
         inputs=(3,), kinds=("sequence",), states=(3,), weights=((3, 3),),
     )  # fmt: skip
     check([step])
-    right = rules.RULES["erf"]
+    right = rules.RULES[Op.ERF]
 
     def wrong_rule(b, value, x, y, d):
-        return [b.map("mul", 1.001, part) for part in right(b, value, x, y, d)]
+        return [b.map(Op.MUL, 1.001, part) for part in right(b, value, x, y, d)]
 
-    monkeypatch.setitem(rules.RULES, "erf", wrong_rule)
+    monkeypatch.setitem(rules.RULES, Op.ERF, wrong_rule)
     with pytest.raises(pytest.fail.Exception) as caught:
         check([step])
     whole, short = caught.value.msg.split("wrong already:")

@@ -130,27 +130,27 @@ def a_hook_on_a_gradient(self, x, h, W):
 
 
 LEGAL = {
-    in_place: "writes into a tensor; a step is pure",
-    random_numbers: "draws random numbers; draw them in project",
-    a_branch_on_the_state: "aten.sum over the batch; rows do not mix",
-    a_branch_on_a_weight: "a number is read out of a tensor, by .item(), float() or a branch on it",
+    in_place: "writes into a tensor; a step must be pure",
+    random_numbers: "draws random numbers; draw them in project, which runs once for the whole sequence",
+    a_branch_on_the_state: "aten.sum runs over the batch; rows do not mix",
+    a_branch_on_a_weight: "by .item(), float() or a branch on it; a compiled step cannot do that",
     a_number_out_of_a_tensor: "a number is read out of a tensor, by .item()",
-    a_matrix_from_self: "reads a tensor [5, 5] that neither inputs, state nor weights handed in",
-    a_scalar_from_self: "reads a tensor [] that neither inputs, state nor weights handed in",
-    a_buffer_from_self: "reads a tensor [5] that neither inputs, state nor weights handed in",
-    over_the_batch: "aten.mean over the batch; rows do not mix",
-    rows_against_rows: "gives [B, B]: it mixes rows",
-    a_loop_over_the_rows: "aten.unbind along the rows",
-    a_matrix_made_in_the_step: "a product with a matrix that was made inside the step; make it in weights(), once per call",
-    two_matrices: "a product of two matrices inside the step; do it in weights(), once per call",
-    a_matrix_without_its_gradient: "a product with a matrix that was made inside the step",
-    a_gradient_of_its_own: "an autograd.Function with a gradient of its own, Twice",
-    another_precision: "makes torch.float64 of torch.float32; a fused step keeps one precision",
-    a_sum_in_another_precision: "makes torch.float64 of torch.float32; a fused step keeps one precision",
-    an_unknown_word: "the language of fused steps has no aten.cumsum",
-    a_division_that_rounds: "aten.div with rounding_mode",
-    the_size_of_the_batch: "the size of the batch or the number of steps is computed with",
-    a_hook_on_a_gradient: "registers a hook on a gradient",
+    a_matrix_from_self: "reads a tensor [5, 5] that is not among inputs, state and weights; return it from weights()",
+    a_scalar_from_self: "reads a tensor [] that is not among inputs, state and weights; return it from weights()",
+    a_buffer_from_self: "reads a tensor [5] that is not among inputs, state and weights; return it from weights()",
+    over_the_batch: "aten.mean runs over the batch; rows do not mix",
+    rows_against_rows: "gives [B, B], which mixes rows of the batch",
+    a_loop_over_the_rows: "aten.unbind runs along the batch or time; rows do not mix",
+    a_matrix_made_in_the_step: "a matrix that the step itself computes is multiplied with a vector; compute it in weights()",
+    two_matrices: "two matrices are multiplied inside the step; do it in weights(), once per call",
+    a_matrix_without_its_gradient: "a matrix that the step itself computes is multiplied with a vector",
+    a_gradient_of_its_own: "the step uses Twice, an autograd.Function with its own gradient",
+    another_precision: "turns torch.float32 into torch.float64; a fused step computes in one precision",
+    a_sum_in_another_precision: "turns torch.float32 into torch.float64; a fused step computes in one precision",
+    an_unknown_word: "aten.cumsum is not supported in a fused step",
+    a_division_that_rounds: "aten.div with rounding_mode is not supported",
+    the_size_of_the_batch: "the step computes with the batch size or the number of steps, which a compiled step does not know",
+    a_hook_on_a_gradient: "the step registers a hook on a gradient, which a compiled step would not call",
 }
 
 
@@ -293,6 +293,6 @@ def test_a_step_that_reads_another_attribute_is_compiled_anew(change):
 
 def test_a_refusal_can_fail(monkeypatch):
     """Without the check of shapes a step that mixes rows is compiled, to another function: the law above turns red."""
-    monkeypatch.setattr(trace.Recorder, "_other", lambda self, packet, tensor, value: None)
+    monkeypatch.setattr(trace.Recorder, "_mismatch", lambda self, packet, tensor, value: None)
     with pytest.raises(AssertionError):
         test_what_is_refused_runs_by_the_reference(rows_against_rows)

@@ -9,11 +9,11 @@ from tests.helpers.against_autograd import Setting, by_autograd, by_kernel, comp
 from unfading.fuse.c import kernel
 from unfading.fuse.ir import differentiate
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import Program, Store
+from unfading.fuse.ir.program import COMPARISONS, InputKind, Op, Program, Store, TensorKind
 from unfading.fuse.ir.rules import RULES
 from unfading.fuse.trace.recorder import Signature, trace
 
-SIGNATURE = Signature((3,), ("sequence",), (3,), ((3, 3), (3,)), torch.float64)
+SIGNATURE = Signature((3,), (InputKind.SEQUENCE,), (3,), ((3, 3), (3,)), torch.float64)
 SETTINGS = [Setting(3, 5), Setting(4, 26, tuple(b % 5 for b in range(26)), reverse=True)]
 
 
@@ -23,50 +23,50 @@ def outer(x, h):
 
 # For each rule a new state, of an input x, a state h, a matrix W and a vector b, in which its derivative matters.
 CASES = {
-    "neg": lambda x, h, W, b: torch.exp(-h) * x,
-    "copy": lambda x, h, W, b: torch.sin(h) * x,  # what the program of `with_a_copy` is
-    "exp": lambda x, h, W, b: torch.exp(h) * x,
-    "expm1": lambda x, h, W, b: torch.expm1(h) * x,
-    "log": lambda x, h, W, b: torch.log(2 + x * h),
-    "log1p": lambda x, h, W, b: torch.log1p(0.5 * x * h),
-    "tanh": lambda x, h, W, b: torch.tanh(x + h),
-    "sigmoid": lambda x, h, W, b: torch.sigmoid(x - h),
-    "relu": lambda x, h, W, b: torch.relu(x + h),
-    "abs": lambda x, h, W, b: torch.abs(x + h),
-    "sqrt": lambda x, h, W, b: torch.sqrt(2 + x * h),
-    "recip": lambda x, h, W, b: torch.reciprocal(3 + x * h),
-    "sin": lambda x, h, W, b: torch.sin(2 * h) * x,
-    "cos": lambda x, h, W, b: torch.cos(2 * h) * x,
-    "erf": lambda x, h, W, b: torch.erf(x + h),
-    "power": lambda x, h, W, b: 0.1 * (2 + x * torch.sin(h)) ** 2.5,
-    "add": lambda x, h, W, b: torch.sin(x + h),
-    "sub": lambda x, h, W, b: torch.sin(x - h),
-    "mul": lambda x, h, W, b: torch.sin(x * h),
-    "div": lambda x, h, W, b: x / (2 + h),
-    "max": lambda x, h, W, b: torch.maximum(x, 0.9 * h),
-    "min": lambda x, h, W, b: torch.minimum(x, 0.9 * h),
-    "where": lambda x, h, W, b: torch.where(x > b, torch.sin(h), x),
-    "gt": lambda x, h, W, b: (h > x) * b + 0.5 * h,
-    "ge": lambda x, h, W, b: (h >= x) * b + 0.5 * h,
-    "lt": lambda x, h, W, b: (h < x) * b + 0.5 * h,
-    "le": lambda x, h, W, b: (h <= x) * b + 0.5 * h,
-    "eq": lambda x, h, W, b: (h == x) * b + 0.5 * h,
-    "ne": lambda x, h, W, b: (h != x) * b + 0.5 * h,
-    "sign": lambda x, h, W, b: torch.sign(h) * x,
-    "stop": lambda x, h, W, b: torch.sin(h).detach() * x,
-    "amax": lambda x, h, W, b: h.amax(1, keepdim=True) * x,
-    "sum": lambda x, h, W, b: h.sum(1, keepdim=True) * x * 0.3,
-    "expand": lambda x, h, W, b: torch.sin(h[:, :1] * x),
-    "reshape": lambda x, h, W, b: (outer(x, h) * W).sum(2),
-    "permute": lambda x, h, W, b: (outer(x, h) * W).transpose(1, 2).reshape(-1, 9)[:, :3],
-    "slice": lambda x, h, W, b: torch.cat([x[:, :1], (outer(x, h) * W).sum(2)[:, 1:]], 1),
-    "cat": lambda x, h, W, b: torch.stack([x, h], 2).amax(2) * b,
+    Op.NEG: lambda x, h, W, b: torch.exp(-h) * x,
+    Op.COPY: lambda x, h, W, b: torch.sin(h) * x,  # what the program of `with_a_copy` is
+    Op.EXP: lambda x, h, W, b: torch.exp(h) * x,
+    Op.EXPM1: lambda x, h, W, b: torch.expm1(h) * x,
+    Op.LOG: lambda x, h, W, b: torch.log(2 + x * h),
+    Op.LOG1P: lambda x, h, W, b: torch.log1p(0.5 * x * h),
+    Op.TANH: lambda x, h, W, b: torch.tanh(x + h),
+    Op.SIGMOID: lambda x, h, W, b: torch.sigmoid(x - h),
+    Op.RELU: lambda x, h, W, b: torch.relu(x + h),
+    Op.ABS: lambda x, h, W, b: torch.abs(x + h),
+    Op.SQRT: lambda x, h, W, b: torch.sqrt(2 + x * h),
+    Op.RECIP: lambda x, h, W, b: torch.reciprocal(3 + x * h),
+    Op.SIN: lambda x, h, W, b: torch.sin(2 * h) * x,
+    Op.COS: lambda x, h, W, b: torch.cos(2 * h) * x,
+    Op.ERF: lambda x, h, W, b: torch.erf(x + h),
+    Op.POWER: lambda x, h, W, b: 0.1 * (2 + x * torch.sin(h)) ** 2.5,
+    Op.ADD: lambda x, h, W, b: torch.sin(x + h),
+    Op.SUB: lambda x, h, W, b: torch.sin(x - h),
+    Op.MUL: lambda x, h, W, b: torch.sin(x * h),
+    Op.DIV: lambda x, h, W, b: x / (2 + h),
+    Op.MAX: lambda x, h, W, b: torch.maximum(x, 0.9 * h),
+    Op.MIN: lambda x, h, W, b: torch.minimum(x, 0.9 * h),
+    Op.WHERE: lambda x, h, W, b: torch.where(x > b, torch.sin(h), x),
+    Op.GT: lambda x, h, W, b: (h > x) * b + 0.5 * h,
+    Op.GE: lambda x, h, W, b: (h >= x) * b + 0.5 * h,
+    Op.LT: lambda x, h, W, b: (h < x) * b + 0.5 * h,
+    Op.LE: lambda x, h, W, b: (h <= x) * b + 0.5 * h,
+    Op.EQ: lambda x, h, W, b: (h == x) * b + 0.5 * h,
+    Op.NE: lambda x, h, W, b: (h != x) * b + 0.5 * h,
+    Op.SIGN: lambda x, h, W, b: torch.sign(h) * x,
+    Op.STOP: lambda x, h, W, b: torch.sin(h).detach() * x,
+    Op.AMAX: lambda x, h, W, b: h.amax(1, keepdim=True) * x,
+    Op.SUM: lambda x, h, W, b: h.sum(1, keepdim=True) * x * 0.3,
+    Op.EXPAND: lambda x, h, W, b: torch.sin(h[:, :1] * x),
+    Op.RESHAPE: lambda x, h, W, b: (outer(x, h) * W).sum(2),
+    Op.PERMUTE: lambda x, h, W, b: (outer(x, h) * W).transpose(1, 2).reshape(-1, 9)[:, :3],
+    Op.SLICE: lambda x, h, W, b: torch.cat([x[:, :1], (outer(x, h) * W).sum(2)[:, 1:]], 1),
+    Op.CAT: lambda x, h, W, b: torch.stack([x, h], 2).amax(2) * b,
 }
 
 
 def scaled(b, value, x, y, d):
     """What is wrong with a rule unless something else is said: a thousandth too much."""
-    return [part if part is None else b.map("mul", 1.001, part) for part in RULES[value.op](b, value, x, y, d)]
+    return [part if part is None else b.map(Op.MUL, 1.001, part) for part in RULES[value.op](b, value, x, y, d)]
 
 
 def let_through(b, value, x, y, d):
@@ -75,34 +75,35 @@ def let_through(b, value, x, y, d):
 
 def at_the_front(b, value, x, y, d):
     """The gradient of a slice, put where another slice would have been."""
-    axis, start, stop = value.attr
+    axis, start, stop = value.slice
     rest = list(x[0].shape)
     rest[axis] -= stop - start
     return [b.cat([d, b.zero(tuple(rest))], axis)]
 
 
 FAULTS = {
-    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "sign", "stop"), let_through),
-    "sub": lambda b, value, x, y, d: [d, d],
-    "max": lambda b, value, x, y, d: [d, None],
-    "min": lambda b, value, x, y, d: [None, d],
-    "where": lambda b, value, x, y, d: [None, d, d],
-    "amax": lambda b, value, x, y, d: [b.expand(d, x[0].shape)],
-    "sum": lambda b, value, x, y, d: [b.map("mul", 1 / x[0].size, b.expand(d, x[0].shape))],
-    "expand": lambda b, value, x, y, d: [b.reshape(b.slice(d, 0, 0, 1), x[0].shape)],
-    "permute": lambda b, value, x, y, d: [b.reshape(d, x[0].shape)],
-    "slice": at_the_front,
-    "cat": lambda b, value, x, y, d: RULES["cat"](b, value, x, y, d)[::-1],
+    **dict.fromkeys((*COMPARISONS, Op.SIGN, Op.STOP), let_through),
+    Op.SUB: lambda b, value, x, y, d: [d, d],
+    Op.MAX: lambda b, value, x, y, d: [d, None],
+    Op.MIN: lambda b, value, x, y, d: [None, d],
+    Op.WHERE: lambda b, value, x, y, d: [None, d, d],
+    Op.AMAX: lambda b, value, x, y, d: [b.expand(d, x[0].shape)],
+    Op.SUM: lambda b, value, x, y, d: [b.map(Op.MUL, 1 / x[0].size, b.expand(d, x[0].shape))],
+    Op.EXPAND: lambda b, value, x, y, d: [b.reshape(b.slice(d, 0, 0, 1), x[0].shape)],
+    Op.PERMUTE: lambda b, value, x, y, d: [b.reshape(d, x[0].shape)],
+    Op.SLICE: at_the_front,
+    Op.CAT: lambda b, value, x, y, d: RULES[Op.CAT](b, value, x, y, d)[::-1],
 }
 
 
 def with_a_copy():
     """`copy` is written by the scheduler alone, and not traced."""
     b = Builder()
-    x, h = b.leaf("input", 0, 0, 3), b.leaf("state", 0, 0, 3)
-    new = b.map("mul", b.map("copy", b.map("sin", h)), x)
-    widths = {("input", 0): 3, ("state", 0): 3, ("next", 0): 3, ("weight", 0): 9, ("weight", 1): 3}
-    return Program((Store("next", 0, 0, new),), widths, ("sequence",))
+    x, h = b.leaf(TensorKind.INPUT, 0, 0, 3), b.leaf(TensorKind.STATE, 0, 0, 3)
+    new = b.map(Op.MUL, b.map(Op.COPY, b.map(Op.SIN, h)), x)
+    widths = {(kind, 0): 3 for kind in (TensorKind.INPUT, TensorKind.STATE, TensorKind.NEXT)}
+    widths |= {(TensorKind.WEIGHT, 0): 9, (TensorKind.WEIGHT, 1): 3}
+    return Program((Store(TensorKind.NEXT, 0, 0, new),), widths, (InputKind.SEQUENCE,))
 
 
 def step_of(name):
@@ -111,7 +112,7 @@ def step_of(name):
 
 @cache
 def programs():
-    return {name: with_a_copy() if name == "copy" else trace(step_of(name), SIGNATURE) for name in CASES}
+    return {name: with_a_copy() if name is Op.COPY else trace(step_of(name), SIGNATURE) for name in CASES}
 
 
 @cache

@@ -9,8 +9,9 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.fuse.devices import place_of
+from unfading.fuse.ir.program import InputKind
 from unfading.fuse.plan import Plan
-from unfading.fuse.trace.affine import ends, slopes
+from unfading.fuse.trace.projection import ends, slopes
 from unfading.fuse.trace.tree import flatten, with_dense
 from unfading.reference import check_inputs, projected
 
@@ -49,7 +50,7 @@ def check(found: Plan, cell: Cell, tensors: Sequence[Tensor]) -> None:
     """A kernel reads memory by the plan's sizes: what comes must have them, and lie where it says."""
     signature = found.signature
     T, B = tensors[0].shape[0], tensors[len(signature.inputs)].shape[0]
-    sizes = {"sequence": (T, B), "shared": (T, 1), "constant": (1, B)}
+    sizes = {InputKind.SEQUENCE: (T, B), InputKind.SHARED: (T, 1), InputKind.CONSTANT: (1, B)}
     shapes: list[tuple[int, ...]] = [
         (*sizes[kind], width) for kind, width in zip(signature.kinds, signature.inputs, strict=True)
     ]

@@ -15,9 +15,9 @@ from unfading.fuse.bind import check, gather_inputs, gather_weights
 from unfading.fuse.c.compiler import NoCompiler
 from unfading.fuse.devices import halves, place_of
 from unfading.fuse.inference import Inference
-from unfading.fuse.ir.program import NotFusable
 from unfading.fuse.operator import Loop
 from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise
+from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.triton.probe import triton_trouble
 from unfading.fuse.triton.source import NoTriton
 from unfading.reference import reference
@@ -93,8 +93,8 @@ def refusal(cell: Cell) -> str | None:
 
 def _no_kernel(cell: Cell) -> str | None:
     found = plan(cell)
-    if isinstance(found, str):
-        return found
+    if isinstance(found, Refusal):
+        return str(found)
     try:
         if found.place == "triton":
             return triton_trouble(found, cell)

@@ -12,6 +12,7 @@ from unfading.cells.base import Cell
 from unfading.cells.wrap import WrapperCell
 from unfading.fuse.bind import check, gather_inputs, gather_weights
 from unfading.fuse.c.kernel import Walk
+from unfading.fuse.ir.program import InputKind
 from unfading.fuse.plan import Plan, kernel
 from unfading.lengths import zero_past
 
@@ -57,7 +58,7 @@ class Inference:
     def _steps(self, batch: int) -> int:
         """How many steps of a sequence make up one piece."""
         signature = self.plan.signature
-        width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == "sequence")
+        width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == InputKind.SEQUENCE)
         return max(1, PIECE // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
 
     def _can_be_cut(self, lengths: Tensor | None, *, reverse: bool) -> bool:

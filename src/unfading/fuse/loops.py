@@ -10,6 +10,7 @@ from torch import Tensor
 from unfading.fuse.c.backward import Backward
 from unfading.fuse.c.kernel import Walk
 from unfading.fuse.devices import place_of
+from unfading.fuse.ir.program import InputKind
 from unfading.fuse.plan import kernel, triton_kernel
 from unfading.fuse.triton.kernel import Way
 
@@ -112,7 +113,7 @@ def _(
         saved_width, kinds = triton_kernel(key).saved, triton_kernel(key).program.kinds
     else:
         saved_width, kinds = kernel(key, states[0].dtype).saved, kernel(key, states[0].dtype).program.kinds
-    timed = next(x for x, kind in zip(inputs, kinds, strict=True) if kind != "constant")
+    timed = next(x for x, kind in zip(inputs, kinds, strict=True) if kind != InputKind.CONSTANT)
     T, B = timed.shape[len(lead)], states[0].shape[-2]
     saved = [states[0].new_empty((*lead, T, B, saved_width))] if keep and saved_width else []
     trajectory = [state.new_empty((*lead, T, B, state.shape[-1])) for state in states]

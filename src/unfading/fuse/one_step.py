@@ -9,6 +9,7 @@ from torch import Tensor
 from unfading.cells.base import Cell
 from unfading.fuse.bind import gather_inputs
 from unfading.fuse.inference import Inference
+from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.fuse.plan import plan_or_raise
 
 AHEAD = 256  # steps for which what does not depend on x is worked out at once
@@ -21,7 +22,7 @@ class OneStep:
         self.cell, self.plan = cell, plan_or_raise(cell)
         self.inference = Inference(self.plan, cell, cell.weights())
         self.kernel, self.direct = self.inference.kernel, self.inference.direct
-        self.shared = [i for i, kind in enumerate(self.plan.signature.kinds) if kind == "shared"]
+        self.shared = [i for i, kind in enumerate(self.plan.signature.kinds) if kind == InputKind.SHARED]
 
     def begin(self, state: Any) -> None:
         """Take up a state, and write down where everything lies."""
@@ -34,11 +35,11 @@ class OneStep:
         self.at = {pointer: k for k, pointer in enumerate(function.pointers, start=1)}
         self.arrays = []
         for before, final in (self.buffers, self.buffers[::-1]):
-            known = {("initial", i): part for i, part in enumerate(before)} | {
-                ("final", i): part for i, part in enumerate(final)
+            known = {(TensorKind.INITIAL, i): part for i, part in enumerate(before)} | {
+                (TensorKind.FINAL, i): part for i, part in enumerate(final)
             }
-            known |= {("next", i): part for i, part in enumerate(self.after)}
-            known |= {("weight", i): weight for i, weight in enumerate(self.inference.weights)}
+            known |= {(TensorKind.NEXT, i): part for i, part in enumerate(self.after)}
+            known |= {(TensorKind.WEIGHT, i): weight for i, weight in enumerate(self.inference.weights)}
             addresses = [known[p].data_ptr() if p in known else None for p in function.pointers]
             all_addresses = (kernel.product, *addresses, *self.inference.packed.addresses)
             self.arrays.append((ctypes.c_void_p * len(all_addresses))(*all_addresses))
@@ -55,11 +56,11 @@ class OneStep:
         array = self.arrays[self.turn]
         held = self._inputs(x, index)
         for i, tensor in held:
-            array[self.at["input", i]] = tensor.data_ptr()
+            array[self.at[TensorKind.INPUT, i]] = tensor.data_ptr()
         output = self.after[0]
         if self.direct:
             output = torch.empty_like(output)
-            array[self.at["next", 0]] = output.data_ptr()
+            array[self.at[TensorKind.NEXT, 0]] = output.data_ptr()
         if self.kernel.entries[self.kernel.infer.name](array, *self.rest):
             raise MemoryError("no memory for the buffers of a fused step.")
         self.turn = 1 - self.turn
@@ -69,13 +70,13 @@ class OneStep:
         """The inputs that the loop reads, with their numbers."""
         if not self.plan.with_project:
             leaves = gather_inputs(self.plan, self.cell, x.unsqueeze(0), index, {})
-            return [(i, leaf.contiguous()) for i, leaf in enumerate(leaves) if ("input", i) in self.at]
-        held = [(0, x.contiguous())] if ("input", 0) in self.at else []
+            return [(i, leaf.contiguous()) for i, leaf in enumerate(leaves) if (TensorKind.INPUT, i) in self.at]
+        held = [(0, x.contiguous())] if (TensorKind.INPUT, 0) in self.at else []
         if self.shared:
             offset = index - self.table_start
             if not self.table or not 0 <= offset < AHEAD:
                 blank = x.new_zeros(AHEAD, 1, self.cell.input_size)
                 self.table = [t.contiguous() for t in gather_inputs(self.plan, self.cell, blank, index, {})]
                 self.table_start, offset = index, 0
-            held += [(i, self.table[i][offset]) for i in self.shared if ("input", i) in self.at]
+            held += [(i, self.table[i][offset]) for i in self.shared if (TensorKind.INPUT, i) in self.at]
         return held

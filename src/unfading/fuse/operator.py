@@ -18,7 +18,7 @@ from torch import Tensor
 from unfading.fuse import loops
 from unfading.fuse.devices import place_of
 from unfading.fuse.ir.interpret import next_states
-from unfading.fuse.ir.program import Program
+from unfading.fuse.ir.program import InputKind, Program, TensorKind
 from unfading.fuse.plan import PROGRAMS
 from unfading.reference import scan
 from unfading.torch_state import traced
@@ -138,11 +138,11 @@ class _Traced:
     def __init__(self, program: Program):
         self.program = program
         names = [f"input{i}" for i in range(len(program.kinds))]
-        states = sum(kind == "next" for kind, _ in program.widths)
+        states = sum(kind == TensorKind.NEXT for kind, _ in program.widths)
         make: Any = namedtuple  # made from names that are known here only
         self.make_inputs, self.make_state = make("Inputs", names), make("State", [f"state{i}" for i in range(states)])
-        self.shared = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == "shared")
-        self.constant = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == "constant")
+        self.shared = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == InputKind.SHARED)
+        self.constant = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == InputKind.CONSTANT)
 
     def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
         return self.make_state(*next_states(self.program, inputs, state, weights))

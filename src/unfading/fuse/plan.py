@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,8 @@ from unfading.cells.matrix import LowRank
 from unfading.cells.wrap import innermost
 from unfading.fuse.c.kernel import REAL, Kernel, compiled
 from unfading.fuse.devices import place_of
-from unfading.fuse.ir.program import NotFusable, Program
+from unfading.fuse.ir.program import InputKind, Program
+from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import affine_project, with_project
 from unfading.fuse.trace.recorder import Signature, trace
 from unfading.fuse.trace.staleness import Options
@@ -25,7 +25,7 @@ from unfading.fuse.triton.kernel import TritonKernel
 from unfading.fuse.triton.launch_settings import DENSE
 from unfading.fuse.triton.tiles import is_vector
 from unfading.reference import check_inputs, leaf_names
-from unfading.source_lines import defined, first_line
+from unfading.source_lines import definition_line, first_line
 from unfading.torch_state import traced
 
 
@@ -51,20 +51,20 @@ INSIDE = 1
 PROGRAMS: dict[str, Program] = {}
 NAMES: dict[str, Names] = {}  # what the first cell with a program calls the tensors in it
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
-_triton_kernels: dict[str, TritonKernel | str] = {}  # or the reason why there is none
+_triton_kernels: dict[str, TritonKernel | Refusal] = {}
 # Per cell the plan, or the reason why there is none, and the options it was made with; one for training and one for
 # evaluation, since a training loop goes to and fro.
-_plans: "weakref.WeakKeyDictionary[Cell, dict[bool, tuple[Options, Plan | str]]]" = weakref.WeakKeyDictionary()
+_plans: "weakref.WeakKeyDictionary[Cell, dict[bool, tuple[Options, Plan | Refusal]]]" = weakref.WeakKeyDictionary()
 
 
-def plan(cell: Cell) -> Plan | str:
-    """The plan of a cell as it stands, or in words why its step cannot be compiled."""
+def plan(cell: Cell) -> Plan | Refusal:
+    """The plan of a cell as it stands, or why its step cannot be compiled."""
     plans, training = _plans.setdefault(cell, {}), innermost(cell).training  # a network does not own the wrappers of its cells
     known = plans.get(training)
     if known is None or not known[0].still_holds():
         known = (Options(cell), _made(cell))
         # Under a transform of torch.func parameters are not themselves; a refusal then is none for later.
-        if not (isinstance(known[1], str) and traced()):
+        if not (isinstance(known[1], Refusal) and traced()):
             plans[training] = known
     return known[1]
 
@@ -72,8 +72,8 @@ def plan(cell: Cell) -> Plan | str:
 def plan_or_raise(cell: Cell) -> Plan:
     """The plan of a cell; NotFusable where there is none."""
     found = plan(cell)
-    if isinstance(found, str):
-        raise NotFusable(found)
+    if isinstance(found, Refusal):
+        raise NotFusable(*found)
     return found
 
 
@@ -93,10 +93,10 @@ def triton_kernel(key: str) -> TritonKernel:
         try:
             found = TritonKernel(_program(key), NAMES[key])
         except NotFusable as error:
-            found = str(error)
+            found = error.refusal
         _triton_kernels[key] = found
-    if isinstance(found, str):
-        raise NotFusable(found)
+    if isinstance(found, Refusal):
+        raise NotFusable(*found)
     return found
 
 
@@ -108,31 +108,33 @@ def _program(key: str) -> Program:
     return PROGRAMS[key]
 
 
-def _made(cell: Cell) -> Plan | str:
+def _made(cell: Cell) -> Plan | Refusal:
     """Made on the side: no mode that is recording the caller sees it, and random numbers are left as they were."""
     aside = (_disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False))
     with aside[0], aside[1], aside[2], torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         return _planned(cell)
 
 
-def _planned(cell: Cell) -> Plan | str:
+def _planned(cell: Cell) -> Plan | Refusal:
     try:
         gpus = {tensor.device for tensor in cell.parameters() if tensor.is_cuda}
         with torch.random.fork_rng(devices=list(gpus)), torch.no_grad():  # masks are drawn in project
             return _example(cell)
+    except NotFusable as error:
+        return error.refusal
     except Exception as error:  # a cell that breaks its contract, or takes no example; the reference says how
-        return first_line(error)
+        return Refusal(first_line(error))
 
 
-def _example(cell: Cell) -> Plan | str:
+def _example(cell: Cell) -> Plan | Refusal:
     state = cell.initial_state(2)
     dtype, place = state[0].dtype, place_of(state[0].device)
     if place is None:
-        return f"kernels are written for the CPU and for CUDA; the parameters are on {state[0].device}"
+        return Refusal(f"kernels are written for the CPU and for CUDA; the parameters are on {state[0].device}")
     if place == "c" and dtype not in REAL:
-        return f"{dtype} is compiled for no CPU; float32 and float64 are"
+        return Refusal(f"{dtype} is compiled for no CPU; float32 and float64 are")
     if place == "triton" and dtype != torch.float32:
-        return f"kernels for a GPU compute in float32; the parameters are {dtype}"
+        return Refusal(f"kernels for a GPU compute in float32; the parameters are {dtype}")
     inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
     weights = cell.weights()
     check_inputs(cell, inputs, batch=2)
@@ -156,7 +158,7 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
     names = tuple(leaf_names(inputs))
     signature = Signature(
         tuple(leaf.shape[-1] for leaf in input_leaves),
-        tuple("shared" if name in cell.shared else "constant" if name in cell.constant else "sequence" for name in names),
+        tuple(_input_kind(cell, name) for name in names),
         tuple(part.shape[-1] for part in state),
         tuple(tuple(leaf.shape) for leaf in weight_leaves),
         dtype,
@@ -166,7 +168,9 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
         made = cell.step(unflatten(input_tree, list(inputs)), type(state)(*states), unflatten(weight_tree, list(weights)))
         if not isinstance(made, tuple) or len(made) != len(states):
             got = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
-            raise NotFusable(f"step must return its state, a tuple of {len(states)} tensors; got {got}{defined(cell.step)}")
+            raise NotFusable(
+                f"step must return its state, a tuple of {len(states)} tensors; got {got}", definition_line(cell.step)
+            )
         return made
 
     step.__wrapped__ = cell.step  # type: ignore[attr-defined]
@@ -181,12 +185,18 @@ def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtyp
             affine = True
     except NotFusable:
         program, wide, parameters = trace(step, signature), signature, ()
-    key = sha256(f"{program}\n{sorted(program.widths.items())}\n{program.kinds}".encode()).hexdigest()[:16]
+    key = program.key()
     PROGRAMS.setdefault(key, program)
     read = names if wide is signature else ("x", *(name for name in names if name in cell.shared))
     NAMES.setdefault(key, Names(read, list(type(state)._fields), [*weight_names(weights), *parameters]))
     parameters = () if affine else parameters
     return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, affine, place)
+
+
+def _input_kind(cell: Cell, name: str) -> InputKind:
+    if name in cell.shared:
+        return InputKind.SHARED
+    return InputKind.CONSTANT if name in cell.constant else InputKind.SEQUENCE
 
 
 def _matrices(program: Program) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from unfading.errors import check_count
-from unfading.fuse.ir.program import NotFusable
+from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.probe import tune_cell
 from unfading.layers.recurrent import Recurrent
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unfading.source_lines import first_line, where
+from unfading.source_lines import first_line, user_line
 
 # What torch itself says of its operations, and what that means for a recording.
 TAGS = {
@@ -164,8 +164,8 @@ class Watch(TorchDispatchMode):
         if any(t.device != self.device and t.dim() > 0 for t in results):
             reason = f"leaves {self.device}; what a step reads must lie there"
         if reason:
-            frames = traceback.extract_stack()[:-1]
-            raise NotGraphable(f"{function.overloadpacket} {reason}{where(frames)}")
+            line = user_line(traceback.extract_stack()[:-1])
+            raise NotGraphable(f"{function.overloadpacket} {reason}" + ("" if line is None else f" ({line})"))
         self.known.update({_memory(tensor): tensor for tensor in results})  # kept, so that no memory is met twice
         return made
 

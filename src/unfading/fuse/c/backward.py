@@ -14,6 +14,7 @@ from unfading.fuse.c.emit import Factor, factors
 from unfading.fuse.c.kernel import Kernel, Tensors, Walk, named
 from unfading.fuse.c.threads import run_tiles
 from unfading.fuse.ir.differentiate import Outer, Source
+from unfading.fuse.ir.program import InputKind, TensorKind
 
 PIECE = 1 << 22  # bytes of factors in one piece
 
@@ -43,10 +44,10 @@ class Backward:
         self.wanted_weights = wanted[len(inputs) + len(states) :]
         self.d_inputs: list[Tensor | None] = []
         for i, kind in enumerate(kernel.program.kinds):
-            n = self.widths.get(("dinput", i)) if self.wanted_inputs[i] or i in kernel.always else None
+            n = self.widths.get((TensorKind.D_INPUT, i)) if self.wanted_inputs[i] or i in kernel.always else None
             if n is None:
                 self.d_inputs.append(None)
-            elif kind == "constant":
+            elif kind == InputKind.CONSTANT:
                 self.d_inputs.append(states[0].new_zeros((1, self.B, n)))
             else:
                 self.d_inputs.append(kernel.blank(states[0], (self.T, self.B, n), walk))
@@ -64,9 +65,9 @@ class Backward:
         buffers: Tensors = {}
         for a, b in self._pieces():
             self._run(a, b, [None if d is None else d[a:b] for d in d_trajectory], carried, buffers)
-            carried = [buffers["dinitial", i] for i in range(len(self.states))]
+            carried = [buffers[TensorKind.D_INITIAL, i] for i in range(len(self.states))]
             for i in range(len(self.states)):  # the next piece writes beside what it reads
-                buffers["dinitial", i] = buffers.pop(("spare", i), None)
+                buffers[TensorKind.D_INITIAL, i] = buffers.pop(("spare", i), None)
         d_inputs: list[Tensor | None] = []
         for x, d, kind, want in zip(self.inputs, self.d_inputs, self.kernel.program.kinds, self.wanted_inputs, strict=True):
             if not want:
@@ -74,7 +75,7 @@ class Backward:
             elif d is None:
                 d_inputs.append(torch.zeros_like(x))
             else:
-                d_inputs.append(d.sum(1, keepdim=True) if kind == "shared" else d)
+                d_inputs.append(d.sum(1, keepdim=True) if kind == InputKind.SHARED else d)
         states = [torch.zeros_like(s) if c is None else c for s, c in zip(self.states, carried, strict=True)]
         return d_inputs, states, self.d_weights
 
@@ -82,7 +83,7 @@ class Backward:
         """From the last piece processed to the first."""
         walk, T = self.walk, self.T
         width = sum(factor.width for factor in self.needed) + sum(
-            n for (kind, _), n in self.widths.items() if kind == "sequence"
+            n for (kind, _), n in self.widths.items() if kind == TensorKind.SEQUENCE
         )
         steps = max(8, PIECE // (max(1, width) * self.B * self.kernel.dtype.itemsize))
         if walk.reverse and walk.lengths is not None:
@@ -99,9 +100,10 @@ class Backward:
         first = T - b if walk.reverse else a  # the piece's first step in the order of processing
         inputs, d_inputs, held = [], [], {}
         for i, (x, d, kind) in enumerate(zip(self.inputs, self.d_inputs, kernel.program.kinds, strict=True)):
-            at = slice(None) if kind == "constant" else slice(first, first + steps) if kind == "shared" else slice(a, b)
+            at = slice(first, first + steps) if kind == InputKind.SHARED else slice(a, b)
+            at = slice(None) if kind == InputKind.CONSTANT else at
             inputs.append(x[at])
-            if kind == "constant" and d is not None:
+            if kind == InputKind.CONSTANT and d is not None:
                 held[i] = torch.empty_like(d)
             d_inputs.append(held.get(i, None if d is None else d[at]))
         if walk.reverse:
@@ -120,7 +122,7 @@ class Backward:
         for i, part in held.items():
             self.d_inputs[i] += part  # type: ignore[operator]
         for i, d_weight in enumerate(self.d_weights):
-            entries = buffers.get(("dweight", i))
+            entries = buffers.get((TensorKind.D_WEIGHT, i))
             if entries is not None and d_weight is not None:
                 d_weight += entries.sum(0).to(d_weight.dtype).reshape(d_weight.shape)
         for product in kernel.outer:
@@ -139,17 +141,17 @@ class Backward:
         for kind, i in kernel.back.pointers:
             n = self.widths.get((kind, i), 0)
             had = buffers.get((kind, i))
-            if kind == "dinitial":
-                for name in ("dinitial", "spare"):
+            if kind == TensorKind.D_INITIAL:
+                for name in (TensorKind.D_INITIAL, "spare"):
                     if buffers.get((name, i)) is None:
                         buffers[name, i] = torch.empty_like(self.states[i])
-            elif kind == "dweight":
+            elif kind == TensorKind.D_WEIGHT:
                 buffers[kind, i] = like.new_empty((-(-self.B // tile), n), dtype=torch.float64) if had is None else had
-            elif kind == "sequence" or (kind == "packed" and self.walk.lengths is not None):
-                n = self.needed[i].width if kind == "packed" else n
+            elif kind == TensorKind.SEQUENCE or (kind == TensorKind.PACKED and self.walk.lengths is not None):
+                n = self.needed[i].width if kind == TensorKind.PACKED else n
                 if had is None or len(had) < lines:
                     buffers[kind, i] = like.new_empty((lines, n))
-            elif kind == "packed":
+            elif kind == TensorKind.PACKED:
                 buffers[kind, i] = None
 
     def _add_product(self, product: Outer, tensors: Tensors, lines: int) -> None:
@@ -159,12 +161,12 @@ class Backward:
             return
         target = whole[block.r0 : block.r1, block.c0 : block.c1]
         a, v = self._factor(product.dy, block.width, tensors, lines), product.v
-        if self.walk.lengths is not None or v.kind != "state":
+        if self.walk.lengths is not None or v.kind != TensorKind.STATE:
             pairs = [(a, self._factor(v, block.length, tensors, lines))]
         else:
             # Before its first step a row's state is the initial one, before any other what the step before left.
-            before = _columns(Factor(v._replace(kind="next"), block.length), tensors, lines)
-            initial = _columns(Factor(v._replace(kind="initial"), block.length), tensors, self.B)
+            before = _columns(Factor(v._replace(kind=TensorKind.NEXT), block.length), tensors, lines)
+            initial = _columns(Factor(v._replace(kind=TensorKind.INITIAL), block.length), tensors, self.B)
             rest = lines - self.B
             if self.walk.reverse:
                 pairs = [(a[rest:], initial), (a[:rest], before[self.B :])]
@@ -194,9 +196,9 @@ class Backward:
     def _factor(self, source: Source, width: int, tensors: Tensors, lines: int) -> Tensor:
         """A factor as [lines, width], packed where there are lengths."""
         factor = Factor(source, width)
-        if self.walk.lengths is None or source.kind == "sequence":
+        if self.walk.lengths is None or source.kind == TensorKind.SEQUENCE:
             return _columns(factor, tensors, lines)
-        tensor = tensors["packed", self.needed.index(factor)]
+        tensor = tensors[TensorKind.PACKED, self.needed.index(factor)]
         assert tensor is not None
         return tensor[:lines]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from unfading.fuse.c.emit_step import Step
 from unfading.fuse.c.schedule import schedule
 from unfading.fuse.ir.differentiate import Outer, Reversed, Source, Total
-from unfading.fuse.ir.program import Block, Program
+from unfading.fuse.ir.program import Block, InputKind, Program, TensorId, TensorKind
 
 OWN = ("exp", "tanh", "sigmoid")  # of step.h
 LIBM = ("expm1", "log", "log1p", "fabs", "sqrt", "sin", "cos", "erf", "pow")
@@ -26,7 +26,7 @@ class Function(NamedTuple):
 
     name: str
     source: str
-    pointers: tuple[tuple[str, int], ...]
+    pointers: tuple[TensorId, ...]
     blocks: tuple[Block, ...]  # packed matrices, after the pointers
     optional: frozenset[int]  # inputs whose gradient may be left out, by a null pointer
 
@@ -65,7 +65,7 @@ def emit_forward(name: str, program: Program) -> Function:
     step = Step(program, schedule(program), backward=False)
     load, final, swap = [], [], []
     for i, n in _states(program).items():
-        initial, last = step.pointer("initial", i), step.pointer("final", i)
+        initial, last = step.pointer(TensorKind.INITIAL, i), step.pointer(TensorKind.FINAL, i)
         load.append(f"memcpy(now{i} + r * PAD({n}), {initial} + row[r] * {n}, sizeof(real) * {n});")
         final.append(f"memcpy({last} + row[m] * {n}, now{i} + m * PAD({n}), sizeof(real) * {n});")
         swap.append(f"{{ real* swap = now{i}; now{i} = new{i}; new{i} = swap; }}")
@@ -92,7 +92,9 @@ def emit_backward(name: str, made: Reversed) -> Function:
     step = Step(program, schedule(program), backward=True)
     join, add, write, swap = [], [], [], []
     for i, n in _states(program).items():
-        d_final, d_next, d_initial = (step.pointer(kind, i) for kind in ("dfinal", "dnext", "dinitial"))
+        d_final, d_next, d_initial = (
+            step.pointer(kind, i) for kind in (TensorKind.D_FINAL, TensorKind.D_NEXT, TensorKind.D_INITIAL)
+        )
         join.append(f"if ({d_final}) memcpy(now{i} + m * PAD({n}), {d_final} + row[m] * {n}, sizeof(real) * {n});")
         join.append(f"else memset(now{i} + m * PAD({n}), 0, sizeof(real) * {n});")
         add.append(f"if ({d_next}) for (int r = 0; r < m; r++) {{")
@@ -103,10 +105,10 @@ def emit_backward(name: str, made: Reversed) -> Function:
         write.append(f"memcpy({d_initial} + row[r] * {n}, now{i} + r * PAD({n}), sizeof(real) * {n});")
         swap.append(f"{{ real* swap = now{i}; now{i} = new{i}; new{i} = swap; }}")
     for i, n in _held(program).items():
-        target = step.pointer("dinput", i)
+        target = step.pointer(TensorKind.D_INPUT, i)
         write.append(f"if ({target}) memcpy({target} + row[r] * {n}, held{i} + r * PAD({n}), sizeof(real) * {n});")
     summed = [
-        f"memcpy((double*){step.pointer('dweight', i)} + number * {n}, sum{i}, sizeof(double) * {n});"
+        f"memcpy((double*){step.pointer(TensorKind.D_WEIGHT, i)} + number * {n}, sum{i}, sizeof(double) * {n});"
         for i, n in _summed(program).items()
     ]
     packing = [line for k, factor in enumerate(factors(made.outer, made.totals)) for line in _packing(step, k, factor)]
@@ -192,10 +194,10 @@ int {name}(void** tensors, int64_t T, int64_t B, int64_t tile, int64_t first, in
 def _packing(step: Step, k: int, factor: Factor) -> list[str]:
     """Copy a factor of a product after the loop to its line, where lines are packed."""
     kind, index, start = factor.source
-    if kind == "sequence":
+    if kind == TensorKind.SEQUENCE:
         return []
-    target, n = step.pointer("packed", k), factor.width
-    if kind == "dinput":
+    target, n = step.pointer(TensorKind.PACKED, k), factor.width
+    if kind == TensorKind.D_INPUT:
         base = f"{step.pointer(kind, index)} + place[r] * {step.program.widths[kind, index]}"
     else:
         base = step.base(kind, index)
@@ -204,19 +206,19 @@ def _packing(step: Step, k: int, factor: Factor) -> list[str]:
 
 
 def _states(program: Program) -> dict[int, int]:
-    return {i: program.widths["next", i] for kind, i in sorted(program.widths) if kind == "next"}
+    return {i: program.widths[TensorKind.NEXT, i] for kind, i in sorted(program.widths) if kind == TensorKind.NEXT}
 
 
 def _held(program: Program) -> dict[int, int]:
     """Gradients of inputs that hold for all time: summed over it, row by row."""
-    stored = sorted({store.index for store in program.stores if store.kind == "dinput"})
-    return {i: program.widths["dinput", i] for i in stored if program.kinds[i] == "constant"}
+    stored = sorted({store.index for store in program.stores if store.kind == TensorKind.D_INPUT})
+    return {i: program.widths[TensorKind.D_INPUT, i] for i in stored if program.kinds[i] == InputKind.CONSTANT}
 
 
 def _summed(program: Program) -> dict[int, int]:
     """Gradients of weights used entry by entry: summed over rows and time, in double."""
-    stored = sorted({store.index for store in program.stores if store.kind == "dweight"})
-    return {i: program.widths["dweight", i] for i in stored}
+    stored = sorted({store.index for store in program.stores if store.kind == TensorKind.D_WEIGHT})
+    return {i: program.widths[TensorKind.D_WEIGHT, i] for i in stored}
 
 
 def _lines(lines: list[str], indent: int) -> str:

@@ -6,40 +6,52 @@ now0, new0, ... the state, or its gradient, before and after.
 """
 
 from unfading.fuse.c.schedule import Schedule
-from unfading.fuse.ir.program import REDUCTIONS, VIEWS, Program, Shape, Value, pieces_of
+from unfading.fuse.ir.program import (
+    NUMBERS,
+    REDUCTIONS,
+    VIEWS,
+    InputKind,
+    Op,
+    Program,
+    Shape,
+    TensorId,
+    TensorKind,
+    Value,
+    pieces_of,
+)
 
-EXPRESSIONS = {
-    "neg": "-{0}",
-    "exp": "exp_x({0})",
-    "expm1": "expm1_x({0})",
-    "log": "log_x({0})",
-    "log1p": "log1p_x({0})",
-    "tanh": "tanh_x({0})",
-    "sigmoid": "sigmoid_x({0})",
-    "relu": "({0} < 0 ? (real)0 : {0})",
-    "abs": "fabs_x({0})",
-    "sqrt": "sqrt_x({0})",
-    "recip": "1 / {0}",
-    "sign": "(real)(({0} > 0) - ({0} < 0))",
-    "sin": "sin_x({0})",
-    "cos": "cos_x({0})",
-    "erf": "erf_x({0})",
-    "power": "pow_x({0}, {attr})",
-    "copy": "{0}",
-    "stop": "{0}",
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "max": "({0} > {1} || {0} != {0} ? {0} : {1})",
-    "min": "({0} < {1} || {0} != {0} ? {0} : {1})",
-    "gt": "(real)({0} > {1})",
-    "ge": "(real)({0} >= {1})",
-    "lt": "(real)({0} < {1})",
-    "le": "(real)({0} <= {1})",
-    "eq": "(real)({0} == {1})",
-    "ne": "(real)({0} != {1})",
-    "where": "({0} != 0 ? {1} : {2})",
+EXPRESSIONS: dict[Op, str] = {
+    Op.NEG: "-{0}",
+    Op.EXP: "exp_x({0})",
+    Op.EXPM1: "expm1_x({0})",
+    Op.LOG: "log_x({0})",
+    Op.LOG1P: "log1p_x({0})",
+    Op.TANH: "tanh_x({0})",
+    Op.SIGMOID: "sigmoid_x({0})",
+    Op.RELU: "({0} < 0 ? (real)0 : {0})",
+    Op.ABS: "fabs_x({0})",
+    Op.SQRT: "sqrt_x({0})",
+    Op.RECIP: "1 / {0}",
+    Op.SIGN: "(real)(({0} > 0) - ({0} < 0))",
+    Op.SIN: "sin_x({0})",
+    Op.COS: "cos_x({0})",
+    Op.ERF: "erf_x({0})",
+    Op.POWER: "pow_x({0}, {attr})",
+    Op.COPY: "{0}",
+    Op.STOP: "{0}",
+    Op.ADD: "{0} + {1}",
+    Op.SUB: "{0} - {1}",
+    Op.MUL: "{0} * {1}",
+    Op.DIV: "{0} / {1}",
+    Op.MAX: "({0} > {1} || {0} != {0} ? {0} : {1})",
+    Op.MIN: "({0} < {1} || {0} != {0} ? {0} : {1})",
+    Op.GT: "(real)({0} > {1})",
+    Op.GE: "(real)({0} >= {1})",
+    Op.LT: "(real)({0} < {1})",
+    Op.LE: "(real)({0} <= {1})",
+    Op.EQ: "(real)({0} == {1})",
+    Op.NE: "(real)({0} != {1})",
+    Op.WHERE: "({0} != 0 ? {1} : {2})",
 }
 
 
@@ -49,58 +61,62 @@ class Step:
     def __init__(self, program: Program, plan: Schedule, *, backward: bool):
         self.program, self.plan, self.backward = program, plan, backward
         self.blocks = program.blocks()
-        self.pointers: dict[tuple[str, int], None] = {}  # in order of use
+        self.pointers: dict[TensorId, None] = {}  # in order of use
         self.lines: list[str] = []
         for level in plan.levels:
             for shape, values in level.loops:
                 self._guarded(values[0], self._loop(shape, values))
             for value in level.rest:
-                write = self._dot if value.op == "dot" else self._reduction if value.op in REDUCTIONS else self._join
+                write = self._dot if value.op is Op.DOT else self._reduction if value.op in REDUCTIONS else self._join
                 self._guarded(value, write(value))
 
     def _guarded(self, value: Value, lines: list[str]) -> None:
         """What only the gradient of an input needs is left out where that is not wanted."""
         index = self.plan.only_for.get(value.id)
-        self.lines += lines if index is None else [f"if ({self.pointer('dinput', index)}) {{", *lines, "}"]
+        self.lines += lines if index is None else [f"if ({self.pointer(TensorKind.D_INPUT, index)}) {{", *lines, "}"]
 
     def optional(self) -> frozenset[int]:
         """The inputs whose gradient is stored by guarded lines alone."""
         stored = {
-            (index, value) for value, targets in self.plan.stores.items() for kind, index, _ in targets if kind == "dinput"
+            (index, value)
+            for value, targets in self.plan.stores.items()
+            for kind, index, _ in targets
+            if kind == TensorKind.D_INPUT
         }
         return frozenset(index for index, _ in stored) - {index for index, value in stored if value not in self.plan.only_for}
 
-    def pointer(self, kind: str, index: int) -> str:
+    def pointer(self, kind: TensorKind, index: int) -> str:
         self.pointers[kind, index] = None
         return f"{kind}{index}"
 
     # -- where things lie: a base for row r, declared once per loop, and an index into it ---------------------------------
 
-    def base(self, kind: str, i: int) -> str:
+    def base(self, kind: TensorKind, i: int) -> str:
         """Of what row r reads."""
         width = self.program.widths[kind, i]
-        if kind == "weight":
+        if kind == TensorKind.WEIGHT:
             return self.pointer(kind, i)
-        if kind == "carry" or (kind == "state" and not self.backward):
+        if kind == TensorKind.CARRY or (kind == TensorKind.STATE and not self.backward):
             return f"now{i} + r * PAD({width})"
-        if kind == "state":
-            return f"(s ? {self.pointer('next', i)} + before[r] * {width} : {self.pointer('initial', i)} + row[r] * {width})"
+        if kind == TensorKind.STATE:
+            after, initial = self.pointer(TensorKind.NEXT, i), self.pointer(TensorKind.INITIAL, i)
+            return f"(s ? {after} + before[r] * {width} : {initial} + row[r] * {width})"
         place = "place[r]"
-        if kind == "input":
-            place = {"sequence": "place[r]", "shared": "s", "constant": "row[r]"}[self.program.kinds[i]]
+        if kind == TensorKind.INPUT:
+            place = {InputKind.SEQUENCE: "place[r]", InputKind.SHARED: "s", InputKind.CONSTANT: "row[r]"}[self.program.kinds[i]]
         return f"{self.pointer(kind, i)} + {place} * {width}"
 
-    def _target(self, kind: str, index: int) -> tuple[str, str]:
+    def _target(self, kind: TensorKind, index: int) -> tuple[str, str]:
         """The base for row r of what a store writes, and how it is written."""
         width = self.program.widths[kind, index]
-        if kind == "dstate":
+        if kind == TensorKind.D_STATE:
             return f"new{index} + r * PAD({width})", "="
-        if kind == "dweight":
+        if kind == TensorKind.D_WEIGHT:
             return f"sum{index}", "+="
-        if kind == "dinput" and self.program.kinds[index] == "constant":
+        if kind == TensorKind.D_INPUT and self.program.kinds[index] == InputKind.CONSTANT:
             return f"held{index} + r * PAD({width})", "+="
-        place = {"sequence": "line[r]"}.get(kind, "place[r]")
-        if kind == "dinput" and self.program.kinds[index] == "shared":
+        place = "line[r]" if kind == TensorKind.SEQUENCE else "place[r]"
+        if kind == TensorKind.D_INPUT and self.program.kinds[index] == InputKind.SHARED:
             place = "(s * B + row[r])"
         return f"{self.pointer(kind, index)} + {place} * {width}", "="
 
@@ -110,7 +126,7 @@ class Step:
         loop = _Loop(self, shape)
         for value in values:
             args = [loop.read(arg) for arg in value.args]
-            expression = EXPRESSIONS[value.op].format(*args, attr=_number(value.attr) if value.op == "power" else "")
+            expression = EXPRESSIONS[value.op].format(*args, attr=_number(value.number) if value.op is Op.POWER else "")
             loop.body.append(f"const real v{value.id} = {expression};")
             loop.local[value.id] = f"v{value.id}"
             if value.id in self.plan.slots:
@@ -118,7 +134,7 @@ class Step:
             for kind, index, start in self.plan.stores.get(value.id, ()):
                 base, how = self._target(kind, index)
                 loop.write(base, how, _plus(start, loop.flat), f"v{value.id}")
-                if kind == "next":  # the state of the next step, beside the trajectory
+                if kind == TensorKind.NEXT:  # the state of the next step, beside the trajectory
                     width = self.program.widths[kind, index]
                     loop.write(f"new{index} + r * PAD({width})", "=", _plus(start, loop.flat), f"v{value.id}")
         return loop.written()
@@ -126,38 +142,38 @@ class Step:
     def _join(self, value: Value) -> list[str]:
         """A concatenation that could not be lifted: each piece is copied to its place."""
         lines = []
-        for start, _, piece in pieces_of(value.args, value.attr):
+        for start, _, piece in pieces_of(value.args, value.axis):
             loop = _Loop(self, piece.shape)
             index = list(loop.index)
-            index[value.attr] = _plus(start, index[value.attr])
+            index[value.axis] = _plus(start, index[value.axis])
             target = f"s{self.plan.slots[value.id]} + r * PAD({value.size})"
             loop.write(target, "=", _flatten(value.shape, index), loop.read(piece))
             lines += loop.written()
         return lines
 
     def _reduction(self, value: Value) -> list[str]:
-        x, over = value.args[0], value.attr
+        x, over = value.args[0], value.axes
         kept = ["0" if axis in over else index for axis, index in enumerate(_indices(x.shape))]
         target = f"s{self.plan.slots[value.id]}[r * PAD({value.size}) + {_flatten(value.shape, kept)}]"
         loop = _Loop(self, x.shape)
         entry = loop.read(x)
         outside = [axis for axis in range(len(x.shape)) if axis not in over]
         first = ["for (int r = 0; r < m; r++) {", *loop.bases_declared()]
-        if value.op == "sum" and outside and outside[-1] == len(x.shape) - 1 and x.shape[-1] > 1:
+        if value.op is Op.SUM and outside and outside[-1] == len(x.shape) - 1 and x.shape[-1] > 1:
             # The last axis stays: whole vectors are added.
             first.append(f"  memset(&s{self.plan.slots[value.id]}[r * PAD({value.size})], 0, sizeof(real) * {value.size});")
             return [*first, *loop.inside([*over, *outside], ["#pragma omp simd"], f"{target} += {entry};"), "}"]
-        start, each = ("0", "q += {x};") if value.op == "sum" else ("-INFINITY", "q = {x} > q || {x} != {x} ? {x} : q;")
-        simd = ["#pragma omp simd reduction(+:q)"] if value.op == "sum" else []
+        start, each = ("0", "q += {x};") if value.op is Op.SUM else ("-INFINITY", "q = {x} > q || {x} != {x} ? {x} : q;")
+        simd = ["#pragma omp simd reduction(+:q)"] if value.op is Op.SUM else []
         body = ["{", f"  real q = {start};", *loop.inside(list(over), simd, each.format(x=entry)), f"  {target} = q;", "}"]
         return [*first, *_nest(x.shape, outside), *body, "}"]
 
     def _dot(self, value: Value) -> list[str]:
         parts = []
-        for v, block in zip(value.args, value.attr, strict=True):
+        for v, block in value.factors:
             k = self.blocks.index(block)
-            if v.op == "leaf":
-                base, width = f"now{v.attr.index} + {v.attr.start}", self.program.widths[v.attr.kind, v.attr.index]
+            if v.op is Op.LEAF:
+                base, width = f"now{v.leaf.index} + {v.leaf.start}", self.program.widths[v.leaf.kind, v.leaf.index]
             else:
                 base, width = f"s{self.plan.slots[v.id]}", v.size
             parts.append(f"{{{base}, PAD({width}), m{k}, {v.size}}}")
@@ -179,9 +195,9 @@ class _Loop:
 
     def read(self, value: Value) -> str:
         """A value at the loop's index."""
-        if value.op == "const":
-            return _number(value.attr)
-        if value.op == "zero":
+        if value.op is Op.CONST:
+            return _number(value.number)
+        if value.op is Op.ZERO:
             return "(real)0"
         if value.id in self.local:
             return self.local[value.id]
@@ -204,23 +220,23 @@ class _Loop:
         """The base and the flat index of an entry, through all views."""
         while value.op in VIEWS:
             inner = value.args[0]
-            if value.op == "expand":
+            if value.op is Op.EXPAND:
                 own = index[len(value.shape) - len(inner.shape) :]
                 index = ["0" if size == 1 else at for size, at in zip(inner.shape, own, strict=True)]
-            elif value.op == "permute":
-                turned = dict(zip(value.attr, index, strict=True))
+            elif value.op is Op.PERMUTE:
+                turned = dict(zip(value.axes, index, strict=True))
                 index = [turned[axis] for axis in range(len(index))]
-            elif value.op == "slice":
-                axis, start, _ = value.attr
+            elif value.op is Op.SLICE:
+                axis, start, _ = value.slice
                 index = [_plus(start, at) if k == axis else at for k, at in enumerate(index)]
             else:
                 index = _unflatten(inner.shape, _flatten(value.shape, index))
             value = inner
-        if value.op in ("const", "zero"):
-            return (_number(value.attr) if value.op == "const" else "(real)0"), None
+        if value.op in NUMBERS:
+            return (_number(value.number) if value.op is Op.CONST else "(real)0"), None
         flat = _flatten(value.shape, index)
-        if value.op == "leaf":
-            return self.step.base(value.attr.kind, value.attr.index), _plus(value.attr.start, flat)
+        if value.op is Op.LEAF:
+            return self.step.base(value.leaf.kind, value.leaf.index), _plus(value.leaf.start, flat)
         return f"s{self.step.plan.slots[value.id]} + r * PAD({value.size})", flat
 
     def bases_declared(self) -> list[str]:

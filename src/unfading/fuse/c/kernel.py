@@ -18,7 +18,7 @@ from unfading.fuse.c.cache import library
 from unfading.fuse.c.emit import Function, emit_backward, emit_forward, shared, source
 from unfading.fuse.c.threads import run_tiles
 from unfading.fuse.ir.differentiate import Reversed, differentiate
-from unfading.fuse.ir.program import Program
+from unfading.fuse.ir.program import InputKind, Program, TensorKind
 
 Pointer = ctypes.c_void_p
 Long = ctypes.c_int64
@@ -118,11 +118,11 @@ class Kernel:
         self.products = products(dtype)
         self.product = ctypes.cast(self.products.product, Pointer).value
         widths = loops.reversed.forward.widths
-        self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
-        self.saved = widths.get(("saved", 0), 0)
+        self.states = [n for (kind, _), n in sorted(widths.items()) if kind == TensorKind.NEXT]
+        self.saved = widths.get((TensorKind.SAVED, 0), 0)
         # Gradients of inputs that the loop or the products after it need, wanted or not.
         factors = [product.dy for product in self.outer] + [total.dy for total in self.totals]
-        read = {factor.index for factor in factors if factor.kind == "dinput"}
+        read = {factor.index for factor in factors if factor.kind == TensorKind.D_INPUT}
         self.always = (set(range(len(self.program.kinds))) - self.back.optional) | read
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
@@ -162,7 +162,7 @@ class Kernel:
     ) -> None:
         held: list[Tensor | None] = []
         for kind, i in function.pointers:
-            tensor = weights[i] if kind == "weight" else tensors[kind, i]
+            tensor = weights[i] if kind == TensorKind.WEIGHT else tensors[kind, i]
             held.append(tensor if tensor is None or kind in WRITTEN else tensor.contiguous())
         packed = packed or self.packed(function, weights)
         self.call(
@@ -204,7 +204,7 @@ class Kernel:
         return -(-B // tiles)
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int]:
-        T = next((len(x) for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != "constant"), 0)
+        T = next((len(x) for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != InputKind.CONSTANT), 0)
         return T, states[0].shape[0]
 
     def blank(self, like: Tensor, shape: tuple[int, ...], walk: Walk) -> Tensor:
@@ -219,7 +219,12 @@ class Kernel:
         return tensor
 
 
-WRITTEN = frozenset(["next", "final", "saved", "dinput", "dinitial", "dweight", "sequence", "packed"])
+WRITTEN = frozenset(
+    [
+        *(TensorKind.NEXT, TensorKind.FINAL, TensorKind.SAVED, TensorKind.SEQUENCE, TensorKind.PACKED),
+        *(TensorKind.D_INPUT, TensorKind.D_INITIAL, TensorKind.D_WEIGHT),
+    ]
+)
 
 
 def named(**groups: Sequence[Tensor | None]) -> Tensors:

@@ -8,9 +8,9 @@ again once its last reader has passed.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Program, Shape, Value, in_order
+from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Op, Program, Shape, TensorKind, Value, in_order
 
-CHEAP = ("leaf", "const", "zero")
+CHEAP = (Op.LEAF, Op.CONST, Op.ZERO)
 
 
 class Level(NamedTuple):
@@ -20,7 +20,7 @@ class Level(NamedTuple):
 
 class Schedule(NamedTuple):
     only_for: dict[int, int]  # value id -> the input whose gradient alone needs it
-    stores: dict[int, list[tuple[str, int, int]]]  # value id -> (kind, index, start) of where it goes
+    stores: dict[int, list[tuple[TensorKind, int, int]]]  # value id -> (kind, index, start) of where it goes
     levels: list[Level]
     slots: dict[int, int]  # value id -> slot
     sizes: list[int]  # of each slot, in features
@@ -50,29 +50,29 @@ def bases(value: Value) -> Value:
     return value
 
 
-def _addressable(program: Program) -> tuple[dict[int, list[tuple[str, int, int]]], list[Value]]:
+def _addressable(program: Program) -> tuple[dict[int, list[tuple[TensorKind, int, int]]], list[Value]]:
     """Every stored value elementwise, every factor of a dot in a buffer of its own: by copies where it is not so."""
     made: dict[int, Value] = {}
     copies: dict[int, Value] = {}
     number = max((value.id for value in program.values()), default=0)
 
-    def new(op: str, args: tuple[Value, ...], like: Value) -> Value:
+    def new(op: Op, args: tuple[Value, ...], like: Value) -> Value:
         nonlocal number
         number += 1
         return Value(op, args, like.attr if op == like.op else None, like.shape, number)
 
     def copied(value: Value) -> Value:
         if value.id not in copies:
-            copies[value.id] = new("copy", (value,), value)
+            copies[value.id] = new(Op.COPY, (value,), value)
         return copies[value.id]
 
     for value in program.values():
         args = tuple(made[arg.id] for arg in value.args)
-        if value.op == "dot":
+        if value.op is Op.DOT:
             args = tuple(arg if _is_buffer(arg) else copied(arg) for arg in args)
         changed = any(a is not b for a, b in zip(args, value.args, strict=True))
         made[value.id] = new(value.op, args, value) if changed else value
-    stores: dict[int, list[tuple[str, int, int]]] = {}
+    stores: dict[int, list[tuple[TensorKind, int, int]]] = {}
     roots = []
     for store in program.stores:
         value = made[store.value.id]
@@ -82,21 +82,21 @@ def _addressable(program: Program) -> tuple[dict[int, list[tuple[str, int, int]]
     return stores, in_order(roots)
 
 
-def _only_for(order: list[Value], stores: dict[int, list[tuple[str, int, int]]]) -> dict[int, int]:
+def _only_for(order: list[Value], stores: dict[int, list[tuple[TensorKind, int, int]]]) -> dict[int, int]:
     """What the gradient of one input alone needs: a kernel leaves it out where that gradient is not wanted."""
     users: dict[int, set[int | None]] = {}
     for value in reversed(order):
         mine = users.setdefault(value.id, set())
-        mine |= {index if kind == "dinput" else None for kind, index, _ in stores.get(value.id, ())}
+        mine |= {index if kind == TensorKind.D_INPUT else None for kind, index, _ in stores.get(value.id, ())}
         for arg in value.args:
             users.setdefault(arg.id, set()).update(mine)
     return {number: next(iter(mine)) for number, mine in users.items() if len(mine) == 1 and None not in mine}  # type: ignore[misc]
 
 
 def _is_buffer(value: Value) -> bool:
-    if value.op == "leaf":
-        return value.attr.kind in ("state", "carry")
-    return value.op in ELEMENTWISE or value.op == "dot"
+    if value.op is Op.LEAF:
+        return value.leaf.kind in (TensorKind.STATE, TensorKind.CARRY)
+    return value.op in ELEMENTWISE or value.op is Op.DOT
 
 
 def _same_loop(reader: Value, arg: Value, only_for: dict[int, int]) -> bool:
@@ -104,7 +104,9 @@ def _same_loop(reader: Value, arg: Value, only_for: dict[int, int]) -> bool:
     return both and only_for.get(reader.id) == only_for.get(arg.id)
 
 
-def _levels(order: list[Value], stores: dict[int, list[tuple[str, int, int]]], only_for: dict[int, int]) -> dict[int, int]:
+def _levels(
+    order: list[Value], stores: dict[int, list[tuple[TensorKind, int, int]]], only_for: dict[int, int]
+) -> dict[int, int]:
     scheduled = [value for value in order if value.op not in CHEAP and value.op not in VIEWS]
     level: dict[int, int] = {}
     for value in scheduled:

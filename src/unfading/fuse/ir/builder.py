@@ -1,178 +1,105 @@
-"""The builder of programs: every value is made here, once, and in its simplest form.
+"""The builder of programs: it creates every value, once, and in its simplest form.
 
-Laws of the simplifications: they change no value beyond rounding, and they hold for NaN and infinity too (hence x * 0 is
-left alone: only a structural zero, the gradient of something unused, swallows what it meets).
+Two laws hold for all simplifications. They change no value beyond rounding, and they are valid for NaN and infinity too.
+Therefore x * 0 is left alone: only a structural zero, the gradient of something unused, absorbs what it is multiplied with.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
-from unfading.fuse.ir.program import ELEMENTWISE, Block, Leaf, NotFusable, Shape, Value, broadcast, pieces_of
-
-FOLDED: dict[str, Callable[..., float]] = {
-    "neg": lambda a: -a,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "recip": lambda a: 1 / a,
-    "sqrt": math.sqrt,
-    "exp": math.exp,
-    "tanh": math.tanh,
-    "abs": abs,
-}
+from unfading.fuse.ir.program import (
+    ELEMENTWISE,
+    NUMBERS,
+    Attribute,
+    Block,
+    Leaf,
+    Op,
+    Shape,
+    Slice,
+    TensorKind,
+    Value,
+    broadcast,
+    pieces_of,
+)
+from unfading.fuse.refusal import NotFusable
 
 
 class Builder:
-    """Makes the values of one program."""
+    """Creates the values of one program."""
 
     def __init__(self) -> None:
-        self.made: dict[Any, Value] = {}
+        self._values: dict[Hashable, Value] = {}
 
-    def _make(self, op: str, args: Sequence[Value] = (), attr: Any = None, shape: Shape = ()) -> Value:
-        # A constant's sign and NaN are part of it, though 0.0 == -0.0.
-        key = (op, tuple(arg.id for arg in args), repr(attr) if op == "const" else attr, shape)
-        if key not in self.made:
-            self.made[key] = Value(op, tuple(args), attr, shape, len(self.made))
-        return self.made[key]
+    def _value(self, op: Op, args: Sequence[Value] = (), attr: Attribute = None, shape: Shape = ()) -> Value:
+        """The value of an operation, as it stands; one object for all that are equal."""
+        # The sign of a zero and NaN are part of a constant, though 0.0 == -0.0.
+        key = (op, tuple(arg.id for arg in args), repr(attr) if op is Op.CONST else attr, shape)
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = Value(op, tuple(args), attr, shape, len(self._values))
+        return value
 
-    def leaf(self, kind: str, index: int, start: int, stop: int) -> Value:
-        return self._make("leaf", (), Leaf(kind, index, start, stop), (stop - start,))
+    def leaf(self, kind: TensorKind, index: int, start: int, stop: int) -> Value:
+        """Entries start..stop of a tensor."""
+        return self._value(Op.LEAF, (), Leaf(kind, index, start, stop), (stop - start,))
 
     def const(self, number: float) -> Value:
-        return self._make("const", (), float(number))
+        return self._value(Op.CONST, (), float(number))
 
     def zero(self, shape: Shape) -> Value:
         """A structural zero."""
-        return self.expand(self._make("zero"), shape)
+        return self.expand(self._value(Op.ZERO), shape)
 
-    def map(self, op: str, *operands: Value | float, attr: float | None = None) -> Value:
+    def map(self, op: Op, *operands: Value | float, attr: float | None = None) -> Value:
         """An elementwise operation on values or numbers, broadcast as in torch."""
         args = [self.const(x) if isinstance(x, int | float) else x for x in operands]
-        simple = self._simplified(op, args, attr)
+        simple = _simplified(self, op, args, attr)
         if simple is not None:
             return self.expand(simple, broadcast(simple.shape, *(arg.shape for arg in args)))
         shape = broadcast(*(arg.shape for arg in args))
-        args = [arg if arg.op == "const" else self.const(c) if (c := arg.constant) is not None else arg for arg in args]
-        if all(arg.op in ("const", "zero") for arg in args):  # numbers alone have no shape
-            return self.expand(self._make(op, args, attr, ()), shape)
-        args = [arg if arg.op in ("const", "zero") else self.expand(arg, shape) for arg in args]
-        joined = next((arg for arg in args if arg.op == "cat"), None)
+        args = [arg if arg.constant is None else self.const(arg.constant) for arg in args]
+        if all(arg.op in NUMBERS for arg in args):
+            return self.expand(self._value(op, args, attr, ()), shape)
+        args = [arg if arg.op in NUMBERS else self.expand(arg, shape) for arg in args]
+        joined = next((arg for arg in args if arg.op is Op.CAT), None)
         if joined is not None:
-            axis = joined.attr
-            parts = []
-            for a, b, _ in pieces_of(joined.args, axis):
-                cut = (x if x.op in ("const", "zero") else self.slice(x, axis, a, b) for x in args)
-                parts.append(self.expand(self.map(op, *cut, attr=attr), shape[:axis] + (b - a,) + shape[axis + 1 :]))
-            return self.cat(parts, axis)
-        if op in ("add", "mul") and args[0].op != "const" and args[1].id < args[0].id:
+            return self._map_pieces(op, args, attr, joined, shape)
+        if op in (Op.ADD, Op.MUL) and args[0].op is not Op.CONST and args[1].id < args[0].id:
             args.reverse()
-        return self._make(op, args, attr, shape)
+        return self._value(op, args, attr, shape)
 
-    def _simplified(self, op: str, args: list[Value], attr: float | None) -> Value | None:
-        c = [arg.constant for arg in args]
-        zero = [arg.is_zero for arg in args]
-        if any(zero):
-            found = self._with_zero(op, args, zero)
-            if found is not None:
-                return found
-        if op in FOLDED and None not in c:
-            try:
-                return self.const(FOLDED[op](*c))
-            except (ArithmeticError, ValueError):
-                return None
-        if op == "neg" and args[0].op == "neg":
-            return args[0].args[0]
-        if op == "add":
-            return self._sum_of(args, c)
-        if op == "sub":
-            if c[1] == 0.0:
-                return args[0]
-            if args[1].op == "neg":
-                return self.map("add", args[0], args[1].args[0])
-        if op == "mul":
-            return self._product_of(args, c)
-        if op == "div":
-            if c[1] is not None and c[1] != 0.0 and math.isfinite(1 / c[1]):
-                return self.map("mul", args[0], 1 / c[1])
-            if c[0] == 1.0:
-                return self.map("recip", args[1])
-        if op == "power":
-            return self._power_of(args[0], attr)
-        if op == "stop" and (c[0] is not None or args[0].op == "stop"):
-            return args[0]
-        if op == "where" and args[1] is args[2]:
-            return args[1]
-        return None
-
-    def _with_zero(self, op: str, args: list[Value], zero: list[bool]) -> Value | None:
-        if op == "add":
-            return args[1] if zero[0] else args[0]
-        if op == "sub":
-            return self.map("neg", args[1]) if zero[0] else args[0]
-        if op in ("mul", "neg", "stop", "copy") or (op == "div" and zero[0]) or (op == "where" and zero[1] and zero[2]):
-            return next(arg for arg, is_zero in zip(args, zero, strict=True) if is_zero)
-        return None
-
-    def _sum_of(self, args: list[Value], c: list[float | None]) -> Value | None:
-        for i in (0, 1):
-            if c[i] == 0.0:
-                return args[1 - i]
-            if args[i].op == "neg":
-                return self.map("sub", args[1 - i], args[i].args[0])
-        return self.map("mul", 2.0, args[0]) if args[0] is args[1] else None
-
-    def _product_of(self, args: list[Value], c: list[float | None]) -> Value | None:
-        for i in (0, 1):
-            other, factor = args[1 - i], c[i]
-            if factor == 1.0:
-                return other
-            if factor == -1.0:
-                return self.map("neg", other)
-            if factor is not None and other.op == "mul" and (inner := other.args[0].constant) is not None:
-                return self.map("mul", factor * inner, other.args[1])
-        if c[1] is not None:  # the number stands first
-            return self.map("mul", c[1], args[0])
-        return None
-
-    def _power_of(self, x: Value, exponent: float | None) -> Value | None:
-        assert exponent is not None
-        special = {1.0: lambda: x, 0.5: lambda: self.map("sqrt", x), -1.0: lambda: self.map("recip", x)}
-        if exponent in special:
-            return special[exponent]()
-        if exponent != int(exponent) or not 2 <= exponent <= 16:
-            return None
-        n, square, out = int(exponent), x, None
-        while n:
-            if n & 1:
-                out = square if out is None else self.map("mul", out, square)
-            n >>= 1
-            if n:
-                square = self.map("mul", square, square)
-        return out
+    def _map_pieces(self, op: Op, args: Sequence[Value], attr: float | None, joined: Value, shape: Shape) -> Value:
+        """An elementwise operation on a concatenation is the concatenation of that operation on each piece."""
+        axis, parts = joined.axis, []
+        for start, stop, _ in pieces_of(joined.args, axis):
+            cut = (arg if arg.op in NUMBERS else self.slice(arg, axis, start, stop) for arg in args)
+            part = self.map(op, *cut, attr=attr)
+            parts.append(self.expand(part, shape[:axis] + (stop - start,) + shape[axis + 1 :]))
+        return self.cat(parts, axis)
 
     def expand(self, x: Value, shape: Shape) -> Value:
+        """As torch.Tensor.expand; axes may be added in front."""
         if x.shape == shape:
             return x
-        return self.expand(x.args[0], shape) if x.op == "expand" else self._make("expand", (x,), None, shape)
+        return self.expand(x.args[0], shape) if x.op is Op.EXPAND else self._value(Op.EXPAND, (x,), None, shape)
 
     def reshape(self, x: Value, shape: Shape) -> Value:
-        if x.op == "reshape":
+        """As torch.reshape."""
+        if x.op is Op.RESHAPE:
             return self.reshape(x.args[0], shape)
         if x.shape == shape:
             return x
-        if x.op == "expand" and x.args[0].size == 1:
+        if x.op is Op.EXPAND and x.args[0].size == 1:
             return self.expand(self.reshape(x.args[0], ()), shape)
-        return self._make("reshape", (x,), None, shape)
+        return self._value(Op.RESHAPE, (x,), None, shape)
 
     def permute(self, x: Value, axes: tuple[int, ...]) -> Value:
         """As torch.permute."""
         if axes == tuple(range(len(axes))):
             return x
-        if x.op == "permute":
-            return self.permute(x.args[0], tuple(x.attr[axis] for axis in axes))
-        return self._make("permute", (x,), axes, tuple(x.shape[axis] for axis in axes))
+        if x.op is Op.PERMUTE:
+            return self.permute(x.args[0], tuple(x.axes[axis] for axis in axes))
+        return self._value(Op.PERMUTE, (x,), axes, tuple(x.shape[axis] for axis in axes))
 
     def slice(self, x: Value, axis: int, start: int, stop: int) -> Value:
         """Entries start..stop along an axis."""
@@ -181,46 +108,20 @@ class Builder:
         shape = x.shape[:axis] + (stop - start,) + x.shape[axis + 1 :]
         if start == stop:
             return self.zero(shape)
-        if x.op == "leaf":
-            leaf = x.attr
-            return self.leaf(leaf.kind, leaf.index, leaf.start + start, leaf.start + stop)
-        if x.op in ELEMENTWISE:
-            args = (arg if arg.op in ("const", "zero") else self.slice(arg, axis, start, stop) for arg in x.args)
-            return self.map(x.op, *args, attr=x.attr)
-        if x.op == "dot":
-            parts = zip(x.args, x.attr, strict=True)
-            return self.dot([(v, block.columns(start, stop)) for v, block in parts])
-        if x.op == "expand":
-            inner = x.args[0]
-            own = axis - (len(x.shape) - len(inner.shape))
-            if own >= 0 and inner.shape[own] != 1:
-                inner = self.slice(inner, own, start, stop)
-            return self.expand(inner, shape)
-        if x.op == "cat" and x.attr == axis:
-            pieces = [
-                self.slice(piece, axis, max(start - a, 0), min(stop, b) - a)
-                for a, b, piece in pieces_of(x.args, axis)
-                if a < stop and start < b
-            ]
-            return self.cat(pieces, axis)
-        if x.op == "reshape" and axis == 0 and len(x.args[0].shape) == 1:  # rows of what was unflattened
-            row = x.size // x.shape[0]
-            return self.reshape(self.slice(x.args[0], 0, start * row, stop * row), shape)
-        if x.op == "slice" and x.attr[0] == axis:
-            return self.slice(x.args[0], axis, x.attr[1] + start, x.attr[1] + stop)
-        return self._make("slice", (x,), (axis, start, stop), shape)
+        cut = Slice(axis, start, stop)
+        rule = _SLICES.get(x.op)
+        moved = None if rule is None else rule(self, x, cut, shape)
+        return self._value(Op.SLICE, (x,), cut, shape) if moved is None else moved
 
     def cat(self, pieces: Sequence[Value], axis: int) -> Value:
+        """As torch.cat."""
         flat: list[Value] = []
         for piece in pieces:
-            flat.extend(piece.args if piece.op == "cat" and piece.attr == axis else [piece])
+            flat.extend(piece.args if piece.op is Op.CAT and piece.axis == axis else [piece])
         if len(flat) == 1:
             return flat[0]
-        if all(piece.is_zero for piece in flat):
-            shape = flat[0].shape
-            return self.zero(shape[:axis] + (sum(piece.shape[axis] for piece in flat),) + shape[axis + 1 :])
         shape = flat[0].shape[:axis] + (sum(piece.shape[axis] for piece in flat),) + flat[0].shape[axis + 1 :]
-        return self._make("cat", flat, axis, shape)
+        return self.zero(shape) if all(piece.is_zero for piece in flat) else self._value(Op.CAT, flat, axis, shape)
 
     def dot(self, parts: Sequence[tuple[Value, Block]]) -> Value:
         """sum_i v_i M_i over row vectors v_i and blocks M_i."""
@@ -228,54 +129,251 @@ class Builder:
         blocks: list[Block] = []
         for v, block in parts:
             if len(v.shape) != 1:
-                raise NotFusable(f"a product of a recurrent matrix with a value of shape {v.shape}")
-            for a, b, piece in pieces_of(v.args if v.op == "cat" else (v,), 0):
+                raise NotFusable(f"a recurrent matrix is multiplied with a value of shape {v.shape}; a vector is needed")
+            for start, stop, piece in pieces_of(v.args if v.op is Op.CAT else (v,), 0):
                 if not piece.is_zero:
                     args.append(piece)
-                    blocks.append(block.rows(a, b))
+                    blocks.append(block.rows(start, stop))
         if not args or not blocks[0].width:
             return self.zero((parts[0][1].width,))
-        factors = [arg.args[0].constant if arg.op == "mul" else None for arg in args]
-        if factors[0] is not None and len(set(factors)) == 1:  # c v M = c (v M): one pass less, and v may be stored already
+        numbers = [arg.args[0].constant if arg.op is Op.MUL else None for arg in args]
+        if numbers[0] is not None and len(set(numbers)) == 1:  # c v M = c (v M): one pass less, and v may be stored already
             plain = [(arg.args[1], block) for arg, block in zip(args, blocks, strict=True)]
-            return self.map("mul", factors[0], self.dot(plain))
-        return self._make("dot", args, tuple(blocks), (blocks[0].width,))
+            return self.map(Op.MUL, numbers[0], self.dot(plain))
+        return self._value(Op.DOT, args, tuple(blocks), (blocks[0].width,))
 
-    def reduce(self, op: str, x: Value, axes: Sequence[int]) -> Value:
-        """sum or amax over axes, which stay with size 1."""
+    def reduce(self, op: Op, x: Value, axes: Sequence[int]) -> Value:
+        """The sum or the maximum (amax) over axes, which remain with size 1."""
         over = tuple(sorted(axis for axis in axes if x.shape[axis] != 1))
         shape = tuple(1 if axis in over else size for axis, size in enumerate(x.shape))
         if not over:
             return x
         if x.is_zero:
             return self.zero(shape)
-        if op == "sum" and x.op == "cat" and x.attr in over:
+        if op is Op.SUM and x.op is Op.CAT and x.axis in over:
             total = self.zero(shape)
             for piece in x.args:
-                total = self.map("add", total, self.reduce("sum", piece, over))
+                total = self.map(Op.ADD, total, self.reduce(Op.SUM, piece, over))
             return total
-        if x.op == "expand":  # along a broadcast axis a sum is a multiple
+        if x.op is Op.EXPAND:  # along a broadcast axis a sum is a multiple
             inner = self.reshape(x.args[0], (1,) * (len(x.shape) - len(x.args[0].shape)) + x.args[0].shape)
             free = [axis for axis in over if inner.shape[axis] == 1]
             if free:
                 count = math.prod(x.shape[axis] for axis in free)
-                kept = self.expand(inner, tuple(1 if axis in free else size for axis, size in enumerate(x.shape)))
-                rest = self.reduce(op, kept, [axis for axis in over if axis not in free])
-                return self.map("mul", float(count), rest) if op == "sum" else rest
-        return self._make(op, (x,), over, shape)
+                single = self.expand(inner, tuple(1 if axis in free else size for axis, size in enumerate(x.shape)))
+                rest = self.reduce(op, single, [axis for axis in over if axis not in free])
+                return self.map(Op.MUL, float(count), rest) if op is Op.SUM else rest
+        return self._value(op, (x,), over, shape)
 
     def rebuilt(self, value: Value, args: Sequence[Value]) -> Value:
         """The same operation on other arguments."""
         if value.op in ELEMENTWISE:
-            return self.map(value.op, *args, attr=value.attr)
-        if value.op in ("expand", "reshape"):
-            return self.expand(args[0], value.shape) if value.op == "expand" else self.reshape(args[0], value.shape)
-        if value.op == "permute":
-            return self.permute(args[0], value.attr)
-        if value.op == "slice":
-            return self.slice(args[0], *value.attr)
-        if value.op == "cat":
-            return self.cat(args, value.attr)
-        if value.op == "dot":
-            return self.dot(list(zip(args, value.attr, strict=True)))
-        return self.reduce(value.op, args[0], value.attr)
+            return self.map(value.op, *args, attr=value.number if value.op is Op.POWER else None)
+        if value.op is Op.EXPAND:
+            return self.expand(args[0], value.shape)
+        if value.op is Op.RESHAPE:
+            return self.reshape(args[0], value.shape)
+        if value.op is Op.PERMUTE:
+            return self.permute(args[0], value.axes)
+        if value.op is Op.SLICE:
+            return self.slice(args[0], *value.slice)
+        if value.op is Op.CAT:
+            return self.cat(args, value.axis)
+        if value.op is Op.DOT:
+            return self.dot(list(zip(args, value.blocks, strict=True)))
+        return self.reduce(value.op, args[0], value.axes)
+
+
+# -- simplifications of elementwise operations ------------------------------------------------------------------------------
+
+_FOLDED: dict[Op, Callable[..., float]] = {
+    Op.NEG: lambda a: -a,
+    Op.ADD: lambda a, b: a + b,
+    Op.SUB: lambda a, b: a - b,
+    Op.MUL: lambda a, b: a * b,
+    Op.DIV: lambda a, b: a / b,
+    Op.RECIP: lambda a: 1 / a,
+    Op.SQRT: math.sqrt,
+    Op.EXP: math.exp,
+    Op.TANH: math.tanh,
+    Op.ABS: abs,
+}
+
+
+def _simplified(b: Builder, op: Op, args: Sequence[Value], attr: float | None) -> Value | None:
+    """A simpler value that equals the operation, or None."""
+    zeros = [arg.is_zero for arg in args]
+    if any(zeros):
+        value = _with_zeros(b, op, args, zeros)
+        if value is not None:
+            return value
+    numbers = [arg.constant for arg in args]
+    if op in _FOLDED and None not in numbers:
+        try:
+            return b.const(_FOLDED[op](*numbers))
+        except (ArithmeticError, ValueError):
+            return None
+    if op is Op.POWER:
+        assert attr is not None
+        return _power(b, args[0], attr)
+    rule = _SIMPLIFICATIONS.get(op)
+    return None if rule is None else rule(b, args, numbers)
+
+
+def _with_zeros(b: Builder, op: Op, args: Sequence[Value], zeros: list[bool]) -> Value | None:
+    """Operations on structural zeros."""
+    if op is Op.ADD:
+        return args[1] if zeros[0] else args[0]
+    if op is Op.SUB:
+        return b.map(Op.NEG, args[1]) if zeros[0] else args[0]
+    absorbed = op in (Op.MUL, Op.NEG, Op.STOP, Op.COPY)
+    if absorbed or (op is Op.DIV and zeros[0]) or (op is Op.WHERE and zeros[1] and zeros[2]):
+        return args[zeros.index(True)]
+    return None
+
+
+def _power(b: Builder, x: Value, exponent: float) -> Value | None:
+    if exponent == 1.0:
+        return x
+    if exponent == 0.5:
+        return b.map(Op.SQRT, x)
+    if exponent == -1.0:
+        return b.map(Op.RECIP, x)
+    if exponent != int(exponent) or not 2 <= exponent <= 16:
+        return None
+    return _whole_power(b, x, int(exponent))
+
+
+def _whole_power(b: Builder, x: Value, exponent: int) -> Value:
+    """x^n by repeated squaring."""
+    power, square = None, x
+    while True:
+        if exponent % 2:
+            power = square if power is None else b.map(Op.MUL, power, square)
+        exponent //= 2
+        if not exponent:
+            assert power is not None
+            return power
+        square = b.map(Op.MUL, square, square)
+
+
+# Each rule takes the arguments of an operation, and the numbers that they are where that is known.
+_Numbers = Sequence[float | None]
+
+
+def _negated(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
+    return args[0].args[0] if args[0].op is Op.NEG else None
+
+
+def _added(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
+    for number, x, other in zip(numbers, args, reversed(args), strict=True):
+        if number == 0.0:
+            return other
+        if x.op is Op.NEG:
+            return b.map(Op.SUB, other, x.args[0])
+    return b.map(Op.MUL, 2.0, args[0]) if args[0] is args[1] else None
+
+
+def _subtracted(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
+    if numbers[1] == 0.0:
+        return args[0]
+    return b.map(Op.ADD, args[0], args[1].args[0]) if args[1].op is Op.NEG else None
+
+
+def _multiplied(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
+    for number, other in zip(numbers, reversed(args), strict=True):
+        if number is None:
+            continue
+        if number == 1.0:
+            return other
+        if number == -1.0:
+            return b.map(Op.NEG, other)
+        if other.op is Op.MUL and (inner := other.args[0].constant) is not None:
+            return b.map(Op.MUL, number * inner, other.args[1])
+    if numbers[1] is not None:  # a number comes first
+        return b.map(Op.MUL, numbers[1], args[0])
+    return None
+
+
+def _divided(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
+    divisor = numbers[1]
+    if divisor is not None and divisor != 0.0 and math.isfinite(1 / divisor):
+        return b.map(Op.MUL, args[0], 1 / divisor)
+    return b.map(Op.RECIP, args[1]) if numbers[0] == 1.0 else None
+
+
+def _stopped(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
+    return args[0] if numbers[0] is not None or args[0].op is Op.STOP else None
+
+
+def _chosen(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
+    return args[1] if args[1] is args[2] else None
+
+
+_SIMPLIFICATIONS: dict[Op, Callable[[Builder, Sequence[Value], _Numbers], Value | None]] = {
+    Op.NEG: _negated,
+    Op.ADD: _added,
+    Op.SUB: _subtracted,
+    Op.MUL: _multiplied,
+    Op.DIV: _divided,
+    Op.STOP: _stopped,
+    Op.WHERE: _chosen,
+}
+
+
+# -- slices of operations, as operations on slices ----------------------------------------------------------------------------
+
+
+def _slice_of_leaf(b: Builder, x: Value, cut: Slice, shape: Shape) -> Value:
+    kind, index, start, _ = x.leaf
+    return b.leaf(kind, index, start + cut.start, start + cut.stop)
+
+
+def _slice_of_map(b: Builder, x: Value, cut: Slice, shape: Shape) -> Value:
+    return b.rebuilt(x, [arg if arg.op in NUMBERS else b.slice(arg, *cut) for arg in x.args])
+
+
+def _slice_of_dot(b: Builder, x: Value, cut: Slice, shape: Shape) -> Value:
+    return b.dot([(v, block.columns(cut.start, cut.stop)) for v, block in x.factors])
+
+
+def _slice_of_expand(b: Builder, x: Value, cut: Slice, shape: Shape) -> Value:
+    inner = x.args[0]
+    axis = cut.axis - (len(x.shape) - len(inner.shape))
+    if axis >= 0 and inner.shape[axis] != 1:
+        inner = b.slice(inner, axis, cut.start, cut.stop)
+    return b.expand(inner, shape)
+
+
+def _slice_of_cat(b: Builder, x: Value, cut: Slice, shape: Shape) -> Value | None:
+    if x.axis != cut.axis:
+        return None
+    pieces = [
+        b.slice(piece, cut.axis, max(cut.start - first, 0), min(cut.stop, last) - first)
+        for first, last, piece in pieces_of(x.args, cut.axis)
+        if first < cut.stop and cut.start < last
+    ]
+    return b.cat(pieces, cut.axis)
+
+
+def _slice_of_reshape(b: Builder, x: Value, cut: Slice, shape: Shape) -> Value | None:
+    if cut.axis != 0 or len(x.args[0].shape) != 1:
+        return None
+    row = x.size // x.shape[0]  # rows of what was a vector
+    return b.reshape(b.slice(x.args[0], 0, cut.start * row, cut.stop * row), shape)
+
+
+def _slice_of_slice(b: Builder, x: Value, cut: Slice, shape: Shape) -> Value | None:
+    axis, start, _ = x.slice
+    return b.slice(x.args[0], axis, start + cut.start, start + cut.stop) if axis == cut.axis else None
+
+
+_SLICES: dict[Op, Callable[[Builder, Value, Slice, Shape], Value | None]] = {
+    Op.LEAF: _slice_of_leaf,
+    **dict.fromkeys(ELEMENTWISE, _slice_of_map),
+    Op.DOT: _slice_of_dot,
+    Op.EXPAND: _slice_of_expand,
+    Op.CAT: _slice_of_cat,
+    Op.RESHAPE: _slice_of_reshape,
+    Op.SLICE: _slice_of_slice,
+}

@@ -1,32 +1,39 @@
-"""The reverse of a program: from the gradient of the states after a step to that of all the step read.
+"""Reverse mode: from the gradient of the states after a step to the gradient of everything that the step reads.
 
-What the reverse reads of the forward pass: the inputs and states, which are there; the outputs of nonlinear functions that
-are costly to compute again, and dots, which are *saved*; everything else is computed again. Gradients of matrices leave
-the loop: for y = dot(v, W) the reverse stores v and dy at every step, and dW = sum over t of dy_t^T v_t is one matrix
-product after the loop.
+The reverse program reads the inputs and the states of the forward pass, which exist anyway. Dots, and the results of
+nonlinear functions that are costly to compute, are *saved* by the forward pass; all other values are computed again. The
+gradients of matrices are not summed in the loop: for y = dot(v, W) the reverse program stores v and dy at every step, and
+dW = sum over t of dy_t^T v_t is one matrix product after the loop.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import Block, NotFusable, Program, Store, Value
+from unfading.fuse.ir.program import NUMBERS, Block, InputKind, Op, Program, Store, TensorId, TensorKind, Value
 from unfading.fuse.ir.rules import RULES
+from unfading.fuse.refusal import NotFusable
 
-# What is saved rather than computed again, unless it comes at once of what is there anyway.
-COSTLY = frozenset(["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "relu", "sin", "cos", "erf", "power", "sqrt", "amax"])
+# Saved for the backward pass instead of computed again, unless it follows directly from values that are available anyway.
+COSTLY = frozenset(
+    [
+        *(Op.EXP, Op.EXPM1, Op.LOG, Op.LOG1P, Op.TANH, Op.SIGMOID, Op.RELU),
+        *(Op.SIN, Op.COS, Op.ERF, Op.POWER, Op.SQRT, Op.AMAX),
+    ]
+)
 
 
 class Source(NamedTuple):
-    """A sequence of row vectors for a matrix product: entries from `start` on of a tensor."""
+    """A sequence of row vectors, a factor of a matrix product: entries from `start` on of a tensor."""
 
-    kind: str  # state (before the step), next, input, saved, dinput or sequence
+    kind: TensorKind  # state (before the step), next, input, saved, dinput or sequence
     index: int  # type: ignore[assignment]
     start: int
 
 
 class Outer(NamedTuple):
-    """A gradient made after the loop: W[block] += scale * sum over t and rows of dy^T v (turned for a transposed block)."""
+    """A gradient computed after the loop: W[block] += scale * sum over t and rows of dy^T v (v^T dy if transposed)."""
 
     block: Block
     dy: Source
@@ -35,7 +42,7 @@ class Outer(NamedTuple):
 
 
 class Total(NamedTuple):
-    """A gradient made after the loop: entries from `start` on of a weight, the sum over t and rows of dy."""
+    """A gradient computed after the loop: entries from `start` on of a weight get the sum over t and rows of dy."""
 
     weight: int
     start: int
@@ -44,236 +51,288 @@ class Total(NamedTuple):
 
 
 class Reversed(NamedTuple):
-    forward: Program  # with stores of kind saved
+    """A program and its reverse."""
+
+    forward: Program  # it also stores what the reverse reads, as kind saved
     reverse: Program
     outer: tuple[Outer, ...]
     totals: tuple[Total, ...]
 
 
 def differentiate(program: Program, *, save_light: bool = True) -> Reversed:
-    """The forward program with what it must save, its reverse, and the matrix products left for after the loop.
+    """The forward program with the values it must save, its reverse, and the matrix products left for after the loop.
 
     Args:
-        save_light: save also what is made of a few inputs and weights alone; a GPU has it sooner again than from memory.
+        save_light: also save what depends on a few inputs and weights alone. A GPU computes it again sooner than it reads
+            it from memory.
     """
     b = Builder()
     forward = _Forward(b, program, save_light)
-    gradients: dict[int, list[Value]] = {}
-    own_dots: set[int] = set()  # gradients that are products of one reader each, and may be joined with others
+    gradients = _Gradients(b)
     for store in program.stores:
-        carried = b.leaf("carry", store.index, store.start, store.start + store.value.size)
-        gradients.setdefault(store.value.id, []).append(carried)
+        stop = store.start + store.value.size
+        gradients.add(store.value, b.leaf(TensorKind.CARRY, store.index, store.start, stop))
 
     stores: list[Store] = []
     outer: list[tuple[Block, Value, Value]] = []
     for value in reversed(program.values()):
-        if value.op in ("const", "zero"):
+        d = None if value.op in NUMBERS else gradients.total(value)
+        if d is None:
             continue
-        d = _total(b, gradients.pop(value.id, []), own_dots)
-        if d is None or d.is_zero:
-            continue
-        d = b.expand(d, value.shape)
-        if value.op == "leaf":
-            stores.append(Store(f"d{value.attr.kind}", value.attr.index, value.attr.start, d))
-        elif value.op == "dot":
-            for v, block in zip(value.args, value.attr, strict=True):
+        if value.op is Op.LEAF:
+            leaf = value.leaf
+            stores.append(Store(leaf.kind.gradient, leaf.index, leaf.start, d))
+        elif value.op is Op.DOT:
+            for v, block in value.factors:
                 outer.append((block, d, forward.values[v.id]))
-                dv = b.dot([(d, block._replace(transposed=not block.transposed))])
-                gradients.setdefault(v.id, []).append(dv)
-                own_dots.add(dv.id)
+                gradients.add_product(v, b.dot([(d, block._replace(transposed=not block.transposed))]))
         else:
-            if value.op not in RULES:
-                raise NotFusable(f"no derivative of {value.op}")
-            x = [forward.values[arg.id] for arg in value.args]
-            for arg, dx in zip(value.args, RULES[value.op](b, value, x, forward.values[value.id], d), strict=True):
-                if dx is not None and not dx.is_zero:
-                    gradients.setdefault(arg.id, []).append(dx)
-                    own_dots.discard(dx.id)  # passed on as it is: others may read it too
+            _apply_rule(b, value, d, forward, gradients)
 
     stores, products, totals = _after_the_loop(_apart(b, program, stores), outer, program.kinds)
     return forward.finished(Program(tuple(stores), _widths(program, stores), program.kinds), products, totals)
 
 
+def _apply_rule(b: Builder, value: Value, d: Value, forward: "_Forward", gradients: "_Gradients") -> None:
+    """Pass the gradient of a value on to its arguments, by the rule of its operation."""
+    if value.op not in RULES:
+        raise NotFusable(f"{value.op} has no derivative")
+    x = [forward.values[arg.id] for arg in value.args]
+    for arg, dx in zip(value.args, RULES[value.op](b, value, x, forward.values[value.id], d), strict=True):
+        if dx is not None and not dx.is_zero:
+            gradients.add(arg, dx)
+
+
+class _Gradients:
+    """The gradients that have reached each value so far; a value has one from each of its readers."""
+
+    def __init__(self, b: Builder):
+        self.b = b
+        self.parts: dict[int, list[Value]] = {}  # by the id of the value
+        self.products: set[int] = set()  # ids of gradients that are dots nobody else reads: they may be joined to one
+
+    def add(self, value: Value, d: Value) -> None:
+        self.parts.setdefault(value.id, []).append(d)
+        self.products.discard(d.id)  # passed on as it is: others may read it too
+
+    def add_product(self, value: Value, d: Value) -> None:
+        """Add a gradient that is a dot of its own."""
+        self.parts.setdefault(value.id, []).append(d)
+        self.products.add(d.id)
+
+    def total(self, value: Value) -> Value | None:
+        """The sum of all gradients that reach a value, with dots joined to one; None where nothing reaches it."""
+        parts = self.parts.pop(value.id, [])
+        dots = [part for part in parts if part.op is Op.DOT and part.id in self.products]
+        rest = [part for part in parts if not (part.op is Op.DOT and part.id in self.products)]
+        if dots:
+            rest.insert(0, self.b.dot([factor for dot in dots for factor in dot.factors]))
+        if not rest:
+            return None
+        total = rest[0]
+        for part in rest[1:]:
+            total = self.b.map(Op.ADD, total, part)
+        return None if total.is_zero else self.b.expand(total, value.shape)
+
+
 class _Forward:
-    """The values of the forward program, as the reverse gets at them."""
+    """The values of the forward program as the reverse program has them: read from memory, or computed again."""
 
     def __init__(self, b: Builder, program: Program, save_light: bool):
         self.b = b
         self.program = program
+        self.save_light = save_light
         self.saved: list[Value] = []
-        self.values: dict[int, Value] = {}
-        stored = {store.value.id: store for store in program.stores}
-        there: set[int] = set()  # values the reverse has without reading anything that was saved for it, or an input
-        light: set[int] = set()  # made of a few inputs and weights alone
+        self.values: dict[int, Value] = {}  # by the id of the forward value
+        self.stored = {store.value.id: store for store in program.stores}
+        self.available: set[int] = set()  # ids of values that the reverse has without reading an input or a saved value
+        self.light: set[int] = set()  # ids of values that depend on a few inputs and weights alone
         for value in program.values():
-            if all(arg.id in light for arg in value.args) and (value.op != "leaf" or _is_light(value)):
-                light.add(value.id)
-            at_once = bool(value.args) and all(arg.id in there for arg in value.args)
-            if value.op == "leaf":
-                self.values[value.id] = b.leaf(*value.attr)
-                if value.attr.kind != "input":
-                    there.add(value.id)
-            elif value.op in ("const", "zero"):
-                self.values[value.id] = b.const(value.attr) if value.op == "const" else b.zero(())
-                there.add(value.id)
-            elif (store := stored.get(value.id)) is not None and store.value.shape == (value.size,):
-                self.values[value.id] = b.leaf("next", store.index, store.start, store.start + value.size)
-                there.add(value.id)
-            elif (value.op == "dot" and not _is_short(value)) or (
-                value.op in COSTLY and not at_once and (save_light or value.id not in light)
-            ):
-                leaf = b.leaf("saved", len(self.saved), 0, value.size)
-                self.saved.append(value)
-                self.values[value.id] = b.reshape(leaf, value.shape)
-            else:
-                self.values[value.id] = b.rebuilt(value, [self.values[arg.id] for arg in value.args])
-                if value.op in COSTLY or not at_once:
-                    continue
-                there.add(value.id)
+            if all(arg.id in self.light for arg in value.args) and (value.op is not Op.LEAF or _is_light(value)):
+                self.light.add(value.id)
+            self.values[value.id] = self._in_reverse(value)
+
+    def _in_reverse(self, value: Value) -> Value:
+        """The value in the reverse program."""
+        b = self.b
+        if value.op is Op.LEAF:
+            if value.leaf.kind != TensorKind.INPUT:
+                self.available.add(value.id)
+            return b.leaf(*value.leaf)
+        if value.op in NUMBERS:
+            self.available.add(value.id)
+            return b.const(value.number) if value.op is Op.CONST else b.zero(())
+        store = self.stored.get(value.id)
+        if store is not None and value.shape == (value.size,):
+            self.available.add(value.id)
+            return b.leaf(TensorKind.NEXT, store.index, store.start, store.start + value.size)
+        follows = bool(value.args) and all(arg.id in self.available for arg in value.args)
+        if self._is_saved(value, follows):
+            leaf = b.leaf(TensorKind.SAVED, len(self.saved), 0, value.size)
+            self.saved.append(value)
+            return b.reshape(leaf, value.shape)
+        if follows and value.op not in COSTLY:
+            self.available.add(value.id)
+        return b.rebuilt(value, [self.values[arg.id] for arg in value.args])
+
+    def _is_saved(self, value: Value, follows: bool) -> bool:
+        if value.op is Op.DOT:
+            return not _is_short(value)
+        return value.op in COSTLY and not follows and (self.save_light or value.id not in self.light)
 
     def finished(self, reverse: Program, outer: tuple[Outer, ...], totals: tuple[Total, ...]) -> Reversed:
-        """Save only what the reverse turned out to read, as parts of one tensor."""
-        used = sorted(reverse.reads("saved") | {p.v.index for p in outer if p.v.kind == "saved"})
+        """Both programs, with those values saved that the reverse turned out to read, as parts of one tensor."""
+        saved = TensorKind.SAVED
+        used = sorted(reverse.reads(saved) | {product.v.index for product in outer if product.v.kind == saved})
         starts, width = {}, 0
         stores = list(self.program.stores)
         for k in used:
             starts[k] = width
-            stores.append(Store("saved", 0, width, self.saved[k]))
+            stores.append(Store(saved, 0, width, self.saved[k]))
             width += self.saved[k].size
         for value in reverse.values():
-            if value.op == "leaf" and value.attr.kind == "saved":
-                leaf = value.attr
+            if value.op is Op.LEAF and value.leaf.kind == saved:
+                leaf = value.leaf
                 start = starts[leaf.index]
                 value.attr = leaf._replace(index=0, start=start + leaf.start, stop=start + leaf.stop)
-        widths = dict(self.program.widths) | ({("saved", 0): width} if used else {})
+        widths = dict(self.program.widths) | ({(saved, 0): width} if used else {})
         forward = self.program._replace(stores=tuple(stores), widths=widths)
-        outer = tuple(
-            p._replace(v=Source("saved", 0, starts[p.v.index] + p.v.start)) if p.v.kind == "saved" else p for p in outer
-        )
+        outer = tuple(p._replace(v=Source(saved, 0, starts[p.v.index] + p.v.start)) if p.v.kind == saved else p for p in outer)
         return Reversed(forward, reverse._replace(widths=reverse.widths | widths), outer, totals)
 
 
 def _is_short(dot: Value) -> bool:
-    """A dot of a few inputs is made again for less than it costs to keep."""
-    return all(arg.op == "leaf" and arg.attr.kind == "input" and arg.size <= 16 for arg in dot.args)
+    """True for a dot of a few inputs, which costs less to compute again than to save."""
+    return all(arg.op is Op.LEAF and arg.leaf.kind == TensorKind.INPUT and arg.size <= 16 for arg in dot.args)
 
 
-def _is_light(leaf: Value) -> bool:
-    return bool(leaf.attr.kind == "weight" or (leaf.attr.kind == "input" and leaf.size == 1))
+def _is_light(value: Value) -> bool:
+    return value.leaf.kind == TensorKind.WEIGHT or (value.leaf.kind == TensorKind.INPUT and value.size == 1)
 
 
-def _apart(b: Builder, program: Program, stores: list[Store]) -> list[Store]:
-    """Gradients of pieces of a tensor that overlap, summed; pieces of inputs and states that nothing reads, zero."""
+def _apart(b: Builder, program: Program, stores: Sequence[Store]) -> list[Store]:
+    """Stores that do not overlap: gradients of overlapping entries are summed, and entries that nothing reads get zero."""
     out = []
-    tensors = {(store.kind, store.index): None for store in stores} | {
-        ("dstate", index): None for kind, index in program.widths if kind == "state"
+    tensors: dict[TensorId, None] = {(store.kind, store.index): None for store in stores} | {
+        (TensorKind.D_STATE, index): None for kind, index in program.widths if kind == TensorKind.STATE
     }
     for kind, index in tensors:
         pieces = [store for store in stores if (store.kind, store.index) == (kind, index)]
-        edges = {0, program.widths[kind[1:], index]} if kind != "dweight" else set()
+        edges = {0, program.widths[kind.primal, index]} if kind != TensorKind.D_WEIGHT else set()
         edges |= {edge for piece in pieces for edge in (piece.start, piece.start + piece.value.size)}
         for start, stop in pairwise(sorted(edges)):
             here = [piece for piece in pieces if piece.start < stop and start < piece.start + piece.value.size]
             total = b.zero((stop - start,))
             for piece in here:
-                total = b.map("add", total, b.slice(piece.value, 0, start - piece.start, stop - piece.start))
-            if here or kind != "dweight":
+                total = b.map(Op.ADD, total, b.slice(piece.value, 0, start - piece.start, stop - piece.start))
+            if here or kind != TensorKind.D_WEIGHT:
                 out.append(Store(kind, index, start, total))
     return out
 
 
-def _total(b: Builder, parts: list[Value], own_dots: set[int]) -> Value | None:
-    """The sum of the gradients that reach a value; products of the same width are joined to one."""
-    dots = [part for part in parts if part.op == "dot" and part.id in own_dots]
-    rest = [part for part in parts if not (part.op == "dot" and part.id in own_dots)]
-    if dots:
-        rest.insert(0, b.dot([pair for dot in dots for pair in zip(dot.args, dot.attr, strict=True)]))
-    total: Value | None = None
-    for part in rest:
-        total = part if total is None else b.map("add", total, part)
-    return total
+# -- the matrix products after the loop ---------------------------------------------------------------------------------------
 
 
 def _after_the_loop(
-    stores: list[Store], outer: list[tuple[Block, Value, Value]], kinds: tuple[str, ...]
+    stores: Sequence[Store], outer: Sequence[tuple[Block, Value, Value]], kinds: Sequence[InputKind]
 ) -> tuple[list[Store], tuple[Outer, ...], tuple[Total, ...]]:
-    """Where the products after the loop find their factors: in a sequence that exists, or in one stored for them."""
-    places: dict[int, Source] = {}
-    for store in stores:
-        if store.kind == "dinput" and kinds[store.index] == "sequence":
-            places.setdefault(store.value.id, Source("dinput", store.index, store.start))
-    sequences: list[Store] = []
-    ends: list[int] = []  # of each sequence
-
-    def source(value: Value, beside: Source | None = None) -> Source:
-        """Where a value lies; one that must be stored is put beside another, if that is the last of its sequence."""
-        leaf = value.attr if value.op == "leaf" else None
-        if leaf and (leaf.kind in ("state", "next", "saved") or (leaf.kind == "input" and kinds[leaf.index] == "sequence")):
-            return Source(leaf.kind, leaf.index, leaf.start)
-        if value.id not in places:
-            if beside is None or beside.kind != "sequence" or ends[beside.index] != beside.start:
-                beside = Source("sequence", len(ends), 0)
-                ends.append(0)
-            places[value.id] = beside
-            sequences.append(Store("sequence", beside.index, beside.start, value))
-            ends[beside.index] += value.size
-        return places[value.id]
-
+    """The stores with those of the products' factors, the products, and the sums that are left for after the loop."""
+    factors = _Factors(stores, kinds)
     products: list[Outer] = []
     for block, dy, v in sorted(outer, key=lambda product: (product[0].weight, product[2].id, product[0])):
         (a, dy), (b, v) = _scale(dy), _scale(v)
         last = products[-1] if products else None
         follows = last is not None and last.block._replace(r0=last.block.r1, r1=block.r1) == block
         beside = last.dy._replace(start=last.dy.start + last.block.width) if last is not None and follows else None
-        products.append(Outer(block, source(dy, beside), source(v), a * b))
-    # The gradient of a bias is the sum of what is stored for its matrix.
+        products.append(Outer(block, factors.source(dy, beside), factors.source(v), a * b))
+    rest, totals = _bias_gradients(stores, factors.places)
+    return [*rest, *factors.sequences], _joined(products), totals
+
+
+class _Factors:
+    """Where the products after the loop find their factors: in a tensor that exists, or in a sequence stored for them."""
+
+    def __init__(self, stores: Sequence[Store], kinds: Sequence[InputKind]):
+        self.kinds = kinds
+        self.places: dict[int, Source] = {}  # by the id of the value
+        for store in stores:
+            if store.kind == TensorKind.D_INPUT and kinds[store.index] == InputKind.SEQUENCE:
+                self.places.setdefault(store.value.id, Source(store.kind, store.index, store.start))
+        self.sequences: list[Store] = []
+        self.ends: list[int] = []  # of each sequence
+
+    def source(self, value: Value, beside: Source | None = None) -> Source:
+        """The place of a value. One that must be stored goes to `beside`, if that is the end of its sequence."""
+        if value.op is Op.LEAF and self._is_sequence(value):
+            return Source(value.leaf.kind, value.leaf.index, value.leaf.start)
+        if value.id not in self.places:
+            if beside is None or beside.kind != TensorKind.SEQUENCE or self.ends[beside.index] != beside.start:
+                beside = Source(TensorKind.SEQUENCE, len(self.ends), 0)
+                self.ends.append(0)
+            self.places[value.id] = beside
+            self.sequences.append(Store(TensorKind.SEQUENCE, beside.index, beside.start, value))
+            self.ends[beside.index] += value.size
+        return self.places[value.id]
+
+    def _is_sequence(self, value: Value) -> bool:
+        """Whether a leaf is entries of a tensor [T, B, n]."""
+        kind, index, *_ = value.leaf
+        if kind == TensorKind.INPUT:
+            return self.kinds[index] == InputKind.SEQUENCE
+        return kind in (TensorKind.STATE, TensorKind.NEXT, TensorKind.SAVED)
+
+
+def _bias_gradients(stores: Sequence[Store], places: dict[int, Source]) -> tuple[list[Store], tuple[Total, ...]]:
+    """The gradient of a bias is the sum of what is stored for the product of its matrix: it needs no store of its own."""
     totals: list[Total] = []
     rest = []
     for store in sorted(stores, key=lambda store: store[:3]):
-        if store.kind == "dweight" and store.value.id in places:
-            new = Total(store.index, store.start, places[store.value.id], store.value.size)
-            if totals and _next_to(totals[-1]) == (new.weight, new.start, new.dy):
-                totals[-1] = totals[-1]._replace(width=totals[-1].width + new.width)
-            else:
-                totals.append(new)
-        else:
+        if store.kind != TensorKind.D_WEIGHT or store.value.id not in places:
             rest.append(store)
-    return [*rest, *sequences], _joined(products), tuple(totals)
+            continue
+        total = Total(store.index, store.start, places[store.value.id], store.value.size)
+        if totals and _end(totals[-1]) == total[:3]:
+            totals[-1] = totals[-1]._replace(width=totals[-1].width + total.width)
+        else:
+            totals.append(total)
+    return rest, tuple(totals)
 
 
-def _next_to(total: Total) -> tuple[int, int, Source]:
+def _end(total: Total) -> tuple[int, int, Source]:
+    """The weight, start and source of a total that continues this one."""
     return total.weight, total.start + total.width, total.dy._replace(start=total.dy.start + total.width)
 
 
 def _scale(value: Value) -> tuple[float, Value]:
-    """A number taken out of a factor."""
-    if value.op == "mul" and (number := value.args[0].constant) is not None:
+    """A constant factor of a value, and the rest of it."""
+    if value.op is Op.MUL and (number := value.args[0].constant) is not None:
         return number, value.args[1]
     return 1.0, value
 
 
-def _joined(products: list[Outer]) -> tuple[Outer, ...]:
-    """Rows of one matrix whose dy are neighbours in one tensor: one product in the place of an LSTM's four."""
+def _joined(products: Sequence[Outer]) -> tuple[Outer, ...]:
+    """One product for rows of one matrix whose dy are neighbours in one tensor: an LSTM has one instead of four."""
     out: list[Outer] = []
     for product in sorted(products, key=lambda p: (p.block.weight, p.block.transposed, p.v, p.block.c0, p.dy, p.block.r0)):
         if out and not product.block.transposed:
-            last, new = out[-1], product
-            neighbours = (last.dy._replace(start=last.dy.start + last.block.width), last.v, last.scale) == new[1:]
-            if neighbours and last.block._replace(r0=last.block.r1, r1=new.block.r1) == new.block:
-                out[-1] = last._replace(block=last.block._replace(r1=new.block.r1))
+            last = out[-1]
+            neighbours = (last.dy._replace(start=last.dy.start + last.block.width), last.v, last.scale) == product[1:]
+            if neighbours and last.block._replace(r0=last.block.r1, r1=product.block.r1) == product.block:
+                out[-1] = last._replace(block=last.block._replace(r1=product.block.r1))
                 continue
         out.append(product)
     return tuple(out)
 
 
-def _widths(program: Program, stores: list[Store]) -> dict[tuple[str, int], int]:
-    widths = {}
+def _widths(program: Program, stores: Sequence[Store]) -> dict[TensorId, int]:
+    """The width of every tensor that the reverse program carries or stores."""
+    widths: dict[TensorId, int] = {}
     for kind, index in program.widths:
-        if kind == "next":
-            widths["carry", index] = widths["dstate", index] = program.widths[kind, index]
+        if kind == TensorKind.NEXT:
+            widths[TensorKind.CARRY, index] = widths[TensorKind.D_STATE, index] = program.widths[kind, index]
     for store in stores:
-        if store.kind == "sequence":
-            widths["sequence", store.index] = widths.get(("sequence", store.index), 0) + store.value.size
-        elif store.kind != "dstate":
-            widths[store.kind, store.index] = program.widths[store.kind[1:], store.index]
+        if store.kind == TensorKind.SEQUENCE:
+            widths[store.kind, store.index] = widths.get((store.kind, store.index), 0) + store.value.size
+        elif store.kind != TensorKind.D_STATE:
+            widths[store.kind, store.index] = program.widths[store.kind.primal, store.index]
     return widths

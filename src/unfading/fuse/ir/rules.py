@@ -1,13 +1,14 @@
 """The derivative of every operation of the language, one rule each.
 
-A rule is called with the builder of the reverse program, the value y = op(x), the arguments x and y as the reverse program
-has them, and the gradient d of y; it returns the gradient of each argument, None for nothing.
+A rule takes the builder of the reverse program, the value y = op(x), its arguments x and its result y as the reverse program
+reads them, and the gradient d of y. It returns the gradient of each argument, or None where there is none.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import Value
+from unfading.fuse.ir.program import COMPARISONS, Op, Value, pieces_of
 
 Adjoints = Sequence[Value | None]
 Rule = Callable[[Builder, Value, Sequence[Value], Value, Value], Adjoints]
@@ -23,35 +24,45 @@ def _both(d_first: Callable[..., Value], d_second: Callable[..., Value]) -> Rule
     return lambda b, value, x, y, d: [d_first(b, *x, y, d), d_second(b, *x, y, d)]
 
 
-def _larger(sign: str) -> Rule:
-    """max and min: the whole to the larger, half to each where both are equal."""
+def _larger(sign: Op) -> Rule:
+    """max and min: the whole gradient goes to the larger (smaller) one, half to each where both are equal."""
 
     def part(b: Builder, mine: Value, other: Value, d: Value) -> Value:
-        return b.map("where", b.map(sign, mine, other), d, b.map("where", b.map("eq", mine, other), b.map("mul", 0.5, d), 0.0))
+        return b.map(
+            Op.WHERE, b.map(sign, mine, other), d, b.map(Op.WHERE, b.map(Op.EQ, mine, other), b.map(Op.MUL, 0.5, d), 0.0)
+        )
 
     return _both(lambda b, a, c, y, d: part(b, a, c, d), lambda b, a, c, y, d: part(b, c, a, d))
 
 
+def _power(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
+    exponent = value.number
+    return [b.map(Op.MUL, d, b.map(Op.MUL, exponent, b.map(Op.POWER, x[0], attr=exponent - 1)))]
+
+
 def _spread(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    """amax: shared evenly by all that are largest, as the reverse has them: what was saved may differ in the last bit."""
-    largest = b.map("eq", x[0], b.expand(b.reduce("amax", x[0], value.attr), x[0].shape))
-    count = b.reduce("sum", largest, value.attr)
-    return [b.map("mul", largest, b.map("div", d, count))]
+    """amax: shared evenly by all entries that are largest.
+
+    The maximum is computed again from x as the reverse program has it: a saved one may differ in the last bit.
+    """
+    largest = b.map(Op.EQ, x[0], b.expand(b.reduce(Op.AMAX, x[0], value.axes), x[0].shape))
+    count = b.reduce(Op.SUM, largest, value.axes)
+    return [b.map(Op.MUL, largest, b.map(Op.DIV, d, count))]
 
 
 def _expand(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
     own = x[0].shape
     front = len(value.shape) - len(own)
     axes = [i for i, size in enumerate(value.shape) if i < front or (own[i - front] == 1 and size != 1)]
-    return [b.reshape(b.reduce("sum", d, axes), own)]
+    return [b.reshape(b.reduce(Op.SUM, d, axes), own)]
 
 
 def _permute(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    return [b.permute(d, tuple(sorted(range(len(value.attr)), key=value.attr.__getitem__)))]
+    return [b.permute(d, tuple(sorted(range(len(value.axes)), key=value.axes.__getitem__)))]
 
 
 def _slice(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    axis, start, stop = value.attr
+    axis, start, stop = value.slice
     shape = x[0].shape
 
     def zeros(n: int) -> list[Value]:
@@ -61,53 +72,50 @@ def _slice(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> 
 
 
 def _cat(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
-    out, start = [], 0
-    for piece in x:
-        stop = start + piece.shape[value.attr]
-        out.append(b.slice(d, value.attr, start, stop))
-        start = stop
-    return out
+    return [b.slice(d, value.axis, start, stop) for start, stop, _ in pieces_of(x, value.axis)]
 
 
-def _nothing(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
+def _no_gradient(b: Builder, value: Value, x: Sequence[Value], y: Value, d: Value) -> Adjoints:
     return [None] * len(x)
 
 
-RULES: dict[str, Rule] = {
-    "neg": _unary(lambda b, x, y, d: b.map("neg", d)),
-    "copy": _unary(lambda b, x, y, d: d),
-    "exp": _unary(lambda b, x, y, d: b.map("mul", d, y)),
-    "expm1": _unary(lambda b, x, y, d: b.map("mul", d, b.map("add", y, 1.0))),
-    "log": _unary(lambda b, x, y, d: b.map("div", d, x)),
-    "log1p": _unary(lambda b, x, y, d: b.map("div", d, b.map("add", x, 1.0))),
-    "tanh": _unary(lambda b, x, y, d: b.map("mul", d, b.map("sub", 1.0, b.map("mul", y, y)))),
-    "sigmoid": _unary(lambda b, x, y, d: b.map("mul", d, b.map("mul", y, b.map("sub", 1.0, y)))),
-    "relu": _unary(lambda b, x, y, d: b.map("where", b.map("gt", y, 0.0), d, 0.0)),
-    "abs": _unary(lambda b, x, y, d: b.map("mul", d, b.map("sign", x))),
-    "sqrt": _unary(lambda b, x, y, d: b.map("div", b.map("mul", 0.5, d), y)),
-    "recip": _unary(lambda b, x, y, d: b.map("neg", b.map("mul", d, b.map("mul", y, y)))),
-    "sin": _unary(lambda b, x, y, d: b.map("mul", d, b.map("cos", x))),
-    "cos": _unary(lambda b, x, y, d: b.map("neg", b.map("mul", d, b.map("sin", x)))),
-    "erf": _unary(
-        lambda b, x, y, d: b.map("mul", 1.1283791670955126, b.map("mul", d, b.map("exp", b.map("neg", b.map("mul", x, x)))))
+RULES: dict[Op, Rule] = {
+    Op.NEG: _unary(lambda b, x, y, d: b.map(Op.NEG, d)),
+    Op.COPY: _unary(lambda b, x, y, d: d),
+    Op.EXP: _unary(lambda b, x, y, d: b.map(Op.MUL, d, y)),
+    Op.EXPM1: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.ADD, y, 1.0))),
+    Op.LOG: _unary(lambda b, x, y, d: b.map(Op.DIV, d, x)),
+    Op.LOG1P: _unary(lambda b, x, y, d: b.map(Op.DIV, d, b.map(Op.ADD, x, 1.0))),
+    Op.TANH: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.SUB, 1.0, b.map(Op.MUL, y, y)))),
+    Op.SIGMOID: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.MUL, y, b.map(Op.SUB, 1.0, y)))),
+    Op.RELU: _unary(lambda b, x, y, d: b.map(Op.WHERE, b.map(Op.GT, y, 0.0), d, 0.0)),
+    Op.ABS: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.SIGN, x))),
+    Op.SQRT: _unary(lambda b, x, y, d: b.map(Op.DIV, b.map(Op.MUL, 0.5, d), y)),
+    Op.RECIP: _unary(lambda b, x, y, d: b.map(Op.NEG, b.map(Op.MUL, d, b.map(Op.MUL, y, y)))),
+    Op.SIN: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.COS, x))),
+    Op.COS: _unary(lambda b, x, y, d: b.map(Op.NEG, b.map(Op.MUL, d, b.map(Op.SIN, x)))),
+    Op.ERF: _unary(
+        lambda b, x, y, d: b.map(
+            Op.MUL, 2 / math.sqrt(math.pi), b.map(Op.MUL, d, b.map(Op.EXP, b.map(Op.NEG, b.map(Op.MUL, x, x))))
+        )
     ),
-    "power": lambda b, value, x, y, d: [b.map("mul", d, b.map("mul", value.attr, b.map("power", x[0], attr=value.attr - 1)))],
-    "add": _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: d),
-    "sub": _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: b.map("neg", d)),
-    "mul": _both(lambda b, a, c, y, d: b.map("mul", d, c), lambda b, a, c, y, d: b.map("mul", d, a)),
-    "div": _both(
-        lambda b, a, c, y, d: b.map("div", d, c),
-        lambda b, a, c, y, d: b.map("neg", b.map("div", b.map("mul", d, y), c)),
+    Op.POWER: _power,
+    Op.ADD: _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: d),
+    Op.SUB: _both(lambda b, a, c, y, d: d, lambda b, a, c, y, d: b.map(Op.NEG, d)),
+    Op.MUL: _both(lambda b, a, c, y, d: b.map(Op.MUL, d, c), lambda b, a, c, y, d: b.map(Op.MUL, d, a)),
+    Op.DIV: _both(
+        lambda b, a, c, y, d: b.map(Op.DIV, d, c),
+        lambda b, a, c, y, d: b.map(Op.NEG, b.map(Op.DIV, b.map(Op.MUL, d, y), c)),
     ),
-    "max": _larger("gt"),
-    "min": _larger("lt"),
-    "where": lambda b, value, x, y, d: [None, b.map("where", x[0], d, 0.0), b.map("where", x[0], 0.0, d)],
-    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "sign", "stop"), _nothing),
-    "amax": _spread,
-    "sum": lambda b, value, x, y, d: [b.expand(d, x[0].shape)],
-    "expand": _expand,
-    "reshape": lambda b, value, x, y, d: [b.reshape(d, x[0].shape)],
-    "permute": _permute,
-    "slice": _slice,
-    "cat": _cat,
+    Op.MAX: _larger(Op.GT),
+    Op.MIN: _larger(Op.LT),
+    Op.WHERE: lambda b, value, x, y, d: [None, b.map(Op.WHERE, x[0], d, 0.0), b.map(Op.WHERE, x[0], 0.0, d)],
+    **dict.fromkeys((*COMPARISONS, Op.SIGN, Op.STOP), _no_gradient),
+    Op.AMAX: _spread,
+    Op.SUM: lambda b, value, x, y, d: [b.expand(d, x[0].shape)],
+    Op.EXPAND: _expand,
+    Op.RESHAPE: lambda b, value, x, y, d: [b.reshape(d, x[0].shape)],
+    Op.PERMUTE: _permute,
+    Op.SLICE: _slice,
+    Op.CAT: _cat,
 }

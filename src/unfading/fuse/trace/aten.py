@@ -1,7 +1,9 @@
-"""What each operation of torch is in the language of programs: one rule per operation.
+"""The operations of torch in the language of programs: one rule per operation.
 
-A rule gets a `Call` and returns what the operation made: a Row (a value, with or without the batch axis), a Matrix (a view
-of a recurrent matrix), or a list of these. Operations that torch itself can write in simpler ones have no rule here.
+A rule takes a `Call` and returns the result of the operation: a RowValue (a value of each row, or a parameter), a MatrixView
+(a view of a recurrent matrix), or a list of these. This file has the table of all rules, and the rules for elementwise
+operations and products; `views.py` and `reductions.py` have the others. An operation without a rule is decomposed by torch
+where `decompositions` lists it, and is refused otherwise.
 """
 
 from collections.abc import Callable
@@ -10,85 +12,141 @@ from typing import Any
 
 import torch
 
-from unfading.fuse.ir.program import FUNCTIONS, NotFusable
-from unfading.fuse.trace import activations, reductions, views
-from unfading.fuse.trace.values import Call, Matrix, Row
+from unfading.fuse.ir.program import COMPARISONS, FUNCTIONS, Op
+from unfading.fuse.refusal import NotFusable
+from unfading.fuse.trace import reductions, views
+from unfading.fuse.trace.values import Call, MatrixView, RowValue
 
 ops = torch.ops.aten
 
 
-def _elementwise(name: str) -> Callable[[Call], Row]:
-    def rule(call: Call) -> Row:
+def _elementwise(op: Op) -> Callable[[Call], RowValue]:
+    """The rule of an operation that the language has as it is."""
+
+    def rule(call: Call) -> RowValue:
         _same_precision(call)
         if call.kwargs:
-            raise NotFusable(f"{call.packet} with {', '.join(call.kwargs)}")
-        return call.shaped(call.map(name, *call.args))
+            raise NotFusable(f"{call.packet} with {', '.join(call.kwargs)} is not supported")
+        return call.shaped(call.map(op, *call.args))
 
     return rule
 
 
 def _same_precision(call: Call) -> None:
-    dtype = call.out.dtype
-    if dtype not in (call.dtype, torch.bool):
-        raise NotFusable(f"{call.packet} makes {dtype} of {call.dtype}; a fused step keeps one precision")
+    if call.out.dtype not in (call.dtype, torch.bool):
+        raise NotFusable(other_precision(call.packet, call.out.dtype, call.dtype))
 
 
-def _scaled(name: str) -> Callable[[Call], Row]:
+def other_precision(packet: Any, dtype: torch.dtype, own: torch.dtype) -> str:
+    """The reason against an operation that changes the precision."""
+    return f"{packet} turns {own} into {dtype}; a fused step computes in one precision"
+
+
+def _scaled(op: Op) -> Callable[[Call], RowValue]:
     """add and sub, with their alpha."""
 
-    def rule(call: Call) -> Row:
+    def rule(call: Call) -> RowValue:
         _same_precision(call)
         a, b = call.args[:2]
-        if call.out.dtype == torch.bool:  # one truth and another are one truth, not 2
-            return call.shaped(call.map("max", a, b))
+        if call.out.dtype == torch.bool:  # True + True is True, not 2
+            return call.shaped(call.map(Op.MAX, a, b))
         alpha = call.argument(2, "alpha", 1)
-        return call.shaped(call.map(name, a, b if alpha == 1 else call.map("mul", b, alpha)))
+        return call.shaped(call.map(op, a, b if alpha == 1 else call.map(Op.MUL, b, alpha)))
 
     return rule
 
 
-def _rsub(call: Call) -> Row:
+def _rsub(call: Call) -> RowValue:
     alpha = call.argument(2, "alpha", 1)
-    taken = call.args[0] if alpha == 1 else call.map("mul", call.args[0], alpha)
-    return call.shaped(call.map("sub", call.args[1], taken))
+    subtracted = call.args[0] if alpha == 1 else call.map(Op.MUL, call.args[0], alpha)
+    return call.shaped(call.map(Op.SUB, call.args[1], subtracted))
 
 
-def _power(call: Call) -> Row:
+def _power(call: Call) -> RowValue:
     exponent = call.args[1]
-    if isinstance(exponent, Row) and (number := exponent.value.constant) is not None:
+    if isinstance(exponent, RowValue) and (number := exponent.value.constant) is not None:
         exponent = number
     if not isinstance(exponent, int | float):
-        raise NotFusable("a power with an exponent that is a tensor")
+        raise NotFusable("the exponent of a power is a tensor; only a number is supported")
     if exponent == 0:
-        return call.shaped(Row(call.build.const(1.0), call.row(0).lead))
-    return call.shaped(call.map("power", call.args[0], attr=float(exponent)))
+        return call.shaped(RowValue(call.build.const(1.0), call.row(0).lead))
+    return call.shaped(call.map(Op.POWER, call.args[0], attr=float(exponent)))
 
 
-def _rsqrt(call: Call) -> Row:
-    return call.map("recip", call.map("sqrt", call.args[0]))
+def _rsqrt(call: Call) -> RowValue:
+    return call.map(Op.RECIP, call.map(Op.SQRT, call.args[0]))
 
 
-def _clamp(call: Call) -> Row:
-    """Where a bound holds, its gradient does not: as torch, which lets x through where x equals the bound."""
+def _clamp(call: Call) -> RowValue:
+    """x has no gradient beyond a bound; where x equals the bound it has, as in torch."""
     x = call.row(0)
     low, high = call.argument(1, "min"), call.argument(2, "max")
     if call.packet is ops.clamp_max:
         low, high = None, call.args[1]
     if low is not None:
-        x = call.map("where", call.map("lt", x, low), low, x)
+        x = call.map(Op.WHERE, call.map(Op.LT, x, low), low, x)
     if high is not None:
-        x = call.map("where", call.map("gt", x, high), high, x)
+        x = call.map(Op.WHERE, call.map(Op.GT, x, high), high, x)
     return call.shaped(x)
 
 
-def _where(call: Call) -> Row:
+# Activations that torch would decompose into operations with another gradient.
+
+
+def _between(call: Call, x: RowValue, low: float, high: float) -> RowValue:
+    """As clamp, but with gradient 0 at the bounds themselves, as torch defines it for hardtanh and similar functions."""
+    above = call.map(Op.WHERE, call.map(Op.LE, x, low), low, x)
+    return call.map(Op.WHERE, call.map(Op.GE, above, high), high, above)
+
+
+def _hardtanh(call: Call) -> RowValue:
+    return call.shaped(_between(call, call.row(0), call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0)))
+
+
+def _hardsigmoid(call: Call) -> RowValue:
+    x = call.row(0)
+    gate = call.map(Op.MUL, _between(call, call.map(Op.ADD, x, 3.0), 0.0, 6.0), 1 / 6)
+    return call.shaped(call.map(Op.MUL, x, gate) if call.packet is ops.hardswish else gate)
+
+
+def _soft_plus(call: Call, x: RowValue, beta: float, threshold: float) -> RowValue:
+    """log(1 + exp(beta x)) / beta; x itself above the threshold.
+
+    The branch that is not taken must stay finite too, since 0 times infinity is NaN.
+    """
+    scaled = call.map(Op.MUL, x, beta)
+    far = call.map(Op.GT, scaled, threshold)
+    curve = call.map(Op.LOG1P, call.map(Op.EXP, call.map(Op.WHERE, far, 0.0, scaled)))
+    return call.map(Op.WHERE, far, x, call.map(Op.MUL, curve, 1 / beta))
+
+
+def _softplus(call: Call) -> RowValue:
+    return call.shaped(_soft_plus(call, call.row(0), call.argument(1, "beta", 1.0), call.argument(2, "threshold", 20.0)))
+
+
+def _mish(call: Call) -> RowValue:
+    x = call.row(0)
+    return call.shaped(call.map(Op.MUL, x, call.map(Op.TANH, _soft_plus(call, x, 1.0, 20.0))))
+
+
+def _elu(call: Call) -> RowValue:
+    x, alpha = call.row(0), call.argument(1, "alpha", 1.0)
+    scale, inner = call.argument(2, "scale", 1.0), call.argument(3, "input_scale", 1.0)
+    if call.packet is ops.celu:
+        inner = 1 / alpha
+    positive = call.map(Op.GT, x, 0.0)
+    curve = call.map(Op.EXPM1, call.map(Op.MUL, call.map(Op.WHERE, positive, 0.0, x), inner))
+    return call.shaped(call.map(Op.WHERE, positive, call.map(Op.MUL, x, scale), call.map(Op.MUL, curve, alpha * scale)))
+
+
+def _where(call: Call) -> RowValue:
     if len(call.args) != 3:
-        raise NotFusable("torch.where with a condition alone")
-    return call.shaped(call.map("where", *call.args))
+        raise NotFusable("torch.where with a condition alone is not supported")
+    return call.shaped(call.map(Op.WHERE, *call.args))
 
 
-def _filled(call: Call) -> Row:
-    """full, zeros, ones and their kin."""
+def _filled(call: Call) -> RowValue:
+    """full, zeros, ones and the like."""
     name = str(call.packet).rpartition(".")[2]
     if name.startswith(("full", "new_full")):
         number = call.argument(2 if name == "new_full" else 1, "fill_value")
@@ -96,81 +154,80 @@ def _filled(call: Call) -> Row:
         number = call.args[0]
     else:
         number = 1.0 if "ones" in name else 0.0
-    if isinstance(number, Row):
-        raise NotFusable(f"{call.packet} with a tensor")
-    number = torch.tensor(number, dtype=call.out.dtype).item()  # 0.1 in float32 is another number
-    return call.made(call.build.expand(call.build.const(number), call.features()))
+    if isinstance(number, RowValue):
+        raise NotFusable(f"{call.packet} with a tensor as its fill value is not supported")
+    number = torch.tensor(number, dtype=call.out.dtype).item()  # rounded: 0.1 in float32 is another number
+    return call.result(call.build.expand(call.build.const(number), call.features()))
 
 
 def _same(call: Call) -> Any:
     x = call.args[0]
-    if call.out.dtype not in (call.dtype, torch.bool) and not (isinstance(x, Row) and x.value.constant is not None):
-        raise NotFusable(f"{call.packet} makes {call.out.dtype} of {call.dtype}; a fused step keeps one precision")
+    if call.out.dtype not in (call.dtype, torch.bool) and not (isinstance(x, RowValue) and x.value.constant is not None):
+        raise NotFusable(other_precision(call.packet, call.out.dtype, call.dtype))
     return x
 
 
-def _detach(call: Call) -> Row:
-    return call.map("stop", call.row(0))
+def _detach(call: Call) -> RowValue:
+    return call.map(Op.STOP, call.row(0))
 
 
-def _mm(call: Call) -> Row:
+def _mm(call: Call) -> RowValue:
     v, matrix = call.args[-2:]
-    if not isinstance(v, Row) or not v.batched:
-        raise NotFusable("a product of two matrices inside the step; do it in weights(), once per call")
-    if not isinstance(matrix, Matrix):
-        raise NotFusable("a product with a matrix that was made inside the step; make it in weights(), once per call")
+    if not isinstance(v, RowValue) or not v.batched:
+        raise NotFusable("two matrices are multiplied inside the step; do it in weights(), once per call")
+    if not isinstance(matrix, MatrixView):
+        raise NotFusable(
+            "a matrix that the step itself computes is multiplied with a vector; compute it in weights(), once per call"
+        )
     if len(v.value.shape) != 1:
-        raise NotFusable(f"a product of a recurrent matrix with rows of shape {v.value.shape}")
-    product = Row(call.build.dot([(v.value, matrix.block())]), v.lead)
+        raise NotFusable(f"a recurrent matrix is multiplied with a value of shape {v.value.shape}; a vector is needed")
+    product = RowValue(call.build.dot([(v.value, matrix.block())]), v.lead)
     if call.packet is not ops.addmm:
         return product
     alpha, beta = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
-    product = product if alpha == 1 else call.map("mul", product, alpha)
-    added = call.args[0] if beta == 1 else call.map("mul", call.args[0], beta)
-    return call.map("add", product, added)
+    product = product if alpha == 1 else call.map(Op.MUL, product, alpha)
+    added = call.args[0] if beta == 1 else call.map(Op.MUL, call.args[0], beta)
+    return call.map(Op.ADD, product, added)
 
 
-def _mv(call: Call) -> Row:
+def _mv(call: Call) -> RowValue:
     v, vector = call.row(0), call.row(1)
     if not v.batched:
-        raise NotFusable("a product of a matrix with a vector inside the step; do it in weights(), once per call")
-    return reductions.reduced(call, "sum", call.map("mul", v, vector), [0])
+        raise NotFusable("a matrix is multiplied with a vector of weights inside the step; do it in weights(), once per call")
+    return reductions.reduced(call, Op.SUM, call.map(Op.MUL, v, vector), [0])
 
 
-def _bmm(call: Call) -> Row:
+def _bmm(call: Call) -> RowValue:
     a, b = call.row(0), call.row(1)
     if not (a.batched and b.batched):
-        raise NotFusable("a batched product with a parameter")
+        raise NotFusable("a batched product with a parameter is not supported")
     (i, j), k = a.value.shape, b.value.shape[1]
     left, right = call.build.reshape(a.value, (i, j, 1)), call.build.reshape(b.value, (1, j, k))
-    return reductions.reduced(call, "sum", Row(call.build.map("mul", left, right), a.lead), [1])
+    return reductions.reduced(call, Op.SUM, RowValue(call.build.map(Op.MUL, left, right), a.lead), [1])
 
 
-UNARY = {
-    **{getattr(ops, name): name for name in (*FUNCTIONS, "neg")},
-    ops.reciprocal: "recip",
-    ops.sgn: "sign",
-}
-BINARY = {
-    **{getattr(ops, name): name for name in ["mul", "div", "gt", "ge", "lt", "le", "eq", "ne"]},
-    ops.maximum: "max",
-    ops.minimum: "min",
-    ops.logical_and: "mul",
-    ops.bitwise_and: "mul",
+ELEMENTWISE = {
+    **{getattr(ops, op): op for op in (*FUNCTIONS, Op.MUL, Op.DIV, *COMPARISONS)},
+    ops.reciprocal: Op.RECIP,
+    ops.sgn: Op.SIGN,
+    ops.maximum: Op.MAX,
+    ops.minimum: Op.MIN,
+    ops.logical_and: Op.MUL,
+    ops.bitwise_and: Op.MUL,
 }
 RULES: dict[Any, Callable[[Call], Any]] = {
-    **{op: _elementwise(name) for op, name in (UNARY | BINARY).items()},
-    ops.add: _scaled("add"),
-    ops.sub: _scaled("sub"),
+    **{packet: _elementwise(op) for packet, op in ELEMENTWISE.items()},
+    ops.add: _scaled(Op.ADD),
+    ops.sub: _scaled(Op.SUB),
     ops.rsub: _rsub,
     ops.pow: _power,
     ops.rsqrt: _rsqrt,
     **dict.fromkeys((ops.clamp, ops.clamp_min, ops.clamp_max), _clamp),
-    ops.hardtanh: activations.hardtanh,
-    **dict.fromkeys((ops.hardsigmoid, ops.hardswish), activations.hardsigmoid),
-    ops.softplus: activations.softplus,
-    ops.mish: activations.mish,
-    **dict.fromkeys((ops.elu, ops.celu), activations.elu),
+    ops.hardtanh: _hardtanh,
+    **dict.fromkeys((ops.hardsigmoid, ops.hardswish), _hardsigmoid),
+    ops.softplus: _softplus,
+    ops.mish: _mish,
+    **dict.fromkeys((ops.elu, ops.celu), _elu),
     ops.where: _where,
     **dict.fromkeys(
         (
@@ -214,10 +271,10 @@ RULES: dict[Any, Callable[[Call], Any]] = {
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operations that torch can write in simpler ones of the same gradient. Importing these takes torch a second.
+    """Operations that torch can decompose into simpler ones with the same gradient. Importing these takes torch a second.
 
-    Only those listed: torch writes them for after its own differentiation, and some have another gradient than the operation
-    itself at a kink, or NaN where a branch that is not taken overflows.
+    The list is explicit since torch decomposes after its own differentiation: some decompositions have another gradient at a
+    kink, or NaN where a branch that is not taken overflows.
     """
     from torch._decomp import get_decompositions
 

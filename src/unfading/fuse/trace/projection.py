@@ -1,66 +1,122 @@
-"""A cell's `project` compiled together with its step, so that the loop reads x itself and nothing is made of it beforehand."""
+"""A cell's `project` compiled together with its step: the loop reads x itself, and nothing is computed from it beforehand.
 
-from collections.abc import Callable, Sequence
-from typing import Any
+`with_project` compiles project as it is written. `affine_project` is for a projection of a single feature x that is affine
+in x, whatever matrices it is computed with. Then each field is
+
+    x A + c        with  c = project(0)  and  A = project(1) - project(0)
+
+The loop takes A and c as vectors of weights, so neither the field [T, B, n] nor its gradient is ever stored. Gradients reach
+the parameters through these two rows.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unfading.cells.base import Cell
-from unfading.fuse.ir.program import NotFusable, Program
-from unfading.fuse.trace.affine import along, is_affine
-from unfading.fuse.trace.recorder import Signature, projected_values, trace_with_project
+from unfading.fuse.ir.program import VIEWS, InputKind, Op, Program, TensorKind, Value, in_order
+from unfading.fuse.refusal import NotFusable
+from unfading.fuse.trace.recorder import Project, Signature, Step, projected_values, trace_with_project
 from unfading.fuse.trace.tree import flatten
 
+LINEAR = frozenset([Op.NEG, Op.COPY, Op.DOT, Op.CAT, Op.SUM, Op.ADD, Op.SUB, *VIEWS])  # in all arguments together
 
-def with_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:
-    """The program of project and step together, what it is handed, and which parameters project reads."""
+
+class Projected(NamedTuple):
+    """The program of project and step together."""
+
+    program: Program
+    signature: Signature  # of the loop, with x in the place of the fields that are computed from it
+    parameters: tuple[str, ...]  # names of the weights that project adds
+
+
+def with_project(cell: Cell, step: Step, signature: Signature) -> Projected:
+    """Compile project as it is written, with the parameters that it reads as further weights."""
     fields = _fields(signature)
     tensors = _tensors(cell, signature)
 
-    def traced(names: Sequence[str]) -> tuple[Program, Signature]:
+    def traced(names: Sequence[str]) -> Projected:
         wide = _wide(cell, signature, [tuple(tensors[name].shape) for name in names])
-        return trace_with_project(_projection(cell, names), step, wide, fields, len(signature.weights)), wide
+        program = trace_with_project(_projection(cell, names), step, wide, fields, len(signature.weights))
+        return Projected(program, wide, tuple(names))
 
-    program, _ = traced(list(tensors))
+    program = traced(list(tensors)).program
     own = len(signature.weights)
-    read = program.reads("weight") | {block.weight for block in program.blocks()}
-    names = [name for i, name in enumerate(tensors, start=own) if i in read]
-    return *traced(names), tuple(names)
+    read = program.reads(TensorKind.WEIGHT) | {block.weight for block in program.blocks()}
+    return traced([name for i, name in enumerate(tensors, start=own) if i in read])
 
 
-def affine_project(cell: Cell, step: Any, signature: Signature) -> tuple[Program, Signature, tuple[str, ...]]:
-    """The program of x A + c and step together, where project is that; what it is handed, and what these are called."""
+def affine_project(cell: Cell, step: Step, signature: Signature) -> Projected:
+    """Compile project as x A + c, with A and c of each field as further weights."""
     fields, tensors = _fields(signature), _tensors(cell, signature)
     wide = _wide(cell, signature, [tuple(tensor.shape) for tensor in tensors.values()])
     _, _, values = projected_values(_projection(cell, list(tensors)), wide, fields, len(signature.weights), 0)
-    moving = [i for i, taken in enumerate(fields) if taken is None]
-    if cell.input_size != 1 or not is_affine([values[i] for i in moving]):
-        raise NotFusable("the projection has dots of its own, and stays outside")
-    wide = _wide(cell, signature, [(signature.inputs[i],) for i in moving for _ in "Ac"])
+    compiled = [i for i, index in enumerate(fields) if index is None]
+    if cell.input_size != 1 or not is_affine([values[i] for i in compiled]):
+        raise NotFusable("the projection is not affine in a single feature, so it runs before the loop")
+    wide = _wide(cell, signature, [(signature.inputs[i],) for i in compiled for _ in "Ac"])
 
     def project(x: Tensor, start: int, vectors: Sequence[Tensor]) -> list[Tensor]:
-        made = iter(along(x, vectors))
-        return [next(made) if taken is None else x for taken in fields]
+        affine = iter([x * A + c for A, c in zip(vectors[::2], vectors[1::2], strict=True)])
+        return [next(affine) if index is None else x for index in fields]
 
     program = trace_with_project(project, step, wide, fields, len(signature.weights))
-    return program, wide, tuple(f"{letter}{i}" for i in moving for letter in "Ac")
+    return Projected(program, wide, tuple(f"{letter}{i}" for i in compiled for letter in "Ac"))
+
+
+def is_affine(values: Sequence[Value]) -> bool:
+    """Whether these values are affine functions of the inputs that they read."""
+    dependent: set[int] = set()  # ids of values that depend on an input
+    for value in in_order(values):
+        reads = [arg.id in dependent for arg in value.args]
+        if value.op is Op.LEAF:
+            if value.leaf.kind == TensorKind.INPUT:
+                dependent.add(value.id)
+        elif any(reads):
+            scaled = (value.op is Op.MUL and not all(reads)) or (value.op is Op.DIV and not reads[1])
+            if value.op not in LINEAR and not scaled:
+                return False
+            dependent.add(value.id)
+    return True
+
+
+# Both tensors are cached: creating one makes the host wait for a GPU.
+@lru_cache(maxsize=8)
+def ends(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """x = 0 and x = 1, [2, 1, 1]: what `project` is called with to get A and c."""
+    with torch.inference_mode(False):
+        return torch.tensor([0.0, 1.0], device=device, dtype=dtype).reshape(2, 1, 1)
+
+
+@lru_cache(maxsize=8)
+def _differences(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The matrix that maps the values at both ends to A and c."""
+    with torch.inference_mode(False):
+        return torch.tensor([[-1.0, 1.0], [1.0, 0.0]], device=device, dtype=dtype)
+
+
+def slopes(fields: Sequence[Tensor]) -> list[Tensor]:
+    """A and c of each field, from the result of `project` on `ends`."""
+    return [part for field in fields for part in (_differences(field.device, field.dtype) @ field.squeeze(1)).unbind()]
 
 
 def _fields(signature: Signature) -> list[int | None]:
-    """Of each field that project returns, which input it is taken from; None where it is compiled."""
-    if "constant" in signature.kinds:
-        raise NotFusable("what holds for all time may be made of all of x, or drawn at random")
-    kept = [i for i, kind in enumerate(signature.kinds) if kind != "sequence"]
-    return [kept.index(i) + 1 if i in kept else None for i in range(len(signature.kinds))]
+    """For each field that project returns, the index of the input that holds it; None if it is compiled."""
+    if InputKind.CONSTANT in signature.kinds:
+        raise NotFusable("a field that is constant in time may depend on all of x, or be random")
+    outside = [i for i, kind in enumerate(signature.kinds) if kind != InputKind.SEQUENCE]
+    return [outside.index(i) + 1 if i in outside else None for i in range(len(signature.kinds))]
 
 
 def _wide(cell: Cell, signature: Signature, more: Sequence[tuple[int, ...]]) -> Signature:
-    """The signature with x in the place of what is made of it, and with more weights."""
-    kept = [i for i, kind in enumerate(signature.kinds) if kind != "sequence"]
+    """The signature with x in the place of the fields that are computed from it, and with more weights."""
+    outside = [i for i, kind in enumerate(signature.kinds) if kind != InputKind.SEQUENCE]
     return signature._replace(
-        inputs=(cell.input_size, *(signature.inputs[i] for i in kept)),
-        kinds=("sequence", *(signature.kinds[i] for i in kept)),
+        inputs=(cell.input_size, *(signature.inputs[i] for i in outside)),
+        kinds=(InputKind.SEQUENCE, *(signature.kinds[i] for i in outside)),
         weights=(*signature.weights, *more),
     )
 
@@ -70,8 +126,8 @@ def _tensors(cell: Cell, signature: Signature) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor.dtype == signature.dtype}
 
 
-def _projection(cell: Cell, names: Sequence[str]) -> Callable[[Tensor, int, Sequence[Tensor]], list[Tensor]]:
-    """`project` as a function of x, of its first step, and of these parameters."""
+def _projection(cell: Cell, names: Sequence[str]) -> Project:
+    """`project` as a function of x, of the index of its first step, and of these parameters."""
 
     def project(x: Tensor, start: int, parameters: Sequence[Tensor]) -> list[Tensor]:
         given = {f"cell.{name}": tensor for name, tensor in zip(names, parameters, strict=True)}
@@ -83,7 +139,7 @@ def _projection(cell: Cell, names: Sequence[str]) -> Callable[[Tensor, int, Sequ
 
 
 class _Project(nn.Module):
-    """A cell's `project` as a module's forward, so that its parameters can be handed in."""
+    """A cell's `project` as the forward of a module, so that functional_call can replace its parameters."""
 
     def __init__(self, cell: Cell):
         super().__init__()

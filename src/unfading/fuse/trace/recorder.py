@@ -1,54 +1,57 @@
-"""From a cell to its program, by running `step` once, and where it can be `project`, on tensors without data.
+"""From a cell to its program: run `step` once, and `project` where possible, on tensors without data.
 
-Both run on meta tensors under a dispatch mode that writes down each operation as a value of the program. What the language
-has no word for, and what would make a compiled step another function than the written one (in-place work, random numbers, a
-branch on values, a tensor from nowhere), is refused with the line of the file it stands in.
+Both run on meta tensors under a dispatch mode that records each operation as a value of the program. Operations that the
+language does not have are refused, with the line of the user's file. So is everything that would make the compiled step a
+different function from the written one: writing in place, random numbers, a branch on values, a tensor that is neither an
+input, nor a state, nor a weight.
 
-`project` is compiled into the loop with the step where it is written in the same language: then what it makes of the whole
-sequence, often four times the size of the output, never exists. Where it is not, it runs before the loop as it is.
+`project` is compiled into the loop together with the step if it is written in the same language. Then its result for the
+whole sequence, often four times the size of the output, never exists. Otherwise it runs before the loop.
 """
 
 import math
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.join import joined
-from unfading.fuse.ir.program import NotFusable, Program, Store, Value, pieces_of
+from unfading.fuse.ir.passes import join_dots
+from unfading.fuse.ir.program import InputKind, Op, Program, Store, TensorId, TensorKind, Value, pieces_of
+from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace import aten
-from unfading.fuse.trace.autograd_graph import made_from, refuse_own_gradients
-from unfading.fuse.trace.values import BATCH, TIME, Call, Matrix, Opaque, Row
-from unfading.source_lines import defined, first_line, where
+from unfading.fuse.trace.values import BATCH, TIME, Call, MatrixView, Opaque, RowValue, Traced, as_row
+from unfading.source_lines import definition_line, first_line, user_line
 
-Tensors = Sequence[Tensor]
-READ_OUT = "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled step has no values at hand"
-UNKNOWN = {torch.ops.aten._local_scalar_dense: READ_OUT}
-ROWS = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # what may stand in front of the features
+Tensors: TypeAlias = Sequence[Tensor]
+Step: TypeAlias = Callable[[Tensors, Tensors, Tensors], Any]  # step(inputs, states, weights) -> new states
+Project: TypeAlias = Callable[[Tensor, int, Tensors], Tensors]  # project(x, start, parameters) -> fields of the inputs
+
+ROW_SHAPES = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # the axes that may precede the features
 
 
 class Signature(NamedTuple):
-    """What a compiled loop is handed: inputs by width and kind, states by width, weights by shape."""
+    """The tensors that a compiled loop takes: inputs by width and kind, states by width, weights by shape."""
 
     inputs: tuple[int, ...]
-    kinds: tuple[str, ...]  # of the inputs: sequence, shared, constant
+    kinds: tuple[InputKind, ...]  # of the inputs
     states: tuple[int, ...]
     weights: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
 
 
 class Recorder(TorchDispatchMode):
-    """Writes each operation on named tensors down as a value.
+    """Records each operation on known tensors as a value.
 
     Args:
-        lenient: what has no word becomes opaque, and is refused only where the program would need it.
+        lenient: record unsupported operations as opaque; an error is raised only if the program depends on them.
     """
 
     def __init__(self, builder: Builder, dtype: torch.dtype, *, lenient: bool = False):
@@ -56,215 +59,217 @@ class Recorder(TorchDispatchMode):
         self.builder = builder
         self.dtype = dtype
         self.lenient = lenient
-        self.values: dict[int, tuple[Tensor, Any]] = {}  # the tensor is kept, so that its id is not given to another
+        self.values: dict[int, tuple[Tensor, Traced]] = {}  # by id; the tensor is held, so that no other gets its id
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing here runs under torch.compile; to tell it so, torch would import all of it, which takes two seconds.
+        # Nothing here runs under torch.compile. True would make torch import its compiler, which takes two seconds.
         return False
 
-    def name(self, tensor: Tensor, value: Any) -> Tensor:
+    def name(self, tensor: Tensor, value: Traced) -> Tensor:
+        """Record what a tensor stands for."""
         self.values[id(tensor)] = (tensor, value)
         return tensor
 
-    def value(self, tensor: Tensor) -> Any:
-        found = self.values.get(id(tensor))
-        return None if found is None else found[1]
+    def value(self, tensor: Tensor) -> Traced | None:
+        """What a tensor stands for; None for one that was not recorded."""
+        entry = self.values.get(id(tensor))
+        return None if entry is None else entry[1]
 
-    def rows(self, value: Value, *axes: int) -> Tensor:
-        """A tensor of rows: axes in front, then the features of the value."""
-        return self.name(_meta((*axes, *value.shape), self.dtype), Row(value, len(axes)))
+    def rows(self, value: Value, *lead: int) -> Tensor:
+        """A tensor that stands for a value: these axes, then the features."""
+        return self.name(_meta((*lead, *value.shape), self.dtype), RowValue(value, len(lead)))
 
     def weight(self, index: int, shape: tuple[int, ...]) -> Tensor:
-        flat = self.builder.leaf("weight", index, 0, torch.Size(shape).numel())
+        """A tensor that stands for a weight."""
+        flat = self.builder.leaf(TensorKind.WEIGHT, index, 0, math.prod(shape))
         if len(shape) == 2:
-            return self.name(_meta(shape, self.dtype), Matrix(index, flat, shape, 0, shape[0], 0, shape[1]))
-        return self.name(_meta(shape, self.dtype), Row(self.builder.reshape(flat, shape), 0))
+            return self.name(_meta(shape, self.dtype), MatrixView(index, flat, shape, 0, shape[0], 0, shape[1]))
+        return self.name(_meta(shape, self.dtype), RowValue(self.builder.reshape(flat, shape), 0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         packet = func.overloadpacket
         if "device" in kwargs:
-            kwargs["device"] = torch.device("meta")  # what is made anew has no data either: its size may fit no memory
+            kwargs["device"] = torch.device("meta")  # a new tensor has no data either: it may not fit into memory
         if func._schema.is_mutable:
-            self.refuse(f"{packet} writes into a tensor; a step is pure")
-        known = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        reason = self._unknown(func, known)
+            self.refuse(f"{packet} writes into a tensor; a step must be pure")
+        leaves, tree = _pytree.tree_flatten((args, kwargs))
+        reason = self._unsupported(func, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
         if reason is None and packet not in aten.RULES:
-            # What torch differentiates as a composition arrives here whole where a decomposition below calls it.
+            # torch differentiates some operations as compositions; a decomposition below may still call them whole.
             simpler = func.decompose if func._can_decompose() else aten.decompositions().get(func)
             if simpler is not None:
                 with self:
                     return simpler(*args, **kwargs)
-            reason = UNKNOWN.get(packet, f"the language of fused steps has no {packet}")
+            reason = _no_rule(packet)
         if packet is torch.ops.aten.unbind and args[0].shape[args[1] if len(args) > 1 else 0] in (BATCH, TIME):
-            self.refuse(f"{packet} along the rows")  # before it makes a million tensors
+            self.refuse(f"{packet} runs along the batch or time; rows do not mix")  # before it makes a million tensors
         if reason is not None and not self.lenient:
             self.refuse(reason)
-        out = func(*_pytree.tree_map_only(Tensor, _as_meta, args), **_pytree.tree_map_only(Tensor, _as_meta, kwargs))
-        made = [leaf for leaf in _pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
-        result: Any = Opaque(reason or "")
-        if reason is None:
-            try:
-                result = self._by_rule(packet, args, kwargs, out)
-            except NotFusable as error:
-                if not self.lenient:
-                    self.refuse(str(error))
-                result = Opaque(str(error))
-        for tensor, value in zip(made, result if isinstance(result, list) else [result] * len(made), strict=True):
-            wrong = self._other(packet, tensor, value)
-            if wrong is not None and not self.lenient:
-                self.refuse(wrong)
-            self.name(tensor, value if wrong is None else Opaque(wrong))
+        if any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in leaves):  # a number that was made a tensor
+            without_data = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            args, kwargs = _pytree.tree_unflatten(without_data, tree)
+        out = func(*args, **kwargs)
+        result = self._by_rule(packet, leaves, tree, out) if reason is None else Opaque(reason)
+        self._name_results(packet, _tensors(out), result)
         return out
 
-    def _other(self, packet: Any, tensor: Tensor, value: Any) -> str | None:
-        """Why a value is not what torch has made: that of one row in one precision, with no axis as long as the batch."""
-        if not isinstance(value, Row):
-            return None
-        rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
-        if features != value.value.shape or rows not in ROWS or set(features) & {BATCH, TIME, TIME * BATCH}:
-            return f"{packet} gives {_shape(tensor)}: it mixes rows"
-        if tensor.is_floating_point() and tensor.dtype != self.dtype and value.value.constant is None:
-            return f"{packet} makes {tensor.dtype} of {self.dtype}; a fused step keeps one precision"
-        return None
-
-    def _unknown(self, func: Any, tensors: Tensors) -> str | None:
-        """Why the operation cannot be written down, whatever it is."""
+    def _unsupported(self, func: Any, tensors: Tensors) -> str | None:
+        """Why an operation on these tensors cannot be recorded, whatever it computes."""
+        packet = func.overloadpacket
         if torch.Tag.nondeterministic_seeded in func.tags:
-            return f"{func.overloadpacket} draws random numbers; draw them in project, which runs once over all time"
+            return f"{packet} draws random numbers; draw them in project, which runs once for the whole sequence"
         for tensor in tensors:
             value = self.value(tensor)
             if isinstance(value, Opaque):
                 return value.reason
             if value is None:
-                if func.overloadpacket is not torch.ops.aten.lift_fresh or tensor.numel() != 1:
+                if packet is not torch.ops.aten.lift_fresh or tensor.numel() != 1:
                     shape = list(tensor.shape)
-                    return f"{func.overloadpacket} reads a tensor {shape} that neither inputs, state nor weights handed in"
-                self.name(tensor, Row(self.builder.expand(self.builder.const(float(tensor)), tuple(tensor.shape)), 0))
+                    return (
+                        f"{packet} reads a tensor {shape} that is not among inputs, state and weights; return it from weights()"
+                    )
+                number = self.builder.const(float(tensor))
+                self.name(tensor, RowValue(self.builder.expand(number, tuple(tensor.shape)), 0))
         return None
 
-    def _by_rule(self, packet: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        args, kwargs = (_pytree.tree_map_only(Tensor, self.value, part) for part in (args, kwargs))
-        result = aten.RULES[packet](Call(self.builder, packet, args, kwargs, out, self.dtype))
+    def _name_results(self, packet: Any, tensors: Tensors, result: Any) -> None:
+        """Record what the tensors that an operation returned stand for."""
+        for tensor, value in zip(tensors, result if isinstance(result, list) else [result] * len(tensors), strict=True):
+            mismatch = self._mismatch(packet, tensor, value)
+            self.name(tensor, value if mismatch is None else self._opaque(mismatch))
+
+    def _by_rule(self, packet: Any, leaves: Sequence[Any], tree: _pytree.TreeSpec, out: Any) -> Any:
+        """The result of an operation by its rule: one traced value, or a list of them."""
+        traced = [self.value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = _pytree.tree_unflatten(traced, tree)
+        try:
+            result = aten.RULES[packet](Call(self.builder, packet, args, kwargs, out, self.dtype))
+        except NotFusable as error:
+            return self._opaque(error.refusal.reason)
         if torch.is_grad_enabled():
             return result
         # Inside the user's own no_grad.
-        several = result if isinstance(result, list) else [result]
-        rows = [Row(r.entries(self.builder), 0) if isinstance(r, Matrix) else r for r in several]
-        stopped = [Row(self.builder.map("stop", row.value), row.lead) for row in rows]
+        rows = [as_row(self.builder, r) for r in (result if isinstance(result, list) else [result])]
+        stopped = [RowValue(self.builder.map(Op.STOP, row.value), row.lead) for row in rows]
         return stopped if isinstance(result, list) else stopped[0]
 
+    def _mismatch(self, packet: Any, tensor: Tensor, value: Traced) -> str | None:
+        """Why a value is not the tensor of torch: it must be the value of one row, in one precision."""
+        if not isinstance(value, RowValue):
+            return None
+        rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
+        if features != value.value.shape or rows not in ROW_SHAPES or set(features) & {BATCH, TIME, TIME * BATCH}:
+            return f"{packet} gives {_shape(tensor)}, which mixes rows of the batch"
+        if tensor.is_floating_point() and tensor.dtype != self.dtype and value.value.constant is None:
+            return aten.other_precision(packet, tensor.dtype, self.dtype)
+        return None
+
+    def _opaque(self, reason: str) -> Opaque:
+        """An opaque value for a lenient recorder; a refusal otherwise."""
+        return Opaque(reason) if self.lenient else self.refuse(reason)
+
     def refuse(self, reason: str) -> NoReturn:
-        raise NotFusable(f"{reason}{where(traceback.extract_stack(sys._getframe(1)))}")
+        """Raise NotFusable with the line of the user's file."""
+        raise NotFusable(reason, user_line(traceback.extract_stack(sys._getframe(1))))
 
 
-def trace(step: Callable[[Tensors, Tensors, Tensors], Any], signature: Signature) -> Program:
-    """The program of `step(inputs, states, weights) -> new states`, each a flat sequence of tensors."""
+def trace(step: Step, signature: Signature) -> Program:
+    """The program of a step, which takes and returns flat sequences of tensors."""
     programs = []
     for _ in range(2):
         recorder = Recorder(builder := Builder(), signature.dtype)
-        leaves = [builder.leaf("input", i, 0, n) for i, n in enumerate(signature.inputs)]
+        leaves = [builder.leaf(TensorKind.INPUT, i, 0, n) for i, n in enumerate(signature.inputs)]
         weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
         programs.append(_step_program(recorder, step, leaves, weights, signature))
     if len(set(map(str, programs))) > 1:
-        raise NotFusable("the step is another function at every call; a step is pure")
+        raise NotFusable("two calls of the step give two different programs; a step must be pure")
     return programs[0]
 
 
 def trace_with_project(
-    project: Callable[[Tensor, int, Tensors], Tensors],
-    step: Callable[[Tensors, Tensors, Tensors], Any],
-    signature: Signature,
-    fields: Sequence[int | None],
-    step_weights: int,
+    project: Project, step: Step, signature: Signature, fields: Sequence[int | None], step_weights: int
 ) -> Program:
-    """The program of `project(x, start, parameters)` and step together; NotFusable where project is not in the language.
+    """The program of project and step together; raises NotFusable where project is not in the language.
 
     Args:
-        signature: its first input is x, its further ones are the fields of the inputs that are taken as they come; its
-            weights are those of the step and then the parameters of `project`.
-        fields: of each field that `project` returns, which input it is taken from, or None where it is compiled.
-        step_weights: how many of the weights are the step's.
+        signature: its first input is x, the others are the fields of the inputs that are not compiled; its weights are those
+            of the step, then the parameters of `project`.
+        fields: for each field that `project` returns, the index of the input that holds it, or None if it is compiled.
+        step_weights: how many of the weights belong to the step.
     """
     programs = []
-    for start in (0, 104_729):  # what depends on the number of the step is no function of x, and cannot be compiled
+    for start in (0, 104_729):  # a field that depends on the index of the step is not a function of x
         recorder, weights, leaves = projected_values(project, signature, fields, step_weights, start)
         programs.append(_step_program(recorder, step, leaves, weights[:step_weights], signature))
     if len(set(map(str, programs))) > 1:
-        raise NotFusable("project makes the same of x at one step and something else at another")
+        raise NotFusable("project depends on the index of the step")
     return programs[0]
 
 
 def projected_values(
-    project: Callable[[Tensor, int, Tensors], Tensors],
-    signature: Signature,
-    fields: Sequence[int | None],
-    step_weights: int,
-    start: int,
+    project: Project, signature: Signature, fields: Sequence[int | None], step_weights: int, start: int
 ) -> tuple[Recorder, list[Tensor], list[Value]]:
-    """What `project` makes of one row of x, field by field, with the recorder and all weights; as `trace_with_project`."""
+    """The recorder, all weights, and the value of each field that `project` returns; arguments as `trace_with_project`."""
     recorder = Recorder(builder := Builder(), signature.dtype, lenient=True)
     weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
-    x = recorder.rows(builder.leaf("input", 0, 0, signature.inputs[0]), TIME, BATCH)
-    made = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
-    refuse_own_gradients(made)
+    x = recorder.rows(builder.leaf(TensorKind.INPUT, 0, 0, signature.inputs[0]), TIME, BATCH)
+    tensors = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
+    _refuse_own_gradients(tensors)
     leaves = []
-    for tensor, taken in zip(made, fields, strict=True):
+    for tensor, index in zip(tensors, fields, strict=True):
         row = recorder.value(tensor)
-        if taken is not None and made_from(tensor, x):
-            raise NotFusable("a field that all rows share is made from x, hence from one row or from all of them")
-        if taken is not None:
-            leaves.append(builder.leaf("input", taken, 0, signature.inputs[taken]))
-        elif isinstance(row, Row) and tensor.shape[:2] == (TIME, BATCH) and tensor.dim() == 3:
+        if index is not None and _depends_on(tensor, x):
+            raise NotFusable("a field that all batch rows share depends on x, hence on one row or on all of them")
+        if index is not None:
+            leaves.append(builder.leaf(TensorKind.INPUT, index, 0, signature.inputs[index]))
+        elif isinstance(row, RowValue) and tensor.shape[:2] == (TIME, BATCH) and tensor.dim() == 3:
             leaves.append(row.value)
         else:
-            raise NotFusable("project makes something of x that is not in the language of fused steps")
+            raise NotFusable("project uses operations that a fused step does not have")
     recorder.lenient = False  # for the step
     return recorder, weights, leaves
 
 
-def _step_program(
-    recorder: Recorder,
-    step: Callable[[Tensors, Tensors, Tensors], Any],
-    inputs: Sequence[Value],
-    weights: Tensors,
-    signature: Signature,
-) -> Program:
+def _step_program(recorder: Recorder, step: Step, inputs: Sequence[Value], weights: Tensors, signature: Signature) -> Program:
+    """The program of a step on these values of inputs."""
     builder = recorder.builder
-    leaves = [builder.leaf("state", i, 0, n) for i, n in enumerate(signature.states)]
+    leaves = [builder.leaf(TensorKind.STATE, i, 0, n) for i, n in enumerate(signature.states)]
     states = [recorder.rows(leaf, BATCH) for leaf in leaves]
     rows = [recorder.rows(value, BATCH) for value in inputs]
     outputs = _recorded(recorder, lambda: step(rows, states, weights))
-    refuse_own_gradients(outputs)
+    _refuse_own_gradients(outputs)
     if any(tensor._backward_hooks for tensor, _ in recorder.values.values()):
-        raise NotFusable(f"the step registers a hook on a gradient, which a compiled one would not call{defined(step)}")
+        reason = "the step registers a hook on a gradient, which a compiled step would not call"
+        raise NotFusable(reason, definition_line(step))
     stores: list[Store] = []
     for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
         row = recorder.value(output) if isinstance(output, Tensor) else None
-        if not isinstance(row, Row) or output.shape != (BATCH, width) or output.dtype != signature.dtype:
-            raise NotFusable(
-                f"the step must return its states as tensors {signature.dtype} [B, {width}]; part {i} is {_kind(output)}"
-                f"{defined(step)}"
-            )
+        if not isinstance(row, RowValue) or output.shape != (BATCH, width) or output.dtype != signature.dtype:
+            reason = f"the step must return its states as tensors {signature.dtype} [B, {width}]; part {i} is {_kind(output)}"
+            raise NotFusable(reason, definition_line(step))
         value = builder.expand(row.value, (width,))
-        for a, _, piece in pieces_of(value.args if value.op == "cat" else (value,), 0):
-            stores.append(Store("next", i, a, piece))
-    widths = {("input", i): n for i, n in enumerate(signature.inputs)}
-    for i, n in enumerate(signature.states):
-        widths["state", i] = widths["next", i] = n
-    for i, shape in enumerate(signature.weights):
-        widths["weight", i] = int(torch.Size(shape).numel())
-    program = joined(builder, Program(tuple(stores), widths, signature.kinds))
-    if any(value.op == "const" and _of_the_example(value.attr) for value in program.values()):
-        raise NotFusable(
-            f"the size of the batch or the number of steps is computed with, and a compiled step knows neither{defined(step)}"
-        )
+        for start, _, piece in pieces_of(value.args if value.op is Op.CAT else (value,), 0):
+            stores.append(Store(TensorKind.NEXT, i, start, piece))
+    program = join_dots(builder, Program(tuple(stores), _widths(signature), signature.kinds))
+    if any(value.op is Op.CONST and _is_size_of_example(value.number) for value in program.values()):
+        reason = "the step computes with the batch size or the number of steps, which a compiled step does not know"
+        raise NotFusable(reason, definition_line(step))
     return program
 
 
-def _of_the_example(number: float) -> bool:
-    """Whether a number is a multiple of the example's batch or steps, or one over such a multiple."""
+def _widths(signature: Signature) -> dict[TensorId, int]:
+    widths: dict[TensorId, int] = {(TensorKind.INPUT, i): n for i, n in enumerate(signature.inputs)}
+    for i, n in enumerate(signature.states):
+        widths[TensorKind.STATE, i] = widths[TensorKind.NEXT, i] = n
+    for i, shape in enumerate(signature.weights):
+        widths[TensorKind.WEIGHT, i] = math.prod(shape)
+    return widths
+
+
+def _is_size_of_example(number: float) -> bool:
+    """Whether a number is a multiple of the example's batch size or number of steps, or one over such a multiple."""
     whole = number if abs(number) >= 1 else 1 / number if number else 0.0
     if not 1 <= abs(whole) < 1e15 or not math.isclose(whole, round(whole), rel_tol=1e-15):
         return False
@@ -272,21 +277,60 @@ def _of_the_example(number: float) -> bool:
 
 
 def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
+    """The result of a function under the recorder; its errors become refusals."""
     try:
         with torch.enable_grad(), recorder:
             return function()
     except NotFusable:
         raise
     except Exception as error:
-        raise NotFusable(f"{first_line(error)}{where(traceback.extract_tb(error.__traceback__))}") from error
+        raise NotFusable(first_line(error), user_line(traceback.extract_tb(error.__traceback__))) from error
+
+
+# -- the autograd graph of what was recorded ----------------------------------------------------------------------------------
+
+
+def _refuse_own_gradients(outputs: Sequence[Any]) -> None:
+    """Refuse a torch.autograd.Function: the program would not have the gradient that it defines."""
+    for node in _nodes([output for output in outputs if isinstance(output, Tensor)]):
+        if isinstance(node, BackwardCFunction):
+            function = getattr(type(node), "_forward_cls", type(node))
+            reason = f"the step uses {function.__name__}, an autograd.Function with its own gradient"
+            raise NotFusable(reason, definition_line(function))
+
+
+def _depends_on(tensor: Tensor, x: Tensor) -> bool:
+    """Whether a gradient of the tensor would reach x."""
+    return any(getattr(node, "variable", None) is x for node in _nodes([tensor]))
+
+
+def _nodes(tensors: Tensors) -> Iterator[Any]:
+    """The nodes of the autograd graph behind these tensors."""
+    stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    visited = set()
+    while stack:
+        node = stack.pop()
+        if node not in visited:
+            visited.add(node)
+            yield node
+            stack.extend(before for before, _ in node.next_functions if before is not None)
+
+
+# -- tensors without data -----------------------------------------------------------------------------------------------------
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="meta", requires_grad=True)
 
 
-def _as_meta(tensor: Tensor) -> Tensor:
-    return tensor if tensor.device.type == "meta" else tensor.to("meta")
+def _no_rule(packet: Any) -> str:
+    if packet is torch.ops.aten._local_scalar_dense:
+        return "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled step cannot do that"
+    return f"{packet} is not supported in a fused step"
 
 
 def _kind(output: Any) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.matrix import LowRank
-from unfading.fuse.ir.program import NotFusable
+from unfading.fuse.refusal import NotFusable
 
 Structure = Any  # nested tuples of types
 

@@ -1,28 +1,30 @@
-"""What tensors stand for while a step is traced: rows of values, views of recurrent matrices, and calls on them."""
+"""What a tensor stands for while a step is traced: a value of each row, a view of a recurrent matrix, or nothing known."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import Block, NotFusable, Shape, Value
+from unfading.fuse.ir.program import Block, Op, Shape, Value
+from unfading.fuse.refusal import NotFusable
 
-# Rows of the example, and its steps: primes that are no feature sizes, so that every axis tells by its size what it is.
+# The batch size and the number of steps of the example: primes that no feature size equals, so that the size of an axis
+# tells what it is.
 BATCH = 1_000_003
 TIME = 7_919
 
 
-def lead(shape: Sequence[int]) -> int:
-    """How many axes in front of the features stand for rows: [B, ...] and [T B, ...] have one, [T, B, ...] two."""
+def row_axes(shape: Sequence[int]) -> int:
+    """How many axes in front of the features stand for rows: [B, ...] and [T B, ...] have one, [T, B, ...] has two."""
     if tuple(shape[:2]) == (TIME, BATCH):
         return 2
     return int(len(shape) > 0 and shape[0] in (BATCH, TIME * BATCH))
 
 
-class Row(NamedTuple):
-    """A value, and how many axes the tensor it stands for has in front of the value's own; 0 for a parameter's."""
+class RowValue(NamedTuple):
+    """A value of each row, and how many axes its tensor has in front of the features; 0 for a parameter."""
 
     value: Value
     lead: int
@@ -32,14 +34,8 @@ class Row(NamedTuple):
         return self.lead > 0
 
 
-class Opaque(NamedTuple):
-    """What the language has no word for, where that is allowed: it must not come into the step."""
-
-    reason: str
-
-
-class Matrix(NamedTuple):
-    """W[r0:r1, c0:c1] of weight number `index`, or its transpose: what a dot can use as it is."""
+class MatrixView(NamedTuple):
+    """W[r0:r1, c0:c1] of weight number `index`, or its transpose: a dot uses it without a copy."""
 
     index: int  # type: ignore[assignment]
     flat: Value
@@ -48,29 +44,38 @@ class Matrix(NamedTuple):
     r1: int
     c0: int
     c1: int
-    turned: bool = False
+    transposed: bool = False
 
-    def t(self) -> "Matrix":
-        return self._replace(turned=not self.turned)
+    def t(self) -> "MatrixView":
+        return self._replace(transposed=not self.transposed)
 
-    def cut(self, axis: int, start: int, stop: int) -> "Matrix":
-        if (axis == 0) != self.turned:
+    def cut(self, axis: int, start: int, stop: int) -> "MatrixView":
+        if (axis == 0) != self.transposed:
             return self._replace(r0=self.r0 + start, r1=self.r0 + stop)
         return self._replace(c0=self.c0 + start, c1=self.c0 + stop)
 
     def block(self) -> Block:
-        """As v @ self uses it."""
-        return Block(self.index, self.r0, self.r1, self.c0, self.c1, transposed=not self.turned)
+        """The block of a dot v @ self."""
+        return Block(self.index, self.r0, self.r1, self.c0, self.c1, transposed=not self.transposed)
 
     def entries(self, b: Builder) -> Value:
-        """As an ordinary value, for elementwise work."""
+        """The matrix as an ordinary value, for elementwise operations."""
         whole = b.reshape(self.flat, self.shape)
         cut = b.slice(b.slice(whole, 0, self.r0, self.r1), 1, self.c0, self.c1)
-        return b.permute(cut, (1, 0)) if self.turned else cut
+        return b.permute(cut, (1, 0)) if self.transposed else cut
+
+
+class Opaque(NamedTuple):
+    """The result of an unsupported operation: an error is raised only if the program depends on it."""
+
+    reason: str
+
+
+Traced: TypeAlias = RowValue | MatrixView | Opaque
 
 
 class Call(NamedTuple):
-    """One operation: its arguments as rows and matrices, and the tensors without data that it made."""
+    """One operation of torch: its arguments as traced values, and the tensors without data that it returned."""
 
     build: Builder
     packet: Any
@@ -80,55 +85,61 @@ class Call(NamedTuple):
     dtype: torch.dtype
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument that may be given by position or by name."""
         if position < len(self.args):
             return self.args[position]
         return self.kwargs.get(name, default)
 
-    def row(self, position: int) -> Row:
-        x = self.args[position]
-        if isinstance(x, Matrix):
-            return Row(x.entries(self.build), 0)
-        if not isinstance(x, Row):
-            raise NotFusable(f"{self.packet} of {x!r}")
+    def row(self, position: int) -> RowValue:
+        """An argument as a value of each row."""
+        x = as_row(self.build, self.args[position])
+        if not isinstance(x, RowValue):
+            raise NotFusable(f"{self.packet} of {x!r} is not supported")
         return x
 
     def features(self, out: Tensor | None = None) -> Shape:
-        """Of what was made, the axes that are no rows."""
+        """The axes of the result that do not stand for rows."""
         shape = tuple((self.out if out is None else out).shape)
-        return shape[lead(shape) :]
+        return shape[row_axes(shape) :]
 
-    def made(self, value: Value, out: Tensor | None = None) -> Row:
-        """A value as the tensor that was made."""
-        shape = tuple((self.out if out is None else out).shape)
-        return Row(value, lead(shape))
+    def result(self, value: Value, out: Tensor | None = None) -> RowValue:
+        """A value as the tensor that torch returned."""
+        return RowValue(value, row_axes((self.out if out is None else out).shape))
 
-    def map(self, op: str, *operands: Any, attr: float | None = None) -> Row:
-        """An elementwise operation on rows and numbers, with the shape torch gave it."""
-        rows = [Row(x.entries(self.build), 0) if isinstance(x, Matrix) else x for x in operands]
-        axes = max((x.lead for x in rows if isinstance(x, Row)), default=0)
-        rank = max((len(x.value.shape) + x.lead for x in rows if isinstance(x, Row)), default=0)
+    def map(self, op: Op, *operands: Any, attr: float | None = None) -> RowValue:
+        """An elementwise operation on traced values and numbers."""
+        rows = [as_row(self.build, x) for x in operands]
+        lead = max((x.lead for x in rows if isinstance(x, RowValue)), default=0)
+        rank = max((len(x.value.shape) + x.lead for x in rows if isinstance(x, RowValue)), default=0)
         values: list[Value | float] = []
         for x in rows:
-            if not isinstance(x, Row):
+            if not isinstance(x, RowValue):
                 values.append(float(x))
-                continue
-            value = x.value if x.lead else without_rows(self.build, x.value, len(x.value.shape) - (rank - axes))
-            values.append(value)
-        return Row(self.build.map(op, *values, attr=attr), axes)
+            elif x.lead:
+                values.append(x.value)
+            else:
+                values.append(without_row_axes(self.build, x.value, len(x.value.shape) - (rank - lead)))
+        return RowValue(self.build.map(op, *values, attr=attr), lead)
 
-    def shaped(self, row: Row) -> Row:
-        return self.made(self.build.expand(row.value, self.features()))
+    def shaped(self, row: RowValue) -> RowValue:
+        """A value expanded to the shape that torch returned."""
+        return self.result(self.build.expand(row.value, self.features()))
 
-    def axis(self, axis: int, row: Row) -> int:
-        """An axis of the tensor as one of the row's features; negative for one of the rows."""
+    def axis(self, axis: int, row: RowValue) -> int:
+        """An axis of the tensor as an axis of the features; negative for one that stands for rows."""
         rank = len(row.value.shape) + row.lead
         return axis % rank - row.lead
 
 
-def without_rows(build: Builder, value: Value, axes: int) -> Value:
-    """A parameter's value without its leading axes of size 1, which stand for rows."""
-    if axes <= 0:
+def as_row(build: Builder, x: Any) -> Any:
+    """A matrix as an ordinary value; everything else as it is."""
+    return RowValue(x.entries(build), 0) if isinstance(x, MatrixView) else x
+
+
+def without_row_axes(build: Builder, value: Value, count: int) -> Value:
+    """A parameter's value without its first `count` axes, which have size 1 and stand for rows."""
+    if count <= 0:
         return value
-    if any(size != 1 for size in value.shape[:axes]):
-        raise NotFusable(f"a parameter of shape {value.shape} goes along the rows")
-    return build.reshape(value, value.shape[axes:])
+    if any(size != 1 for size in value.shape[:count]):
+        raise NotFusable(f"a parameter of shape {value.shape} is broadcast along the batch; rows do not mix")
+    return build.reshape(value, value.shape[count:])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import Program
+from unfading.fuse.ir.program import Program, TensorId, TensorKind
 from unfading.fuse.triton.frame import Frame, Names, Piece, indented
 from unfading.fuse.triton.language import PRELUDE
 from unfading.fuse.triton.tile_shapes import wide
@@ -36,7 +36,7 @@ class Function(NamedTuple):
 
     name: str
     source: str
-    pointers: tuple[tuple[str, int], ...]  # tensors of lines; vectors of weights among them
+    pointers: tuple[TensorId, ...]  # tensors of lines; vectors of weights among them
     matrices: tuple[tuple[int, bool], ...]  # weights, as they are or transposed
     sizes: tuple[int, ...]  # entries of each block of them, padded
 
@@ -49,15 +49,15 @@ def source(functions: Sequence[Function]) -> str:
 def emit_forward(name: str, program: Program, names: Names) -> Function:
     """The loop of a forward program."""
     frame = Frame(program, names, backward=False)
-    carried = frame.carry("next", names.states)
+    carried = frame.carry(TensorKind.NEXT, names.states)
     for i, pieces in carried.items():
-        frame.read_carried("state", i, pieces)
+        frame.read_carried(TensorKind.STATE, i, pieces)
     loads = frame.read_loads()
     frame.tiles.write()
     body = [*frame.tiles.lines, *(frame.store(store) for store in program.stores)]
-    body += frame.carried_on(carried, "next")
-    initial = [f"{piece.name} = {frame.load('initial', i, piece, 'first', 'inside')}" for i, piece in _each(carried)]
-    final = [frame.write("final", i, piece, piece.name, "first", "inside") for i, piece in _each(carried)]
+    body += frame.carried_on(carried, TensorKind.NEXT)
+    initial = [f"{piece.name} = {frame.load(TensorKind.INITIAL, i, piece, 'first', 'inside')}" for i, piece in _each(carried)]
+    final = [frame.write(TensorKind.FINAL, i, piece, piece.name, "first", "inside") for i, piece in _each(carried)]
     first = [f"{load.name} = {frame.read(load, '0')}" for load in loads]
     ahead = [f"{load.name}_ahead = {frame.read(load, 'step + 1')}" for load in loads]
     moved = [f"{load.name} = {load.name}_ahead" for load in loads]
@@ -65,14 +65,14 @@ def emit_forward(name: str, program: Program, names: Names) -> Function:
         "for step in range(steps):",
         *indented(["at = place(step, length, wide, first, REVERSE)", *frame.on, *ahead, *body, *moved]),
     ]
-    says = "forward, with what the gradient needs in saved0" if ("saved", 0) in program.widths else "forward"
+    says = "forward, with what the gradient needs in saved0" if (TensorKind.SAVED, 0) in program.widths else "forward"
     return _function(name, says, frame, [*initial, *first, *loop, *final])
 
 
 def emit_backward(name: str, program: Program, names: Names) -> Function:
     """The loop of a reverse program, from each row's last step to its first."""
     frame = Frame(program, names, backward=True)
-    carried = frame.carry("dstate", [f"d_{name}" for name in names.states])
+    carried = frame.carry(TensorKind.D_STATE, [f"d_{name}" for name in names.states])
     join: list[str] = []
     add: list[str] = []
     initial: list[str] = []
@@ -81,27 +81,27 @@ def emit_backward(name: str, program: Program, names: Names) -> Function:
     moved: list[str] = []
     for i, piece in _each(carried):
         tile, here = f"(ROWS, {wide(piece.size)})", f"{piece.name}_here"
-        d_final = frame.load("dfinal", i, piece, "first", "inside")
+        d_final = frame.load(TensorKind.D_FINAL, i, piece, "first", "inside")
         join += _if(f"dfinal{i}", f"{piece.name} = {d_final}", f"{piece.name} = tl.zeros({tile}, tl.float32)")
         for step, target, to in (("steps - 1", first, here), ("step - 1", ahead, f"{here}_ahead")):
-            target += _if(f"dnext{i}", f"{to} = {frame.load('dnext', i, piece, *frame.at(step))}", f"{to} = 0.0")
+            target += _if(f"dnext{i}", f"{to} = {frame.load(TensorKind.D_NEXT, i, piece, *frame.at(step))}", f"{to} = 0.0")
         moved.append(f"{here} = {here}_ahead")
         add += _if(f"dnext{i}", f"{piece.name}_now = {piece.name} + {here}", f"{piece.name}_now = {piece.name}")
-        initial.append(frame.write("dinitial", i, piece, piece.name, "first", "inside"))
+        initial.append(frame.write(TensorKind.D_INITIAL, i, piece, piece.name, "first", "inside"))
     for i, pieces in carried.items():
-        frame.read_carried("carry", i, [piece._replace(name=f"{piece.name}_now") for piece in pieces])
+        frame.read_carried(TensorKind.CARRY, i, [piece._replace(name=f"{piece.name}_now") for piece in pieces])
     loads = frame.read_loads()
-    before = {load.leaf[1:]: load.name for load in loads if load.leaf.kind == "state"}
+    before = {load.leaf[1:]: load.name for load in loads if load.leaf.kind == TensorKind.STATE}
     for load in sorted(loads, key=lambda load: load.leaf.kind):  # next before state
         first.append(f"{load.name} = {frame.read(load, 'steps - 1')}")
-        if load.leaf.kind == "next" and load.leaf[1:] in before:  # what a step before left is what this one found
+        if load.leaf.kind == TensorKind.NEXT and load.leaf[1:] in before:  # what a step before left is what this one found
             moved.append(f"{load.name} = {before[load.leaf[1:]]}")
         else:
             ahead.append(f"{load.name}_ahead = {frame.read(load, 'step - 1')}")
             moved.append(f"{load.name} = {load.name}_ahead")
     frame.tiles.write()
-    body = [*add, *frame.tiles.lines, *(frame.store(store) for store in program.stores if store.kind != "dstate")]
-    body += frame.carried_on(carried, "dstate")
+    body = [*add, *frame.tiles.lines, *(frame.store(store) for store in program.stores if store.kind != TensorKind.D_STATE)]
+    body += frame.carried_on(carried, TensorKind.D_STATE)
     loop = [
         "for count in range(steps):",
         *indented(["step = steps - 1 - count", "at = place(step, length, wide, first, REVERSE)"]),
@@ -132,7 +132,7 @@ def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
     ]
     # What does not start each row at a multiple of 16 bytes is the same kernel wherever it begins.
     widths = frame.program.widths
-    narrow = [f"{kind}{i}" for kind, i in pointers if widths.get((kind, i), widths.get(("next", i), 0)) % 4]
+    narrow = [f"{kind}{i}" for kind, i in pointers if widths.get((kind, i), widths.get((TensorKind.NEXT, i), 0)) % 4]
     typed = [f"{name}: tl.{'int64' if name.endswith('_model') else 'int32'}" if name in varying else name for name in taken]
     arguments = ", ".join([*typed, *(f"{name}: tl.constexpr" for name in known)])
     body = [*frame.before, *frame.tiles.before, *frame.resident_loads(), *lines]

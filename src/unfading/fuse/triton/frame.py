@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import Block, Leaf, Program, Store, Value
+from unfading.fuse.ir.program import Block, InputKind, Leaf, Op, Program, Store, TensorId, TensorKind, Value
 from unfading.fuse.triton.tile_shapes import Tile, columns, wide
 from unfading.fuse.triton.tiles import Tiles, is_vector, load_of
 
@@ -54,7 +54,7 @@ class Frame:
 
     def __init__(self, program: Program, names: Names, *, backward: bool):
         self.program, self.names, self.backward = program, names, backward
-        self.pointers: dict[tuple[str, int], None] = {}
+        self.pointers: dict[TensorId, None] = {}
         self.matrices: dict[tuple[int, bool], None] = {}
         self.taken: set[str] = set()
         self.before: list[str] = []
@@ -62,11 +62,15 @@ class Frame:
         self.summed: list[str] = []  # and what becomes of them after it
         self.blocks = {block: f"{self._of_block(block)}_{k}" for k, block in enumerate(program.blocks())}
         self.tiles = Tiles(program, self.blocks)
-        self.leaves: dict[Leaf, Value] = {value.attr: value for value in program.values() if value.op == "leaf"}
+        self.leaves: dict[Leaf, Value] = {value.leaf: value for value in program.values() if value.op is Op.LEAF}
 
     def legend(self) -> list[str]:
         """What the cell calls what the kernel numbers."""
-        kinds = (("input", self.names.inputs), ("state", self.names.states), ("weight", self.names.weights))
+        kinds = (
+            (TensorKind.INPUT, self.names.inputs),
+            (TensorKind.STATE, self.names.states),
+            (TensorKind.WEIGHT, self.names.weights),
+        )
         return [f"{kind} {i} is {name}" for kind, names in kinds for i, name in enumerate(names)]
 
     def name(self, wish: str) -> str:
@@ -81,7 +85,7 @@ class Frame:
 
     # -- leaves -----------------------------------------------------------------------------------------------------------
 
-    def carry(self, kind: str, names: Sequence[str]) -> dict[int, list[Piece]]:
+    def carry(self, kind: TensorKind, names: Sequence[str]) -> dict[int, list[Piece]]:
         """The variables that go from step to step: the pieces in which the program stores them."""
         carried: dict[int, list[Piece]] = {}
         for store in self.program.stores:
@@ -92,7 +96,7 @@ class Frame:
                 carried.setdefault(store.index, []).append(Piece(name, store.start, stop))
         return dict(sorted(carried.items()))
 
-    def read_carried(self, kind: str, index: int, pieces: Sequence[Piece]) -> None:
+    def read_carried(self, kind: TensorKind, index: int, pieces: Sequence[Piece]) -> None:
         """The leaves of a kind are what is carried, or cut and joined from it."""
         for leaf, value in self.leaves.items():
             if (leaf.kind, leaf.index) != (kind, index):
@@ -111,31 +115,33 @@ class Frame:
                 continue
             whole = leaf.stop - leaf.start == self._width(leaf.kind, leaf.index)
             name = self.name(self._called(leaf) if whole else f"{self._called(leaf)}_{leaf.start}")
-            shared = leaf.kind == "weight" or (leaf.kind == "input" and self.program.kinds[leaf.index] == "shared")
+            shared = leaf.kind == TensorKind.WEIGHT or (
+                leaf.kind == TensorKind.INPUT and self.program.kinds[leaf.index] == InputKind.SHARED
+            )
             self.tiles.found[value.id] = Tile(name, not shared)
             piece = Piece(name, leaf.start, leaf.stop)
-            if leaf.kind == "weight":
-                self.before.append(f"{name} = {self.load_row('weight', leaf.index, piece, '0')}")
-            elif leaf.kind == "input" and self.program.kinds[leaf.index] == "constant":
-                self.before.append(f"{name} = {self.load('input', leaf.index, piece, 'first', 'inside')}")
+            if leaf.kind == TensorKind.WEIGHT:
+                self.before.append(f"{name} = {self.load_row(TensorKind.WEIGHT, leaf.index, piece, '0')}")
+            elif leaf.kind == TensorKind.INPUT and self.program.kinds[leaf.index] == InputKind.CONSTANT:
+                self.before.append(f"{name} = {self.load(TensorKind.INPUT, leaf.index, piece, 'first', 'inside')}")
             else:
                 loads.append(Load(name, leaf))
-                if leaf.kind == "state":
-                    self.before.append(f"{name}_start = {self.load('initial', leaf.index, piece, 'first', 'inside')}")
+                if leaf.kind == TensorKind.STATE:
+                    self.before.append(f"{name}_start = {self.load(TensorKind.INITIAL, leaf.index, piece, 'first', 'inside')}")
         return loads
 
     def _called(self, leaf: Leaf) -> str:
-        if leaf.kind == "input":
+        if leaf.kind == TensorKind.INPUT:
             return self.names.inputs[leaf.index]
-        if leaf.kind == "weight":
+        if leaf.kind == TensorKind.WEIGHT:
             return self.names.weights[leaf.index]
-        if leaf.kind == "saved":
+        if leaf.kind == TensorKind.SAVED:
             return "kept"
-        return self.names.states[leaf.index] + ("_before" if leaf.kind == "state" else "")
+        return self.names.states[leaf.index] + ("_before" if leaf.kind == TensorKind.STATE else "")
 
     # -- loads and stores -------------------------------------------------------------------------------------------------
 
-    def pointer(self, kind: str, index: int) -> str:
+    def pointer(self, kind: TensorKind, index: int) -> str:
         self.pointers[kind, index] = None
         return f"{kind}{index}"
 
@@ -147,30 +153,30 @@ class Frame:
     def read(self, load: Load, step: str) -> str:
         """A leaf as it is at a step."""
         leaf, piece = load.leaf, Piece(load.name, load.leaf.start, load.leaf.stop)
-        if leaf.kind == "input" and self.program.kinds[leaf.index] == "shared":
+        if leaf.kind == TensorKind.INPUT and self.program.kinds[leaf.index] == InputKind.SHARED:
             return self.load_row(leaf.kind, leaf.index, piece, step)
-        if leaf.kind != "state":
+        if leaf.kind != TensorKind.STATE:
             return self.load(leaf.kind, leaf.index, piece, *self.at(step))
         # Before the first step there is the initial state: what a masked load gives.
         earlier = step.replace(" - 1", " - 2")
-        return self.load("next", leaf.index, piece, *self.at(earlier), other=f"{load.name}_start")
+        return self.load(TensorKind.NEXT, leaf.index, piece, *self.at(earlier), other=f"{load.name}_start")
 
-    def load(self, kind: str, index: int, piece: Piece, line: str, mask: str, other: str = "0.0") -> str:
+    def load(self, kind: TensorKind, index: int, piece: Piece, line: str, mask: str, other: str = "0.0") -> str:
         """Entries of one line for every row of the block."""
         return f"tl.load({self._address(kind, index, piece, line)}, mask={self._mask(piece, mask)}, other={other})"
 
-    def load_row(self, kind: str, index: int, piece: Piece, line: str) -> str:
+    def load_row(self, kind: TensorKind, index: int, piece: Piece, line: str) -> str:
         """Entries of one line for all rows."""
         pointer, along = self.pointer(kind, index), columns(wide(piece.size))
-        mask = f"({along} < {piece.size})" + ("" if kind == "weight" else f" & ({along} * 0 + {line} < T)")
-        mask += f" & ({along} * 0 + {line} >= 0)" if self.backward and kind != "weight" else ""
+        mask = f"({along} < {piece.size})" + ("" if kind == TensorKind.WEIGHT else f" & ({along} * 0 + {line} < T)")
+        mask += f" & ({along} * 0 + {line} >= 0)" if self.backward and kind != TensorKind.WEIGHT else ""
         address = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW + {piece.start} + {along}"
         return f"tl.load({address}, mask={mask}, other=0.0)"
 
-    def write(self, kind: str, index: int, piece: Piece, text: str, line: str, mask: str) -> str:
+    def write(self, kind: TensorKind, index: int, piece: Piece, text: str, line: str, mask: str) -> str:
         return f"tl.store({self._address(kind, index, piece, line)}, {text}, mask={self._mask(piece, mask)})"
 
-    def _address(self, kind: str, index: int, piece: Piece, line: str) -> str:
+    def _address(self, kind: TensorKind, index: int, piece: Piece, line: str) -> str:
         pointer = self.pointer(kind, index)
         base = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW"
         return f"{base} + (row * {pointer}_ROW + {piece.start} + {columns(wide(piece.size))})"
@@ -184,11 +190,11 @@ class Frame:
         late = self.tiles.late.get(store)
         text = self.tiles.full(late.summand if late else value)
         piece = Piece("", start, start + value.size)
-        if kind == "dweight":
+        if kind == TensorKind.D_WEIGHT:
             return self._add_up(kind, index, start, (late.summand if late else value).size, text, bool(late))
-        if kind != "dinput" or self.program.kinds[index] == "sequence":
+        if kind != TensorKind.D_INPUT or self.program.kinds[index] == InputKind.SEQUENCE:
             return _given(kind, index, self.write(kind, index, piece, text, "at", "on"))
-        if self.program.kinds[index] == "constant":
+        if self.program.kinds[index] == InputKind.CONSTANT:
             return _given(kind, index, self._add_up(kind, index, start, value.size, text, False))
         pointer, along = self.pointer(kind, index), columns(wide(value.size))
         line = "step * (wide * 0 + tl.num_programs(0)) + tl.program_id(0)"
@@ -196,11 +202,11 @@ class Frame:
         total = f"tl.sum(tl.where(on, {text}, 0.0), axis=0, keep_dims=True)"
         return _given(kind, index, f"tl.store({address}, {total}, mask={along} < {value.size})")
 
-    def _add_up(self, kind: str, index: int, start: int, size: int, text: str, whole: bool) -> str:
+    def _add_up(self, kind: TensorKind, index: int, start: int, size: int, text: str, whole: bool) -> str:
         """Add to a sum over time, which is written after the loop: row by row, or summed over the block and over features."""
         name, pointer, along = f"sum_{kind}{index}_{start}", self.pointer(kind, index), columns(wide(size))
         self.sums.append(f"{name} = tl.zeros((ROWS, {wide(size)}), tl.float32)")
-        if kind == "dinput":
+        if kind == TensorKind.D_INPUT:
             written = self.write(kind, index, Piece("", start, start + size), name, "first", "inside")
             self.summed.append(_given(kind, index, written))
         else:
@@ -212,7 +218,7 @@ class Frame:
                 self.summed.append(f"tl.store({address} + {along}, {total}, mask={along} < {size})")
         return f"{name} += tl.where(on, {text}, 0.0)"
 
-    def carried_on(self, carried: dict[int, list[Piece]], kind: str) -> list[str]:
+    def carried_on(self, carried: dict[int, list[Piece]], kind: TensorKind) -> list[str]:
         """The state after the step in place of that before it; a row that has ended keeps its own."""
         values = {(store.index, store.start): store.value for store in self.program.stores if store.kind == kind}
         made, moved = [], []
@@ -233,7 +239,7 @@ class Frame:
         self.matrices[block.weight, block.transposed] = None
         return f"W{block.weight}_t" if block.transposed else f"W{block.weight}"
 
-    def _width(self, kind: str, index: int) -> int:
+    def _width(self, kind: TensorKind, index: int) -> int:
         return self.program.widths[kind, index]
 
 
@@ -241,6 +247,6 @@ def indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" for text in lines for line in text.split("\n")]
 
 
-def _given(kind: str, index: int, line: str) -> str:
+def _given(kind: TensorKind, index: int, line: str) -> str:
     """Only where the gradient is wanted."""
-    return line if kind != "dinput" else f"if {kind}{index} is not None:\n    {line}"
+    return line if kind != TensorKind.D_INPUT else f"if {kind}{index} is not None:\n    {line}"

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.ir.differentiate import differentiate
-from unfading.fuse.ir.narrow import narrow
-from unfading.fuse.ir.program import ELEMENTWISE, NotFusable, Program
+from unfading.fuse.ir.passes import narrow
+from unfading.fuse.ir.program import ELEMENTWISE, InputKind, Op, Program, TensorKind
+from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.emit import emit_backward, emit_forward, source
 from unfading.fuse.triton.frame import Names
 from unfading.fuse.triton.launch import Known, Launcher, packed
@@ -23,7 +24,7 @@ from unfading.fuse.triton.launch_settings import BYTES, Loop, Setting, refused, 
 from unfading.fuse.triton.source import module
 from unfading.fuse.triton.weight_gradients import Sums
 
-FLAT = ELEMENTWISE | {"const", "zero", "leaf", "expand", "cat", "dot"}  # on vectors that may be cut into pieces
+FLAT = ELEMENTWISE | {Op.CONST, Op.ZERO, Op.LEAF, Op.EXPAND, Op.CAT, Op.DOT}  # on vectors that may be cut into pieces
 
 Tensors = dict[tuple[str, int], Tensor | None]
 
@@ -62,18 +63,18 @@ class TritonKernel:
         self.loops: dict[int | None, Loops] = {}  # by the width of their tiles
         self.settings: dict[tuple[str, str], Setting] = {}  # by function and precision
         values = [value for program in self.programs for value in program.values()]
-        flat = all(value.op in FLAT or (value.op in ("sum", "reshape") and value.size == 1) for value in values)
+        flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
-        widest = max(n for (kind, _), n in made.forward.widths.items() if kind == "next")
+        widest = max(n for (kind, _), n in made.forward.widths.items() if kind == TensorKind.NEXT)
         self.about = {f.name: Loop(f.name, widest, sum(f.sizes), flat) for f in functions}
         reason = refused(list(self.about.values()), max((size for f in functions for size in f.sizes), default=0))
         if reason:
             raise NotFusable(reason)
         sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
-        self.read = {source.index for source in sources if source.kind == "dinput"}  # after the loop, wanted or not
+        self.read = {source.index for source in sources if source.kind == TensorKind.D_INPUT}  # after the loop, wanted or not
         widths = made.forward.widths
-        self.states = [n for (kind, _), n in sorted(widths.items()) if kind == "next"]
-        self.saved = widths.get(("saved", 0), 0)
+        self.states = [n for (kind, _), n in sorted(widths.items()) if kind == TensorKind.NEXT]
+        self.saved = widths.get((TensorKind.SAVED, 0), 0)
 
     def at(self, width: int | None) -> Loops:
         """The loops with tiles of so many entries."""
@@ -119,16 +120,16 @@ class TritonKernel:
         E, T, B = extent = self.extent(inputs, states)
         widths, like = self.reverse_program.widths, states[0]
         blocks = -(-B // self.setting("back", precision(way, like.device)).rows)
-        shapes = {"sequence": (E, T, B), "shared": (E, T, blocks), "constant": (E, 1, B)}
+        shapes = {InputKind.SEQUENCE: (E, T, B), InputKind.SHARED: (E, T, blocks), InputKind.CONSTANT: (E, 1, B)}
         d_inputs = [
-            _blank(like, (*shapes[kind], widths["dinput", i]), way)
-            if ("dinput", i) in widths and (wanted[i] or i in self.read)
+            _blank(like, (*shapes[kind], widths[TensorKind.D_INPUT, i]), way)
+            if (TensorKind.D_INPUT, i) in widths and (wanted[i] or i in self.read)
             else None
             for i, kind in enumerate(self.program.kinds)
         ]
         d_states = [like.new_empty((E, B, n)) for n in self.states]
-        d_entries = {i: like.new_empty((E, blocks, n)) for (kind, i), n in widths.items() if kind == "dweight"}
-        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == "sequence"]
+        d_entries = {i: like.new_empty((E, blocks, n)) for (kind, i), n in widths.items() if kind == TensorKind.D_WEIGHT}
+        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == TensorKind.SEQUENCE]
         starts = [0, *accumulate(sizes)]
         stored = _blank(like, (E, T, B, starts[-1]), way) if sizes else None
         sequences = [] if stored is None else [stored[..., a:b] for a, b in pairwise(starts)]
@@ -136,7 +137,7 @@ class TritonKernel:
             input=inputs, initial=states, next=trajectory, saved=[saved], dnext=gradients[0], dfinal=gradients[1],
             dinput=d_inputs, dinitial=d_states, sequence=sequences,
         )  # fmt: skip
-        tensors |= {("dweight", i): entries for i, entries in d_entries.items()}
+        tensors |= {(TensorKind.D_WEIGHT, i): entries for i, entries in d_entries.items()}
         self._launch("back", tensors, weights, way, extent)
         d_weights = self._weights(weights, wanted[len(inputs) + len(states) :], tensors, (stored, starts), way)
         found: list[Tensor | None] = []
@@ -146,12 +147,12 @@ class TritonKernel:
             elif d is None:
                 found.append(torch.zeros_like(x, memory_format=torch.contiguous_format))
             else:
-                found.append(d.sum(2, keepdim=True) if kind == "shared" else d)
+                found.append(d.sum(2, keepdim=True) if kind == InputKind.SHARED else d)
         return found, d_states, d_weights
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int, int]:
         """Models, steps and rows."""
-        T = next((x.shape[1] for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != "constant"), 0)
+        T = next((x.shape[1] for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != InputKind.CONSTANT), 0)
         return states[0].shape[0], T, states[0].shape[1]
 
     # -- launching --------------------------------------------------------------------------------------------------------
@@ -165,7 +166,9 @@ class TritonKernel:
         rows, warps, width, room = self.setting(name, dots)
         loops = self.at(width)
         function = loops.functions[name]
-        taken = [weights[i].reshape(E, 1, -1) if kind == "weight" else tensors[kind, i] for kind, i in function.pointers]
+        taken = [
+            weights[i].reshape(E, 1, -1) if kind == TensorKind.WEIGHT else tensors[kind, i] for kind, i in function.pointers
+        ]
         taken += [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
         taken.append(way.lengths)
         resident = resident_blocks([BYTES[dots] * size for size in function.sizes], room)
@@ -187,7 +190,7 @@ class TritonKernel:
             for weight, want in zip(weights, wanted, strict=True)
         ]
         for i, weight in enumerate(found):
-            entries = tensors.get(("dweight", i))
+            entries = tensors.get((TensorKind.D_WEIGHT, i))
             if weight is not None and entries is not None:
                 weight += entries.sum(1).reshape(weight.shape)
         sums = Sums(tensors, stored, reverse=way.reverse, lengths=way.lengths)

@@ -7,6 +7,8 @@ torch.
 
 import math
 
+from unfading.fuse.ir.program import Op
+
 PRELUDE = """import triton
 import triton.language as tl
 
@@ -100,37 +102,37 @@ def smaller(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """
 
-EXPRESSIONS = {
-    "neg": "-{0}",
-    "exp": "tl.exp({0})",
-    "expm1": "expm1({0})",
-    "log": "tl.log({0})",
-    "log1p": "log1p({0})",
-    "tanh": "tanh({0}, FAST)",
-    "sigmoid": "sigmoid({0}, FAST)",
-    "relu": "tl.where({0} < 0.0, 0.0, {0})",
-    "abs": "tl.abs({0})",
-    "sqrt": "tl.sqrt({0})",
-    "recip": "1.0 / {0}",
-    "sign": "({0} > 0.0).to(tl.float32) - ({0} < 0.0).to(tl.float32)",
-    "sin": "tl.sin({0})",
-    "cos": "tl.cos({0})",
-    "erf": "tl.erf({0})",
-    "copy": "{0}",
-    "stop": "{0}",
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "max": "larger({0}, {1})",
-    "min": "smaller({0}, {1})",
-    "gt": "({0} > {1}).to(tl.float32)",
-    "ge": "({0} >= {1}).to(tl.float32)",
-    "lt": "({0} < {1}).to(tl.float32)",
-    "le": "({0} <= {1}).to(tl.float32)",
-    "eq": "({0} == {1}).to(tl.float32)",
-    "ne": "({0} != {1}).to(tl.float32)",
-    "where": "tl.where({0} != 0.0, {1}, {2})",
+EXPRESSIONS: dict[Op, str] = {
+    Op.NEG: "-{0}",
+    Op.EXP: "tl.exp({0})",
+    Op.EXPM1: "expm1({0})",
+    Op.LOG: "tl.log({0})",
+    Op.LOG1P: "log1p({0})",
+    Op.TANH: "tanh({0}, FAST)",
+    Op.SIGMOID: "sigmoid({0}, FAST)",
+    Op.RELU: "tl.where({0} < 0.0, 0.0, {0})",
+    Op.ABS: "tl.abs({0})",
+    Op.SQRT: "tl.sqrt({0})",
+    Op.RECIP: "1.0 / {0}",
+    Op.SIGN: "({0} > 0.0).to(tl.float32) - ({0} < 0.0).to(tl.float32)",
+    Op.SIN: "tl.sin({0})",
+    Op.COS: "tl.cos({0})",
+    Op.ERF: "tl.erf({0})",
+    Op.COPY: "{0}",
+    Op.STOP: "{0}",
+    Op.ADD: "{0} + {1}",
+    Op.SUB: "{0} - {1}",
+    Op.MUL: "{0} * {1}",
+    Op.DIV: "{0} / {1}",
+    Op.MAX: "larger({0}, {1})",
+    Op.MIN: "smaller({0}, {1})",
+    Op.GT: "({0} > {1}).to(tl.float32)",
+    Op.GE: "({0} >= {1}).to(tl.float32)",
+    Op.LT: "({0} < {1}).to(tl.float32)",
+    Op.LE: "({0} <= {1}).to(tl.float32)",
+    Op.EQ: "({0} == {1}).to(tl.float32)",
+    Op.NE: "({0} != {1}).to(tl.float32)",
+    Op.WHERE: "tl.where({0} != 0.0, {1}, {2})",
 }
 SLOPES = {  # d times what is made of a y that was loaded
     "1 - y": "rest({0}, {1}, FAST)",

@@ -7,8 +7,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from unfading.cells.base import Cell
 from unfading.fuse.devices import halves
-from unfading.fuse.ir.program import NotFusable
+from unfading.fuse.ir.program import InputKind
 from unfading.fuse.plan import Plan, plan_or_raise, triton_kernel
+from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.kernel import TritonKernel, Way, precision
 from unfading.fuse.triton.search import Choice, remember, tuned
 from unfading.source_lines import first_line
@@ -59,7 +60,7 @@ class Trial:
     """Loops over B rows of T zeros, with the gradients of a first layer that is read step by step."""
 
     def __init__(self, kernel: TritonKernel, found: Plan, device: torch.device, way: Way, *, T: int, B: int):
-        signature, sizes = found.signature, {"sequence": (T, B), "shared": (T, 1), "constant": (1, B)}
+        signature, sizes = found.signature, {InputKind.SEQUENCE: (T, B), InputKind.SHARED: (T, 1), InputKind.CONSTANT: (1, B)}
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, device=device)

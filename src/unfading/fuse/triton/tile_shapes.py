@@ -7,7 +7,7 @@ several axes has each of them at its next power of two; an axis of size 1 stays 
 import math
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import Shape, Value
+from unfading.fuse.ir.program import Op, Shape, Value
 
 LEAST = 16  # what a dot takes along every axis
 
@@ -59,11 +59,11 @@ def reshaped(tile: Tile, before: Shape, after: Shape) -> str | None:
 def inner_index(value: Value) -> list[str]:
     """Where an entry i0, i1, ... of a view lies in what it looks at."""
     x, index = value.args[0], indices(value.shape)
-    if value.op == "expand":
+    if value.op is Op.EXPAND:
         own = index[len(value.shape) - len(x.shape) :]
         return ["0" if n == 1 else at for n, at in zip(x.shape, own, strict=True)]
-    if value.op == "slice":
-        axis, start, _ = value.attr
+    if value.op is Op.SLICE:
+        axis, start, _ = value.slice
         return [f"{at} + {start}" if k == axis else at for k, at in enumerate(index)]
     flat, stride = [], 1
     for n, at in zip(reversed(value.shape), reversed(index), strict=True):

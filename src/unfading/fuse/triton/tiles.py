@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Block, Program, Shape, Store, Value, pieces_of
+from unfading.fuse.ir.program import ELEMENTWISE, NUMBERS, VIEWS, Block, Op, Program, Shape, Store, TensorKind, Value, pieces_of
 from unfading.fuse.triton.language import EXPRESSIONS, SLOPES, number, power
 from unfading.fuse.triton.tile_shapes import Tile, along, columns, dims, indices, inner_index, padded, reshaped, wide
 
@@ -45,15 +45,15 @@ class Tiles:
     # -- one value --------------------------------------------------------------------------------------------------------
 
     def _made(self, value: Value) -> Tile:
-        if value.op in ("const", "zero"):
-            return Tile(number(value.attr or 0.0), False, True)
+        if value.op in NUMBERS:
+            return Tile(number(value.number if value.op is Op.CONST else 0.0), False, True)
         if value.op in ELEMENTWISE:
             return self._elementwise(value)
-        if value.op == "dot":
+        if value.op is Op.DOT:
             return self._dot(value)
         if value.op in VIEWS:
             return self._view(value)
-        if value.op == "cat":
+        if value.op is Op.CAT:
             return self._cat(value)
         return self._reduction(value)
 
@@ -70,13 +70,13 @@ class Tiles:
         texts = [tile.text for tile in args]
         if all(tile.is_number for tile in args):  # functions take tiles
             texts = [f"tl.full((1, 1), {text}, tl.float32)" for text in texts]
-        text = power(texts[0], value.attr) if value.op == "power" else EXPRESSIONS[value.op].format(*texts)
+        text = power(texts[0], value.number) if value.op is Op.POWER else EXPRESSIONS[value.op].format(*texts)
         return self._named(value, text, any(tile.rows for tile in args))
 
     def _dot(self, value: Value) -> Tile:
         """Each part is added to those before it, in the accumulator of the dot where there is one."""
         total = ""
-        for v, block in zip(value.args, value.attr, strict=True):
+        for v, block in value.factors:
             matrix = self.blocks[block]
             if not is_vector(block):
                 self.lines += [f"if not {self.stays[block]}:", f"    {matrix} = {load_of(block)}"]
@@ -94,9 +94,9 @@ class Tiles:
     def _reduction(self, value: Value) -> Tile:
         x = value.args[0]
         tile = self.tile(x)
-        text = self._masked(tile.text, x.shape, "0.0" if value.op == "sum" else 'float("-inf")')
-        for axis in value.attr:
-            how = f"tl.sum({text}, axis={axis + 1}" if value.op == "sum" else f"tl.reduce({text}, {axis + 1}, larger"
+        text = self._masked(tile.text, x.shape, "0.0" if value.op is Op.SUM else 'float("-inf")')
+        for axis in value.axes:
+            how = f"tl.sum({text}, axis={axis + 1}" if value.op is Op.SUM else f"tl.reduce({text}, {axis + 1}, larger"
             text = f"{how}, keep_dims=True)"
         return self._named(value, text, tile.rows)
 
@@ -113,14 +113,14 @@ class Tiles:
         tile = self.tile(x)
         if tile.is_number:
             return tile
-        if value.op == "reshape":
+        if value.op is Op.RESHAPE:
             moved = reshaped(tile, x.shape, value.shape)
             if moved is not None:
                 return tile if moved == tile.text else self._named(value, moved, tile.rows)
-        if value.op == "permute":
-            axes = ", ".join(str(axis + 1) for axis in value.attr)
+        if value.op is Op.PERMUTE:
+            axes = ", ".join(str(axis + 1) for axis in value.axes)
             return self._named(value, f"tl.permute({tile.text}, (0, {axes}))", tile.rows)
-        if value.op == "expand":
+        if value.op is Op.EXPAND:
             text = reshaped(tile, x.shape, (1,) * (len(value.shape) - len(x.shape)) + x.shape)
             return self._named(value, f"tl.broadcast_to({text}, {dims(tile, padded(value.shape))})", tile.rows)
         return self._named(value, self._gathered(f"index_{value.id}", value, x, inner_index(value)), tile.rows)
@@ -133,19 +133,19 @@ class Tiles:
         moved = reshaped(tile, value.shape, (value.size,))
         if moved is not None:
             return Tile(moved, tile.rows)
-        flat = Value("reshape", (value,), None, (value.size,), value.id)
+        flat = Value(Op.RESHAPE, (value,), None, (value.size,), value.id)
         return Tile(self._gathered(f"flat_{value.id}", flat, value, inner_index(flat)), tile.rows)
 
     def _cat(self, value: Value) -> Tile:
         text, rows = "0.0", any(self.tile(piece).rows for piece in value.args)
         sizes = padded(value.shape)
-        for start, stop, piece in pieces_of(value.args, value.attr):
+        for start, stop, piece in pieces_of(value.args, value.axis):
             index = indices(value.shape)
-            index[value.attr] = f"tl.minimum(tl.maximum({index[value.attr]} - {start}, 0), {stop - start - 1})"
+            index[value.axis] = f"tl.minimum(tl.maximum({index[value.axis]} - {start}, 0), {stop - start - 1})"
             made = self.tile(piece).text
             if not self.tile(piece).is_number:
                 made = self._gathered(f"index_{value.id}_{start}", value, piece, index)
-            axis = along(sizes, value.attr)
+            axis = along(sizes, value.axis)
             text = f"tl.where(({axis} >= {start}) & ({axis} < {stop}), {made}, {text})"
         return self._named(value, text, rows)
 
@@ -187,7 +187,7 @@ class Tiles:
 
 def _slope(value: Value) -> tuple[str, Value, Value] | None:
     """The name of y's function f, d and y, where a value is d f(y), y was loaded and d was made."""
-    if value.op != "mul":
+    if value.op is not Op.MUL:
         return None
     for d, f in (value.args, value.args[::-1]):
         if _loaded(d):
@@ -195,9 +195,9 @@ def _slope(value: Value) -> tuple[str, Value, Value] | None:
         y = _one_less(f)
         if y is not None and _loaded(y):
             return "1 - y", d, y
-        if y is not None and y.op == "mul" and y.args[0] is y.args[1] and _loaded(y.args[0]):
+        if y is not None and y.op is Op.MUL and y.args[0] is y.args[1] and _loaded(y.args[0]):
             return "1 - y y", d, y.args[0]
-        if f.op == "mul":
+        if f.op is Op.MUL:
             for y, other in (f.args, f.args[::-1]):
                 if _loaded(y) and _one_less(other) is y:
                     return "y (1 - y)", d, y
@@ -205,12 +205,12 @@ def _slope(value: Value) -> tuple[str, Value, Value] | None:
 
 
 def _loaded(value: Value) -> bool:
-    return value.op == "leaf" and value.attr.kind != "carry"
+    return value.op is Op.LEAF and value.leaf.kind != TensorKind.CARRY
 
 
 def _one_less(value: Value) -> Value | None:
     """y, where a value is 1 - y."""
-    return value.args[1] if value.op == "sub" and value.args[0].constant == 1.0 else None
+    return value.args[1] if value.op is Op.SUB and value.args[0].constant == 1.0 else None
 
 
 class Late(NamedTuple):
@@ -230,10 +230,10 @@ def _late_sums(program: Program) -> dict[Store, Late]:
     found = {}
     for store in program.stores:
         value, between = store.value, [store.value]
-        while value.op == "reshape" and value.size == 1 and readers[value.id] == 1:
+        while value.op is Op.RESHAPE and value.size == 1 and readers[value.id] == 1:
             value = value.args[0]
             between.append(value)
-        once = store.kind == "dweight" and value.op == "sum" and value.size == 1 and readers[value.id] == 1
+        once = store.kind == TensorKind.D_WEIGHT and value.op is Op.SUM and value.size == 1 and readers[value.id] == 1
         if once and len(value.args[0].shape) == 1:
             found[store] = Late(value.args[0], tuple(between))
     return found

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unfading.fuse.ir.differentiate import Outer, Source, Total
+from unfading.fuse.ir.program import TensorKind
 
 Tensors = Mapping[tuple[str, int], Tensor | None]
 LEAST = 4  # columns: rows of 16 bytes, which a product in tf32 takes
@@ -30,7 +31,12 @@ class Sums:
     def add_product(self, product: Outer, weight: Tensor) -> None:
         block = product.block
         part = weight[:, block.r0 : block.r1, block.c0 : block.c1]
-        if block.length == 1 and not block.transposed and product.v.kind == "input" and product.dy.kind == "sequence":
+        if (
+            block.length == 1
+            and not block.transposed
+            and product.v.kind == TensorKind.INPUT
+            and product.dy.kind == TensorKind.SEQUENCE
+        ):
             made = self._column(product.dy, block.width, product.v.index)
             part.add_(made.unsqueeze(-1), alpha=product.scale)
             return
@@ -41,17 +47,20 @@ class Sums:
 
     def add_total(self, total: Total, weight: Tensor) -> None:
         part = weight.flatten(1)[:, total.start : total.start + total.width]
-        if total.dy.kind == "sequence":
+        if total.dy.kind == TensorKind.SEQUENCE:
             part += self._column(total.dy, total.width, None)
         else:
             part += self._factor(total.dy, total.width).sum((1, 2))
 
     def _pairs(self, dy: Tensor, v: Source, width: int) -> list[tuple[Tensor, Tensor]]:
         """Both factors, step by step; the state before a step is that after another, or the initial one."""
-        if v.kind != "state":
+        if v.kind != TensorKind.STATE:
             return [(dy, self._factor(v, width))]
         here = slice(v.start, v.start + width)
-        after, first = self._of("next", v.index)[..., here], self._of("initial", v.index).unsqueeze(1)[..., here]
+        after, first = (
+            self._of(TensorKind.NEXT, v.index)[..., here],
+            self._of(TensorKind.INITIAL, v.index).unsqueeze(1)[..., here],
+        )
         if not self.reverse:
             return [(dy[:, 1:], after[:, :-1]), (dy[:, :1], first)]
         if self.lengths is None:
@@ -69,7 +78,9 @@ class Sums:
     def _all_columns(self) -> dict[int | None, Tensor]:
         whole = self.stored[0]
         assert whole is not None
-        inputs = {i: x for (kind, i), x in self.tensors.items() if kind == "input" and x is not None and x.shape[-1] == 1}
+        inputs = {
+            i: x for (kind, i), x in self.tensors.items() if kind == TensorKind.INPUT and x is not None and x.shape[-1] == 1
+        }
         inputs = {i: x for i, x in inputs.items() if x.shape[:3] == whole.shape[:3]}
         features = list(inputs.values())
         table = features[0] if len(features) == 1 else torch.cat(features, -1) if features else whole[..., :0]
@@ -81,7 +92,7 @@ class Sums:
         """A factor of a product [models, T, B, width]; zeros, or something finite, past a row's end."""
         return self._of(source.kind, source.index)[..., source.start : source.start + width]
 
-    def _of(self, kind: str, index: int) -> Tensor:
+    def _of(self, kind: TensorKind, index: int) -> Tensor:
         found = self.tensors[kind, index]
         assert found is not None
         return found
