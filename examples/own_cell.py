@@ -62,9 +62,7 @@ def main() -> None:
             task="adding", task_options={"T": 20}, cell=cell, cell_options=options, hidden=32, batch=32, rate=1e-2, steps=500
         )
         record = unfading.train(run)
-        print(
-            f"{cell.rpartition(':')[2]:10} test error {record['test']['mse']:.4f}; a guess: {record['guess']:.4f}"
-        )
+        print(f"{cell.rpartition(':')[2]:10} test error {record['test']['mse']:.4f}; a guess: {record['guess']:.4f}")
 
 
 if __name__ == "__main__":

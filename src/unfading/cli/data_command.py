@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from unfading.data import store
 from unfading.data.datasets import DATASETS, Dataset
 
 
@@ -17,6 +16,8 @@ def list_datasets(json: bool = False, data: str | None = None) -> None:
         json: Print JSON instead of a table.
         data: Data folder, in place of $UNFADING_DATA.
     """
+    from unfading.data import store
+
     _use(data)
     if json:
         print(dumps([_entry(name, dataset) for name, dataset in DATASETS.items()], indent=2))
@@ -45,6 +46,8 @@ def fetch(name: Annotated[str, arg(metavar="NAME")], /, data: str | None = None,
         data: Data folder, in place of $UNFADING_DATA.
         quiet: Show no progress bar.
     """
+    from unfading.data import store
+
     _use(data)
     print(f"{name} is in {store.fetch(name, progress=None if quiet else _Bar(name))}")
 
@@ -58,6 +61,8 @@ def verify(
         names: Names of datasets. Without any, all datasets that are present.
         data: Data folder, in place of $UNFADING_DATA.
     """
+    from unfading.data import store
+
     _use(data)
     problems = []
     for name in names or [name for name, dataset in DATASETS.items() if (store.root() / dataset.folder).is_dir()]:
@@ -83,6 +88,8 @@ def _use(folder: str | None) -> None:
 
 
 def _state(name: str) -> str:
+    from unfading.data import store
+
     if store.present(name):
         return "Present."
     return "Incomplete." if (store.root() / DATASETS[name].folder).is_dir() else "Missing."
@@ -99,6 +106,8 @@ def _checksums(dataset: Dataset) -> str:
 
 
 def _entry(name: str, dataset: Dataset) -> dict[str, Any]:
+    from unfading.data import store
+
     return {
         "name": name,
         "what": dataset.what,
