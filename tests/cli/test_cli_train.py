@@ -88,10 +88,10 @@ def test_every_flag_reaches_the_run(unfading, tmp_path):
 
 
 def test_a_budget_that_is_not_said_fits_the_task(unfading, tmp_path):
-    from unfading.cli.settings import FLAGS
+    from unfading.cli.settings import training_flags
 
-    assert FLAGS().run("adding", "STAR", rate=0.1, seed=0).steps == 2000
-    digits = FLAGS().run("digits", "STAR", rate=0.1, seed=0)
+    assert training_flags()().run("adding", "STAR", rate=0.1, seed=0).steps == 2000
+    digits = training_flags()().run("digits", "STAR", rate=0.1, seed=0)
     assert (digits.steps, digits.epochs) == (None, 10)
 
 

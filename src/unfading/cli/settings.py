@@ -1,7 +1,7 @@
 """Flags that `train` and `compare` share: how to train, and where to write.
 
-The flags of training are those fields of `training/settings.py` that are not listed in NOT_FLAGS; type, default and help come
-from there.
+The flags of training are fields of `training/settings.py`, which gives type, default and help. That module is imported only
+when the flags are needed, since pydantic would take a third of the time of `unfading --help`.
 """
 
 import shlex
@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
 from unfading.errors import unknown
-from unfading.training.settings import FIELDS
 
 if TYPE_CHECKING:
     from unfading.training.run import Run
@@ -25,7 +25,7 @@ STEPS, EPOCHS = 2000, 10
 
 # Settings without a flag here: each command has its own for some, options follow the name that they belong to, and --final
 # decides the split.
-NOT_FLAGS = {"task", "cell", "rate", "seed", "split", *(name for name in FIELDS if name.endswith("_options"))}
+NOT_FLAGS = ("task", "cell", "rate", "seed", "split", "task_options", "cell_options", "optimiser_options", "schedule_options")
 # Sentences that the help of a flag adds to the description of its setting.
 MORE = {
     "optimiser": "Options follow the name: sgd,momentum=0.9.",
@@ -68,8 +68,11 @@ class TrainingFlags:
         return [replace(run, rate=r, seed=s) for run in first.values() for r in dict.fromkeys(rates) for s in range(seeds)]
 
 
-def _flags() -> Any:
+@cache
+def training_flags() -> type[TrainingFlags]:
     """The flags as a dataclass, which is what tyro reads."""
+    from unfading.training.settings import FIELDS
+
     flags: list[Any] = []
     for name, each in FIELDS.items():
         if name not in NOT_FLAGS:
@@ -79,9 +82,6 @@ def _flags() -> Any:
             flags.append((name, Annotated[kind, about], field(default=default)))
     namespace = {"__doc__": TrainingFlags.__doc__}
     return make_dataclass("TrainingFlags", flags, bases=(TrainingFlags,), frozen=True, namespace=namespace)
-
-
-FLAGS = _flags()
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,8 @@ class OutputFlags:
 
 def check_alone(record: Path) -> None:
     """Raise if --from was given together with flags that the record already decides."""
+    from unfading.training.settings import FIELDS
+
     given = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")]
     conflicts = [flag for flag in given if flag[2:].replace("-", "_") in FIELDS]
     if conflicts:

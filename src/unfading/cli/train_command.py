@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from unfading.cli.settings import FLAGS, OutputFlags, TrainingFlags, check_alone
+from unfading.cli.settings import OutputFlags, TrainingFlags, check_alone, training_flags
 from unfading.errors import check_count
 from unfading.training.stopping import Stopped, noted
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from unfading.training.loop import Listener
     from unfading.training.run import Run
 
+Training = Annotated[TrainingFlags, arg(constructor_factory=training_flags)]
+
 
 def train(
+    *,
+    training: Training,
     task: Annotated[str, arg(help_behavior_hint="(required without --from)")] = "",
     cell: Annotated[str, arg(help_behavior_hint="(required without --from)")] = "",
     rate: float = 1e-3,
     seed: int = 0,
-    training: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
     output: OutputFlags = OutputFlags(),  # noqa: B008, frozen
     final: bool = False,
     threads: int = 1,
@@ -81,11 +84,12 @@ def train(
 
 
 def compare(
+    *,
+    training: Training,
     task: str,
     cells: Annotated[tuple[str, ...], arg(metavar="CELL ...")],
     seeds: int = 3,
     rate: Annotated[tuple[float, ...], arg(metavar="FLOAT ...")] = (1e-3,),
-    training: Annotated[TrainingFlags, arg(constructor=FLAGS)] = FLAGS(),  # noqa: B008, frozen
     output: OutputFlags = OutputFlags(),  # noqa: B008, frozen
     final: bool = False,
     processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
