@@ -1,4 +1,4 @@
-"""What a compiled step depends on beside its arguments: whether a plan that was made once still holds."""
+"""What a compiled step depends on beside its arguments, and whether that has changed since it was compiled."""
 
 from typing import Any
 
@@ -9,23 +9,23 @@ from unfading.fuse.devices import place_of
 
 
 class Options:
-    """All that a step may read beside its arguments: the attributes of a cell and of the modules in it.
+    """Everything that a step may read beside its arguments: the attributes of a cell and of the modules in it.
 
-    Plain ones are compared by value, and so are lists, sets and dictionaries, entry by entry; others, as functions, are
+    Plain attributes are compared by value, and so are the entries of lists, sets and dictionaries. Others, as functions, are
     compared by identity.
     """
 
     PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
-    TORCHS = frozenset(nn.Module().__dict__) - {"training"}
+    OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 
     def __init__(self, cell: Cell):
-        self.seen = []
+        self.attributes = []
         for module in cell.modules():
-            own = [(name, value) for name, value in module.__dict__.items() if name not in self.TORCHS]
+            own = [(name, value) for name, value in module.__dict__.items() if name not in self.OF_TORCH]
             plain = [(name, value) for name, value in own if isinstance(value, self.PLAIN)]
             others = [(name, value, _entries(value)) for name, value in own if not isinstance(value, self.PLAIN)]
-            # The dictionary itself, so that a look takes microseconds; a module does not change its own.
-            self.seen.append((module.__dict__, len(module.__dict__), plain, others))
+            # The dictionary itself is held, so that a comparison takes microseconds; a module never replaces its own.
+            self.attributes.append((module.__dict__, len(module.__dict__), plain, others))
         self.absent = [(m._parameters, _absent(m._parameters)) for m in cell.modules() if m._parameters]
         self.parts = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
         self.parameter = next(
@@ -34,13 +34,15 @@ class Options:
         self.kind = self._kind()
 
     def _kind(self) -> Any:
+        """The precision of the parameters, and where they are."""
         if self.parameter is None:
             return None
         parameter = self.parameter[0].get(self.parameter[1])
         return None if parameter is None else (parameter.dtype, parameter.device.type, place_of(parameter.device))
 
     def still_holds(self) -> bool:
-        for now, size, plain, others in self.seen:
+        """Whether nothing has changed."""
+        for now, size, plain, others in self.attributes:
             if len(now) != size:
                 return False
             for name, value in plain:
@@ -59,11 +61,12 @@ class Options:
 
 
 def _absent(parameters: dict[str, Any]) -> list[str]:
+    """The names of parameters that are None."""
     return [name for name, parameter in parameters.items() if parameter is None]
 
 
 def _entries(value: Any) -> list[Any]:
-    """What is in a container; nothing for all else."""
+    """The entries of a container; nothing for other values."""
     if isinstance(value, dict):
         return [part for pair in value.items() for part in pair]
     return list(value) if isinstance(value, list | set) else []

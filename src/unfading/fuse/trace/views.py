@@ -1,6 +1,7 @@
 """Rules for operations of torch that only move entries: views, slices and concatenations."""
 
 import math
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def permute(call: Call) -> Any:
 
 
 def cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
+    """Entries start..stop along an axis of the tensor."""
     if isinstance(x, MatrixView):
         return x.cut(axis % 2, start, stop)
     own = call.axis(axis, x)
@@ -58,6 +60,7 @@ def cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
 
 
 def extent(x: Any, axis: int) -> int:
+    """The size of an axis of the tensor."""
     if isinstance(x, MatrixView):
         return (x.c1 - x.c0) if (axis % 2 == 1) != x.transposed else (x.r1 - x.r0)
     shape = ((), (BATCH,), (TIME, BATCH))[x.lead] + x.value.shape
@@ -84,12 +87,8 @@ def select(call: Call) -> RowValue:
 
 def split(call: Call) -> list[Any]:
     x, axis = call.args[0], call.argument(2, "dim", 0)
-    out, start = [], 0
-    for piece in call.out:
-        size = piece.shape[axis]
-        out.append(cut(call, x, axis, start, start + size))
-        start += size
-    return out
+    stops = list(accumulate(piece.shape[axis] for piece in call.out))
+    return [cut(call, x, axis, start, stop) for start, stop in pairwise([0, *stops])]
 
 
 def unbind(call: Call) -> list[RowValue]:
