@@ -68,9 +68,9 @@ def var_mean(call: Call) -> list[RowValue]:
     correction = call.argument(2, "correction", 1)
     free = count - (1 if correction is None else float(correction))
     mean = RowValue(call.build.map(Op.MUL, call.build.reduce(Op.SUM, x.value, axes), 1 / count), x.lead)
-    apart = call.map(Op.SUB, x, mean)
+    centred = call.map(Op.SUB, x, mean)
     out = call.out if isinstance(call.out, tuple) else (call.out, call.out)
-    squares = reduced(call, Op.SUM, call.map(Op.MUL, apart, apart), axes, out[0])
+    squares = reduced(call, Op.SUM, call.map(Op.MUL, centred, centred), axes, out[0])
     returned = call.result(call.build.reshape(mean.value, call.features(out[1])), out[1])
     return [call.map(Op.MUL, squares, 1 / free), returned]
 
@@ -92,10 +92,10 @@ def layer_norm(call: Call) -> list[RowValue]:
     count = math.prod(shape)
     b = call.build
     mean = RowValue(b.map(Op.MUL, b.reduce(Op.SUM, x.value, axes), 1 / count), x.lead)
-    apart = call.map(Op.SUB, x, mean)
-    variance = RowValue(b.map(Op.MUL, b.reduce(Op.SUM, b.map(Op.MUL, apart.value, apart.value), axes), 1 / count), x.lead)
+    centred = call.map(Op.SUB, x, mean)
+    variance = RowValue(b.map(Op.MUL, b.reduce(Op.SUM, b.map(Op.MUL, centred.value, centred.value), axes), 1 / count), x.lead)
     scale = call.map(Op.RECIP, call.map(Op.SQRT, call.map(Op.ADD, variance, epsilon)))
-    y = call.map(Op.MUL, apart, scale)
+    y = call.map(Op.MUL, centred, scale)
     y = y if gain is None else call.map(Op.MUL, y, gain)
     return [y if shift is None else call.map(Op.ADD, y, shift), mean, scale]
 
@@ -107,7 +107,7 @@ def softmax(call: Call) -> RowValue:
         raise NotFusable(f"{call.packet} runs over the batch; rows do not mix")
     b = call.build
     largest = RowValue(b.map(Op.STOP, b.reduce(Op.AMAX, x.value, [axis])), x.lead)
-    apart = call.map(Op.SUB, x, largest)
-    e = call.map(Op.EXP, apart)
+    centred = call.map(Op.SUB, x, largest)
+    e = call.map(Op.EXP, centred)
     total = RowValue(b.reduce(Op.SUM, e.value, [axis]), x.lead)
-    return call.map(Op.SUB, apart, call.map(Op.LOG, total)) if call.packet is ops._log_softmax else call.map(Op.DIV, e, total)
+    return call.map(Op.SUB, centred, call.map(Op.LOG, total)) if call.packet is ops._log_softmax else call.map(Op.DIV, e, total)
