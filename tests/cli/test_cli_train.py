@@ -88,7 +88,7 @@ def test_every_flag_reaches_the_run(unfading, tmp_path):
 
 
 def test_a_budget_that_is_not_said_fits_the_task(unfading, tmp_path):
-    from unfading.cli.settings import training_flags
+    from unfading.cli.flags import training_flags
 
     assert training_flags()().run("adding", "STAR", rate=0.1, seed=0).steps == 2000
     digits = training_flags()().run("digits", "STAR", rate=0.1, seed=0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from unfading.cli.settings import OutputFlags, TrainingFlags, check_alone, training_flags
+from unfading.cli.flags import OutputFlags, TrainingFlags, check_alone, training_flags
 from unfading.errors import check_count
 from unfading.training.stopping import Stopped, noted
 
