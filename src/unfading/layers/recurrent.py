@@ -2,18 +2,20 @@
 
     output, state = recurrent(x, state=None, *, lengths=None, start=0)
 
-State comes in and goes out as the cell's own NamedTuple, each part [layers * directions, B, n] in torch.nn's order, and is
-nowhere remembered.
+Inside, x is [T, B, I] with lengths, and each layer and direction has its own state with parts [B, n]. Callers may pass x in any
+form that torch.nn accepts, and the output has the same form. They hold one state: the cell's NamedTuple with parts
+[layers * directions, B, n] in torch.nn's order, or, where the cells of a stack differ, a tuple with one state per layer and
+direction. The layer itself stores no state.
 """
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils import _pytree
 from typing_extensions import TypeVar
 
@@ -21,7 +23,8 @@ from unfading.backends.choose import How, check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_share
-from unfading.layers.shapes import Sequences, enter, enter_state, leave, leave_state
+from unfading.lengths import zero_past
+from unfading.torch_state import traced
 
 if TYPE_CHECKING:
     from unfading.layers.stream import Stream
@@ -29,27 +32,36 @@ if TYPE_CHECKING:
 # The cells' NamedTuple, where all cells of a stack have one; not checked for a bare `Recurrent`.
 State = TypeVar("State", bound=tuple[Any, ...], default=Any)
 # Output has the form of the input.
-Sequence = TypeVar("Sequence", Tensor, PackedSequence)
+Form = TypeVar("Form", Tensor, PackedSequence)
+
+
+class Sequences(NamedTuple):
+    """The input in the layout of the library, and the form that it had."""
+
+    x: Tensor  # [T, B, I], zeros past each row's end
+    lengths: Tensor | None  # [B] int64
+    batched: bool
+    packed: PackedSequence | None
 
 
 class Recurrent(nn.Module, Generic[State]):
     """A stack of any cell, run over time.
 
     Args:
-        make_cell: makes one cell for a given input size; called once per layer and direction.
-        input_size: features of the input.
-        num_layers: layers, each reading the output of the one below.
-        batch_first: input and output are [B, T, n] instead of [T, B, n]. As in torch.nn, not the state.
-        dropout: share of each layer's output that is dropped in training, except the last layer's.
-        bidirectional: a second cell per layer reads each row from its end; outputs are joined.
-        recurrent_dropout: share of what the recurrent matrices read that is dropped in training, one mask for all time.
-        zoneout: share of the state's entries that stand still at each step in training.
-        learn_initial_state: make the state before the first step a parameter; it starts at the cell's own.
-        checkpoint_every: store the state every so many steps only and compute the rest again in the backward pass; about
-            the root of the sequence length makes memory least. Each layer's input is kept all the same.
+        make_cell: function that returns a cell for a given input size; called once per layer and direction.
+        input_size: number of input features.
+        num_layers: number of layers; each reads the output of the layer below.
+        batch_first: input and output are [B, T, n] instead of [T, B, n]. As in torch.nn, this does not apply to the state.
+        dropout: probability of dropping an entry of a layer's output in training, except the last layer's.
+        bidirectional: add a second cell to each layer that reads each row from its end; the two outputs are concatenated.
+        recurrent_dropout: probability of dropping an input of the recurrent matrices in training, with one mask for all time.
+        zoneout: probability that an entry of the state keeps its value at a step in training.
+        learn_initial_state: make the state before the first step a parameter, which starts at the cell's initial state.
+        checkpoint_every: store the state only every so many steps and recompute the others in the backward pass; about the
+            square root of the sequence length needs the least memory. The input of each layer is stored in any case.
         backend: which implementation runs the loop over time; see `unfading.use_backend`.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -80,7 +92,7 @@ class Recurrent(nn.Module, Generic[State]):
             check_count("checkpoint_every", checkpoint_every)
         if dropout and num_layers == 1:
             warnings.warn(
-                f"dropout={dropout} acts between layers, and num_layers=1 has nothing between; it does nothing here.",
+                f"dropout={dropout} acts between layers and has no effect with num_layers=1.",
                 stacklevel=2 if type(self) is Recurrent else 3,
             )
         self.input_size = input_size
@@ -93,19 +105,19 @@ class Recurrent(nn.Module, Generic[State]):
         self.checkpoint_every = checkpoint_every
         self.backend = backend
         self.directions = 2 if bidirectional else 1
-        with _made_on(device, dtype):
+        with _defaults(device, dtype):
             cells: list[Cell] = []
             for _ in range(num_layers):
                 size = cells[-1].output_size * self.directions if cells else input_size
-                cells.extend(_made_cell(make_cell, size) for _ in range(self.directions))
+                cells.extend(_checked_cell(make_cell, size) for _ in range(self.directions))
         self.cells = nn.ModuleList(cells)
         self.to(device=device, dtype=dtype)
         self.output_size = cells[-1].output_size * self.directions
-        # Each cell with what runs it. A plain list, so that the parameters keep the cells' own names.
+        # Each cell, and the cell that runs in its place with noise added. A plain list, which does not change parameter names.
         self._noisy = [(cell, _with_noise(cell, recurrent_dropout, zoneout)) for cell in cells]
 
         initial = [cell.initial_state(1) for cell in cells]
-        # One stacked state where all cells agree; a tuple of states where they differ.
+        # One stacked state where all cells have the same state; a tuple of states where they differ.
         self.stacked_state = len({(type(s), tuple(part.shape for part in s)) for s in initial}) == 1
         self.learned_state = (
             nn.ParameterList(nn.Parameter(part[0].detach().clone()) for s in initial for part in s)
@@ -114,20 +126,20 @@ class Recurrent(nn.Module, Generic[State]):
         )
 
     def forward(
-        self, x: Sequence, state: State | tuple[Tensor, ...] | None = None, *, lengths: Tensor | None = None, start: int = 0
-    ) -> tuple[Sequence, State]:
+        self, x: Form, state: State | tuple[Tensor, ...] | None = None, *, lengths: Tensor | None = None, start: int = 0
+    ) -> tuple[Form, State]:
         """Run over x; return the output of the last layer and the final state.
 
         Args:
             x: [T, B, I] ([B, T, I] with batch_first), [T, I] unbatched, or a PackedSequence.
-            state: as an earlier call returned it; None starts anew.
-            lengths: int64 [B], in 1..T, any order. Output past a row's end is 0, the final state is that of its last
-                step, and the reverse direction starts at its own end.
-            start: absolute index of x's first step, where x continues an earlier piece.
+            state: the state that an earlier call returned; None starts from the initial state.
+            lengths: int64 [B], in 1..T, in any order. The output past the end of a row is 0, its final state is that of its
+                last step, and the reverse direction starts at its end.
+            start: absolute index of the first step of x, where x continues an earlier sequence.
         """
         sequences, output, finals = self._run(x, state, lengths, start)
-        final = leave_state(finals, stacked=self.stacked_state, batched=sequences.batched, axis=0)
-        return cast(Sequence, leave(output, sequences, batch_first=self.batch_first)), final
+        final = _join_states(finals, stacked=self.stacked_state, batched=sequences.batched, axis=0)
+        return cast(Form, _in_form_of_input(output, sequences, batch_first=self.batch_first)), final
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -140,31 +152,31 @@ class Recurrent(nn.Module, Generic[State]):
         lengths: Tensor | None = None,
         start: int = 0,
     ) -> State:
-        """The state after every step: as the state that `forward` returns, with a time axis in front.
+        """The state after every step: like the state that `forward` returns, with a time axis in front.
 
-        Each part is [T, layers * directions, B, n], also with batch_first and for a PackedSequence; zeros past a row's end.
+        Each part is [T, layers * directions, B, n], also with batch_first and for a PackedSequence, and zero past a row's end.
         """
         trajectories: list[Any] = []
         sequences, _, _ = self._run(x, state, lengths, start, trajectories)
-        return leave_state(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
+        return _join_states(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
 
     def stream(self, batch: int = 1, state: State | tuple[Tensor, ...] | None = None, *, start: int = 0) -> "Stream":
-        """Feed the layer one step at a time: `push(x)` takes x [batch, I] and gives the output [batch, n].
+        """Run the layer one step at a time: `push(x)` takes x [batch, I] and returns the output [batch, n].
 
-        The matrices are built once, now; a later change of the parameters does not reach the stream.
+        The stream copies the parameters; a later change of the layer does not affect it.
 
         Args:
-            batch: rows that are fed side by side.
-            state: as a call returned it; None starts anew.
+            batch: number of rows.
+            state: the state that a call returned; None starts from the initial state.
             start: absolute index of the first step.
         """
         name = type(self).__name__
         check_count("batch", batch)
         if self.bidirectional:
-            raise ValueError(f"{name} is bidirectional: its backward half begins at the end, which a stream has not.")
+            raise ValueError(f"{name} is bidirectional: its reverse direction begins at the end, which a stream does not have.")
         states = self.initial_states(batch)
         if state is not None:
-            states = enter_state(state, states, name, stacked=self.stacked_state, batched=True)
+            states = _split_state(state, states, name, stacked=self.stacked_state, batched=True)
         # Imported here, since it loads the compiler.
         from unfading.layers.stream import Stream
 
@@ -178,13 +190,16 @@ class Recurrent(nn.Module, Generic[State]):
         start: int,
         trajectories: list[Any] | None = None,
     ) -> tuple[Sequences, Tensor, list[Any]]:
-        """What came in, the output of the last layer, and all final states; `trajectories`, where given, takes the rest."""
+        """The checked input, the output of the last layer, and all final states.
+
+        The states of every step are appended to `trajectories`, if given.
+        """
         name, cells = type(self).__name__, self.runners
-        like = cells[0].initial_state(1)[0]
-        sequences = enter(x, lengths, start, name, self.input_size, batch_first=self.batch_first, like=like)
+        sequences = _checked_input(x, lengths, start, name, self.input_size, batch_first=self.batch_first)
         states = self.initial_states(sequences.x.shape[1])
+        _check_device_and_dtype(sequences.x, states[0][0], name)
         if state is not None:
-            states = enter_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
+            states = _split_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
         output, lengths = sequences.x, sequences.lengths
         finals = []
         for depth in range(self.num_layers):
@@ -212,9 +227,9 @@ class Recurrent(nn.Module, Generic[State]):
 
     @property
     def runners(self) -> list[Cell]:
-        """What runs: the cells, inside their noise."""
+        """The cells as they are run: wrapped by recurrent dropout and zoneout, if any."""
         for i, cell in enumerate(cast(list[Cell], self.cells)):
-            if self._noisy[i][0] is not cell:  # somebody has put another cell in its place
+            if self._noisy[i][0] is not cell:  # the user has replaced a cell
                 self._noisy[i] = (cell, _with_noise(cell, self.recurrent_dropout, self.zoneout))
         return [runner for _, runner in self._noisy]
 
@@ -227,19 +242,19 @@ class Recurrent(nn.Module, Generic[State]):
         return [type(s)(*(next(learned).expand_as(part) for part in s)) for s in states]
 
     def penalty(self) -> Tensor | None:
-        """What training should add to the loss on account of the cells' parameters; None where no cell asks for any."""
+        """The sum of the cells' penalties, which training adds to the loss; None where no cell has one."""
         penalties = [penalty for cell in self.runners if (penalty := cell.penalty()) is not None]
         return torch.stack(penalties).sum() if penalties else None
 
     def extra_repr(self) -> str:
         names = ("batch_first", "dropout", "bidirectional", "recurrent_dropout", "zoneout", "checkpoint_every")
-        said = {name: getattr(self, name) for name in names}
-        shown = "".join(f", {name}={value}" for name, value in said.items() if value)
-        return f"{self.input_size}, num_layers={self.num_layers}{shown}"
+        values = {name: getattr(self, name) for name in names}
+        options = "".join(f", {name}={value}" for name, value in values.items() if value)
+        return f"{self.input_size}, num_layers={self.num_layers}{options}"
 
 
 def detach(state: Any) -> Any:
-    """The same state, cut off from the graph that computed it: for truncated backpropagation through time."""
+    """The same state without its history in the autograd graph: for truncated backpropagation through time."""
     return _pytree.tree_map_only(Tensor, torch.Tensor.detach, state)
 
 
@@ -249,10 +264,10 @@ def _with_noise(cell: Cell, recurrent_dropout: float, zoneout: float) -> Cell:
     return ZoneoutCell(cell, zoneout) if zoneout else cell
 
 
-def _made_cell(make_cell: Callable[[int], Cell], size: int) -> Cell:
+def _checked_cell(make_cell: Callable[[int], Cell], size: int) -> Cell:
     if isinstance(make_cell, Cell):
         raise TypeError(
-            f"make_cell makes a cell for each layer; got one {type(make_cell).__name__}. Pass a function of the input size."
+            f"make_cell must be a function that returns a cell for an input size; got one {type(make_cell).__name__}."
         )
     cell = make_cell(size)
     if not isinstance(cell, Cell):
@@ -263,8 +278,8 @@ def _made_cell(make_cell: Callable[[int], Cell], size: int) -> Cell:
 
 
 @contextmanager
-def _made_on(device: torch.device | str | None, dtype: torch.dtype | None) -> Iterator[None]:
-    """Parameters are made on `device` and in `dtype`, not cast to it: an orthogonal start is orthogonal in float64 too."""
+def _defaults(device: torch.device | str | None, dtype: torch.dtype | None) -> Iterator[None]:
+    """Create parameters on `device` and in `dtype`. Casting them later would make an orthogonal start inexact in float64."""
     before = torch.get_default_dtype()
     if dtype is not None and not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
@@ -274,3 +289,147 @@ def _made_on(device: torch.device | str | None, dtype: torch.dtype | None) -> It
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+# -- the forms of input, output and state -------------------------------------------------------------------------------------
+
+
+def _checked_input(
+    x: Tensor | PackedSequence, lengths: Tensor | None, start: int, name: str, input_size: int, *, batch_first: bool
+) -> Sequences:
+    """Check the input and bring it to [T, B, I]."""
+    if type(start) is not int or start < 0:
+        check_count("start", start, least=0)
+    packed = None
+    if isinstance(x, PackedSequence):
+        if lengths is not None:
+            raise ValueError("a PackedSequence has its own lengths; got lengths= as well. Leave one of them out.")
+        packed = x
+        x, lengths = pad_packed_sequence(packed)
+    elif not isinstance(x, Tensor):
+        raise TypeError(f"{name} takes a Tensor or a PackedSequence; got {type(x).__name__}.")
+    elif batch_first and x.dim() == 3:
+        x = x.transpose(0, 1)
+    _check_shape(x, name, input_size, batch_first)
+    batched = x.dim() == 3
+    if not batched:
+        if lengths is not None:
+            raise ValueError("lengths= needs a batch; got unbatched input. Cut the sequence to its length instead.")
+        x = x.unsqueeze(1)
+    if lengths is not None:
+        lengths = _checked_lengths(lengths, x)
+        # Before any arithmetic, so that no value of the padding, not even NaN, reaches the output or a gradient.
+        x = zero_past(x, lengths)
+    return Sequences(x, lengths, batched, packed)
+
+
+def _in_form_of_input(output: Tensor, sequences: Sequences, *, batch_first: bool) -> Tensor | PackedSequence:
+    """Output [T, B, n] in the form that the input had."""
+    packed = sequences.packed
+    if packed is not None:
+        if packed.sorted_indices is not None:
+            output = output.index_select(1, packed.sorted_indices)
+        rows = torch.arange(output.shape[1])
+        within = rows < packed.batch_sizes.unsqueeze(1)
+        data = output[within.to(output.device)]
+        return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+    if not sequences.batched:
+        return output.squeeze(1)
+    return output.transpose(0, 1) if batch_first else output
+
+
+def _split_state(state: Any, initial: list[Any], name: str, *, stacked: bool, batched: bool) -> list[Any]:
+    """One state per layer and direction from the caller's state, which must have the shapes of the initial states."""
+    if stacked:
+        parts = _checked_parts(state, initial[0], name, [len(initial)], batched)
+        return [type(initial[0])(*rows) for rows in zip(*(part.unbind(0) for part in parts), strict=True)]
+    if not isinstance(state, tuple) or len(state) != len(initial):
+        raise ValueError(
+            f"{name} has cells that differ, so its state is a tuple of {len(initial)} states, one per layer and direction; "
+            f"got {_kind(state)}."
+        )
+    pairs = zip(state, initial, strict=True)
+    return [type(own)(*_checked_parts(given, own, name, [], batched)) for given, own in pairs]
+
+
+def _join_states(states: list[Any], *, stacked: bool, batched: bool, axis: int) -> Any:
+    """The caller's state from the states of all layers and directions; `axis` is 0, or 1 where the first axis is time."""
+    if not batched:
+        states = [type(state)(*(part.squeeze(axis) for part in state)) for state in states]
+    if not stacked:
+        return tuple(states)
+    return type(states[0])(*(torch.stack(part, dim=axis) for part in zip(*states, strict=True)))
+
+
+def _checked_parts(state: Any, own: Any, name: str, front: list[int], batched: bool) -> list[Tensor]:
+    """The parts of a given state, with a batch axis; their shapes must be the axes `front` followed by those of `own`."""
+    fields = ", ".join(own._fields)
+    if not isinstance(state, tuple) or len(state) != len(own):
+        hint = f" Pass ({fields},)." if isinstance(state, Tensor) and len(own) == 1 else ""
+        raise TypeError(f"{name}'s state is a tuple ({fields}) of {len(own)} tensors; got {_kind(state)}.{hint}")
+    parts = []
+    for field, part, mine in zip(own._fields, state, own, strict=True):
+        if not isinstance(part, Tensor):
+            raise TypeError(f"{name}'s state has tensors in it; got {type(part).__name__} for {field}.")
+        shape = [*front, *(mine.shape if batched else mine.shape[1:])]
+        if list(part.shape) != shape:
+            raise ValueError(f"{name}'s state {field} must have shape {shape} for this input; got {list(part.shape)}.")
+        if part.device != mine.device:
+            way_out = f"Move it with {field}.to({str(mine.device)!r})."
+            raise ValueError(f"{name} lives on {mine.device}, its state {field} on {part.device}. {way_out}")
+        if part.dtype != mine.dtype:
+            way_out = f"Convert it with {field}.to({mine.dtype})."
+            raise TypeError(f"{name}'s state {field} must be {mine.dtype}; got {part.dtype}. {way_out}")
+        parts.append(part if batched else part.unsqueeze(len(front)))
+    return parts
+
+
+def _kind(value: Any) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+
+
+def _check_shape(x: Tensor, name: str, input_size: int, batch_first: bool) -> None:
+    wanted = f"[{'B, T' if batch_first else 'T, B'}, {input_size}], or [T, {input_size}] unbatched"
+    # x has been transposed for batch_first; the message shows the shape that the caller passed.
+    shape = list(x.shape if not batch_first or x.dim() != 3 else x.transpose(0, 1).shape)
+    if x.dim() not in (2, 3):
+        raise ValueError(f"{name} takes input of shape {wanted}; got {shape}.")
+    if x.shape[-1] != input_size:
+        raise ValueError(f"{name} was built with input_size={input_size}; got {x.shape[-1]} features in input {shape}.")
+    if x.shape[0] == 0:
+        raise ValueError(f"{name} needs at least one time step; got input of shape {shape}, wanted {wanted}.")
+    if x.dim() == 3 and x.shape[1] == 0:
+        raise ValueError(f"{name} needs at least one row in the batch; got input of shape {shape}, wanted {wanted}.")
+
+
+def _check_device_and_dtype(x: Tensor, like: Tensor, name: str) -> None:
+    """`like` has the device and dtype of the layer's state."""
+    if x.device != like.device:
+        raise ValueError(
+            f"{name} lives on {like.device}, its input on {x.device}. Move the input with x.to({str(like.device)!r}), or "
+            f"the layer with layer.to({str(x.device)!r})."
+        )
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name} takes floating-point input; got {x.dtype}. For tokens, put an nn.Embedding before it.")
+    # Autocast converts between float32 and the half types, and leaves float64 alone.
+    cast = torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, like.dtype)
+    if x.dtype != like.dtype and not cast:
+        raise TypeError(
+            f"{name} has parameters in {like.dtype}; got input in {x.dtype}. Convert the input with x.to({like.dtype}), or "
+            f"the layer with layer.to({x.dtype})."
+        )
+
+
+def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
+    T, B = x.shape[:2]
+    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64:
+        got = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise TypeError(f"lengths must be an int64 tensor of shape [{B}]; got {got}. Use torch.as_tensor(lengths).long().")
+    if lengths.shape != (B,):
+        raise ValueError(f"lengths must have one entry per row, shape [{B}]; got {list(lengths.shape)}.")
+    # The values of traced or batched tensors cannot be read, and are not checked.
+    if not traced():
+        wrong = lengths[(lengths < 1) | (lengths > T)]
+        if len(wrong):
+            raise ValueError(f"lengths must lie in 1..{T}, the steps of the input; got {int(wrong[0])}.")
+    return lengths.to(x.device)
