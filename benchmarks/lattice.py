@@ -24,8 +24,17 @@ from unfading.cells.base import Cell
 from unfading.cells.elman import ElmanCell
 from unfading.cells.lstm import LSTMCell
 from unfading.cells.star import STARCell
-from unfading.diagnostics.measure.draws import CHUNK, STATED, is_bias, magnitudes, signals, stack, started, workers
-from unfading.diagnostics.measure.flatness import flatness
+from unfading.diagnostics.measure.draws import (
+    CHUNK,
+    SIZES,
+    initial_parameters,
+    is_bias,
+    lattices,
+    make_stack,
+    random_signals,
+    worker_pool,
+)
+from unfading.diagnostics.measure.lattice import flatness
 from unfading.diagnostics.measure.lattice_step import StepModule
 from unfading.papers.star.figures import LOSSES, PATH, measured
 
@@ -45,7 +54,7 @@ def measure(results: Path, draws: int, processes: int, about: dict[str, Any]) ->
     """Append the rows that the file does not have yet."""
     there = {(row["cell"], row["draws"]) for row in read(results) if row["kind"] == "lattice"}
     cells = {name_of(cell): cell for cell in [*catalogue.cells(), *PATH.values()]}
-    with workers(processes) as pool, open(results, "a", encoding="utf-8") as file:
+    with worker_pool(processes) as pool, open(results, "a", encoding="utf-8") as file:
         for name, cell in cells.items():
             many = min(draws, FEWER.get(name, draws))
             if (name, many) in there:
@@ -55,7 +64,7 @@ def measure(results: Path, draws: int, processes: int, about: dict[str, Any]) ->
             seconds = round(time.perf_counter() - began, 1)
             for loss, lattice in found.items():
                 numbers = {**flatness(lattice.mean)._asdict(), "deviation": float(lattice.deviation.mean())}
-                row = {"kind": "lattice", "cell": name, "loss": loss, "draws": many, "seed": 0, **STATED._asdict(), **numbers}
+                row = {"kind": "lattice", "cell": name, "loss": loss, "draws": many, "seed": 0, **SIZES._asdict(), **numbers}
                 print(json.dumps({**row, "seconds": seconds, **about}), file=file, flush=True)
             print(f"{name:26} {seconds:7.1f} s", flush=True)
 
@@ -95,16 +104,16 @@ def write(rows: list[dict[str, Any]]) -> None:
 
 def one_draw(cell: type[Cell]) -> None:
     """A draw by plain autograd: a new stack, and a copy of the parameters for every layer and step."""
-    cells = stack(partial(cell, hidden_size=STATED.width), STATED)  # type: ignore[call-arg]
+    cells = make_stack(partial(cell, hidden_size=SIZES.width), SIZES)  # type: ignore[call-arg]
     for each in cells:
         for name, value in each.named_parameters():
             if is_bias(name):
                 value.detach().zero_()
-    x, v = signals(STATED, STATED.width, 1)
+    x, v = random_signals(SIZES, SIZES.width, 1)
     outputs, copies = list(x[0]), []
     for each in cells:
         step, state, new = StepModule(each), each.initial_state(1), []
-        for t in range(STATED.steps):
+        for t in range(SIZES.steps):
             copy = {name: value.detach().clone().requires_grad_() for name, value in step.named_parameters()}
             copies.append(list(copy.values()))
             state, output = functional_call(step, copy, (outputs[t], state, t, None))
@@ -119,13 +128,13 @@ def one_draw(cell: type[Cell]) -> None:
 
 def times(cell: type[Cell]) -> dict[str, float]:
     """Milliseconds of one core for a draw under one loss: alone, and among many for its initialisation and its lattice."""
-    cells = stack(partial(cell, hidden_size=STATED.width), STATED)  # type: ignore[call-arg]
-    x, v = signals(STATED, STATED.width, CHUNK)
-    thetas = [started(each, CHUNK) for each in cells]
+    cells = make_stack(partial(cell, hidden_size=SIZES.width), SIZES)  # type: ignore[call-arg]
+    x, v = random_signals(SIZES, SIZES.width, CHUNK)
+    thetas = [initial_parameters(each, CHUNK) for each in cells]
     actions: dict[str, tuple[Callable[[], Any], int]] = {
         "alone": (lambda: one_draw(cell), 1),
-        "start": (lambda: [started(each, CHUNK) for each in cells], CHUNK),
-        "lattice": (lambda: magnitudes(cells, thetas, x, v[:, :1]), CHUNK),
+        "start": (lambda: [initial_parameters(each, CHUNK) for each in cells], CHUNK),
+        "lattice": (lambda: lattices(cells, thetas, x, v[:, :1]), CHUNK),
     }
     taken: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(8):  # alternately, so that a busy machine affects all alike
@@ -150,7 +159,7 @@ def main() -> None:
             costs = times(cell)
             many = costs["start"] + costs["lattice"]
             with open(results, "a", encoding="utf-8") as file:
-                print(json.dumps({"kind": "time", "cell": name_of(cell), **STATED._asdict(), **costs, **about}), file=file)
+                print(json.dumps({"kind": "time", "cell": name_of(cell), **SIZES._asdict(), **costs, **about}), file=file)
             print(
                 f"{name_of(cell):8} a draw alone {costs['alone']:6.1f} ms; among {CHUNK}: start {costs['start']:5.2f}, lattice "
                 f"{costs['lattice']:5.2f} ms: {costs['alone'] / many:.1f} x"

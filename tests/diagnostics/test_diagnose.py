@@ -11,10 +11,8 @@ from torch import nn
 import unfading
 from tests.helpers.variants import every_cell, hidden_size, name
 from unfading import catalogue
-from unfading.diagnostics.measure import jacobian, lag, memory, saturation
-from unfading.diagnostics.measure import random_probes as probe
+from unfading.diagnostics.measure import jacobian, lag, memory, random_probes, saturation
 from unfading.diagnostics.measure.observe import observe
-from unfading.diagnostics.remedy import end
 from unfading.layers.factory import layer
 from unfading.tasks.base import Batch
 
@@ -107,7 +105,7 @@ def test_step_jacobians_are_those_of_autograd(cell):
 @CELLS
 def test_lags_are_those_of_autograd(cell):
     chain = chain_of(cell)
-    found = {(each.part, each.lag): each for each in lag.exact(chain, [1], lag.chosen(T))}
+    found = {(each.part, each.lag): each for each in lag.exact_norms(chain, [1], lag.choose_lags(T))}
     for t in range(1, T):
         P = brute(chain, t, row=1)
         for part, size in chain.blocks.items():
@@ -126,7 +124,7 @@ def test_lags_are_those_of_autograd(cell):
 def test_norms_obey_their_inequalities(cell):
     chain = chain_of(cell)
     part = "all" if "all" in chain.blocks else "h"
-    found = {each.lag: each for each in lag.exact(chain, [0], lag.chosen(T)) if each.part == part}
+    found = {each.lag: each for each in lag.exact_norms(chain, [0], lag.choose_lags(T)) if each.part == part}
     steps = torch.linalg.svdvals(jacobian.state_jacobians(chain, range(T), [0]))[:, 0, 0]
     for k, each in found.items():
         assert each.spectral <= each.frobenius * (1 + 1e-12)
@@ -155,7 +153,7 @@ def test_gradients_of_all_layers_are_those_of_autograd(cell):
     (value - target).square().mean().backward()
 
     seen = observe(rnn, Batch(x, target))
-    found = lag.gradients(seen.chains, lag.swept(seen.chains, (seen.prediction - target).square().mean()))
+    found = lag.gradient_norms(seen.chains, lag.state_gradients(seen.chains, (seen.prediction - target).square().mean()))
     for each in found:
         zeros = added[int(each.layer[-1]) - 1, T - 1 - each.lag]
         grads = [zero.grad if zero.grad is not None else torch.zeros_like(zero) for zero in zeros]
@@ -167,14 +165,14 @@ def test_gradients_of_all_layers_are_those_of_autograd(cell):
 @CELLS
 def test_products_with_vectors_are_those_with_the_matrix(cell):
     chain = chain_of(cell)
-    reach = probe.Reach(chain, [0, 2], T)
+    products = random_probes.JacobianProducts(chain, [0, 2], T)
     v = torch.randn(3, 2, chain.size, dtype=torch.float64)
-    pushed = reach.pushed(v, 2)
-    pulled = dict(reach.pulled(v, 2))[2]
+    forward = products.jvp(v, 2)
+    backward = dict(products.vjps(v, 2))[2]
     for k, row in enumerate([0, 2]):
         P = brute(chain, 2, row)
-        torch.testing.assert_close(pushed[:, k], v[:, k] @ P.T, **CLOSE)
-        torch.testing.assert_close(pulled[:, k], v[:, k] @ P, **CLOSE)
+        torch.testing.assert_close(forward[:, k], v[:, k] @ P.T, **CLOSE)
+        torch.testing.assert_close(backward[:, k], v[:, k] @ P, **CLOSE)
 
 
 def spectrum(kind, n, generator):
@@ -198,16 +196,16 @@ def test_estimates_hold_what_they_promise_in_two_hundred_trials(kind):
     misses = [0, 0]
     for _ in range(200):
         g = torch.randn(16, 1, 24, dtype=torch.float64, generator=generator)
-        (found,) = probe.spectral(lambda v: v @ P.T, lambda w: w @ P, g)
+        (found,) = random_probes.spectral_norms(lambda v: v @ P.T, lambda w: w @ P, g)
         misses[0] += not found.low * (1 - 1e-9) <= sigma <= found.high * (1 + 1e-9)
         assert found.high <= 1.4 * found.low
-        estimate = probe.frobenius((g[:, 0] @ P).square().sum(dim=-1))
+        estimate = random_probes.frobenius_norm((g[:, 0] @ P).square().sum(dim=-1))
         misses[1] += not estimate.low <= frobenius <= estimate.high
     assert max(misses) <= 2, misses
 
 
 def test_an_estimate_that_promises_too_much_is_caught(monkeypatch):
-    monkeypatch.setattr(probe, "DELTA", 0.2)
+    monkeypatch.setattr(random_probes, "DELTA", 0.2)
     with pytest.raises(AssertionError):
         test_estimates_hold_what_they_promise_in_two_hundred_trials("one")
 
@@ -216,14 +214,14 @@ def test_an_estimate_that_promises_too_much_is_caught(monkeypatch):
 def test_estimates_of_a_chain_hold_the_exact_value(cell):
     chain = chain_of(getattr(unfading, cell).cell)
     lags = [1, 3, T - 1]
-    exact = {(each.part, each.lag): each for each in lag.exact(chain, [0], lags)}
+    exact = {(each.part, each.lag): each for each in lag.exact_norms(chain, [0], lags)}
     generator = torch.Generator().manual_seed(0)
-    for each in lag.estimated(chain, [0], lags, probes=16, generator=generator):
+    for each in lag.estimated_norms(chain, [0], lags, probes=16, generator=generator):
         truth = exact[each.part, each.lag]
         assert each.spectral_low * (1 - 1e-9) <= truth.spectral <= each.spectral_high * (1 + 1e-9)
         assert each.frobenius_low <= truth.frobenius <= each.frobenius_high
     steps = {(s.part, s.step): s for s in jacobian.spectra(chain, [0, 4], [0])}
-    for each in probe.spectra(chain, [0, 4], [0], probes=16, generator=generator):
+    for each in random_probes.spectra(chain, [0, 4], [0], probes=16, generator=generator):
         truth = steps[each.part, each.step]
         assert each.largest_low * (1 - 1e-9) <= truth.largest <= each.largest_high * (1 + 1e-9)
         assert (each.input_largest, each.input_smallest) == pytest.approx((truth.input_largest, truth.input_smallest))
@@ -232,7 +230,7 @@ def test_estimates_of_a_chain_hold_the_exact_value(cell):
 @pytest.mark.parametrize("degrees", [1, 8, 32])
 @pytest.mark.parametrize("share", [5e-4, 0.5, 0.9995])
 def test_quantiles_are_those_of_scipy(degrees, share):
-    assert probe.chi_squared(degrees, share) == pytest.approx(stats.chi2.ppf(share, degrees), rel=1e-9)
+    assert random_probes.chi_squared_quantile(degrees, share) == pytest.approx(stats.chi2.ppf(share, degrees), rel=1e-9)
 
 
 def test_spectral_radius_and_singular_values_at_a_known_step():
@@ -250,7 +248,9 @@ def test_a_row_among_longer_ones_is_measured_as_if_it_were_alone():
     among = observe(rnn, Batch(x, x, torch.tensor([T, 4, T]))).chains
     alone = observe(rnn, Batch(x[:4, 1:2], x)).chains
     for i in (0, 1):
-        assert lag.exact(among[i], [1], [1, 2, 3]) == [pytest.approx(each) for each in lag.exact(alone[i], [0], [1, 2, 3])]
+        assert lag.exact_norms(among[i], [1], [1, 2, 3]) == [
+            pytest.approx(each) for each in lag.exact_norms(alone[i], [0], [1, 2, 3])
+        ]
 
 
 def test_backward_is_forward_on_the_reversed_sequence():
@@ -259,8 +259,8 @@ def test_backward_is_forward_on_the_reversed_sequence():
     one.cells[0].load_state_dict(both.cells[1].state_dict())
     x = torch.randn(T, B, I, dtype=torch.float64)
     turned, plain = observe(both, Batch(x, x)).chains[1], observe(one, Batch(x.flip(0), x)).chains[0]
-    assert [each[2:] for each in lag.exact(turned, [0], [1, 4])] == [
-        pytest.approx(each[2:]) for each in lag.exact(plain, [0], [1, 4])
+    assert [each[2:] for each in lag.exact_norms(turned, [0], [1, 4])] == [
+        pytest.approx(each[2:]) for each in lag.exact_norms(plain, [0], [1, 4])
     ]
 
 
@@ -278,12 +278,12 @@ def test_pieces_that_are_joined_are_the_whole_and_those_that_are_cut_end_there()
             second, _ = self.rnn(x[4:], unfading.detach(state) if self.cut else state, start=4)
             return torch.cat([first, second])
 
-    def swept(model):
+    def norms(model):
         chains = observe(model, Batch(x, x)).chains
-        bars = lag.swept(chains, end(chains, torch.Generator().manual_seed(0)))
-        return [each[1:] for each in lag.gradients(chains, bars)]
+        gradients = lag.state_gradients(chains, lag.random_end_loss(chains, torch.Generator().manual_seed(0)))
+        return [each[1:] for each in lag.gradient_norms(chains, gradients)]
 
-    whole, joined, cut = swept(rnn), swept(Pieces(False)), swept(Pieces(True))
+    whole, joined, cut = norms(rnn), norms(Pieces(False)), norms(Pieces(True))
     assert joined == [pytest.approx(each) for each in whole]
     assert [each[-1] for each in cut] == [lag < 2 for lag in range(T)] * 2
 
@@ -310,7 +310,7 @@ def test_dead_units_are_those_that_are_zero_throughout():
     output, _ = rnn(x)
     assert found.dead == pytest.approx((output == 0).all(0).all(0).double().mean().item())
     assert found.low == pytest.approx((output == 0).double().mean().item())
-    sizes = saturation.sizes(chain)
+    sizes = saturation.state_sizes(chain)
     assert [each.rms for each in sizes] == pytest.approx(output.square().mean(dim=(1, 2)).sqrt().tolist())
 
 
@@ -319,7 +319,7 @@ def test_a_memory_map_is_change_and_sensitivity(h):
     rnn = unfading.NRU(I, h, memory_size=4, heads=1, dtype=torch.float64)
     x = torch.randn(T, B, I, dtype=torch.float64)
     chain = observe(rnn, Batch(x, x)).chains[0]
-    found = memory.maps(chain, [0, 1], probes=32, generator=torch.Generator().manual_seed(0))
+    found = memory.memory_map(chain, [0, 1], probes=32, generator=torch.Generator().manual_seed(0))
     m = rnn.trajectory(x).m[:, 0, :2]
     change = torch.cat([m[:1], m[1:] - m[:-1]]).square().mean(1).sqrt()
     read = jacobian.state_jacobians(chain, range(T), [0, 1])[:, :, :h, h:].square().sum(2).mean(1).sqrt()
@@ -331,11 +331,11 @@ def test_a_memory_map_is_change_and_sensitivity(h):
 
 def test_measured_lags_are_dense_at_first_and_reach_the_end():
     for length in (1, 2, 3, 40, 784):
-        lags = lag.chosen(length)
+        lags = lag.choose_lags(length)
         assert lags[: min(32, length - 1)] == list(range(1, min(33, length)))
         assert lags == sorted(set(lags))
         assert lags[-1:] == ([length - 1] if length > 1 else [])
-    assert len(lag.chosen(784)) < 110
+    assert len(lag.choose_lags(784)) < 110
 
 
 def test_a_gradient_beyond_all_floats_is_told_as_such():
@@ -343,5 +343,5 @@ def test_a_gradient_beyond_all_floats_is_told_as_such():
     with torch.no_grad():
         rnn.cells[0].W_h.copy_(1000.0 * torch.eye(3))
     x = torch.zeros(150, 1, 2)
-    found = lag.exact(observe(rnn, Batch(x, x)).chains[0], [0], [1, 90, 149])
+    found = lag.exact_norms(observe(rnn, Batch(x, x)).chains[0], [0], [1, 90, 149])
     assert [each.spectral for each in found] == pytest.approx([1e3, 1e270, 1e300])

@@ -14,9 +14,16 @@ from tests.helpers.variants import every_cell
 from unfading.cells.equilibrium import EquilibriumRNNCell
 from unfading.cells.incremental import IncrementalRNNCell, InnerStepsCell
 from unfading.cells.star import STARCell
-from unfading.diagnostics.equilibrium.analysis import equilibrium, spectrum
+from unfading.diagnostics.equilibrium.analysis import eigenvalue_shares, equilibrium
 from unfading.diagnostics.equilibrium.fixed_point import convergence, equilibria, scipy_root
-from unfading.diagnostics.equilibrium.inner_path import left, matrix_norm, reached, revisit, slopes, walk
+from unfading.diagnostics.equilibrium.inner_path import (
+    end_points,
+    inner_path,
+    matrix_norm,
+    observed_path,
+    pull_jacobians,
+    start_points,
+)
 from unfading.diagnostics.equilibrium.inner_steps import conditions, input_response, step_jacobians
 from unfading.diagnostics.measure.observe import observe
 from unfading.layers.factory import layer
@@ -49,7 +56,7 @@ def inputs(T=5, B=2):
 def test_the_path_ends_where_the_cell_does(cell, options):
     made = laws.make(cell, options)
     x = laws.random_input()
-    path = walk(made, x, start=2)
+    path = inner_path(made, x, start=2)
     assert_close(path.h[1:], laws.run(made, x, start=2)[0].h.detach(), **laws.EXACT)
     before = -path.h[:-1] if made.minus else path.h[:-1]
     assert_close(path.s[:, -1], path.h[1:] + before, **laws.EXACT)
@@ -61,8 +68,8 @@ def test_steps_that_are_visited_again_are_those_of_the_path(cell, options):
     with torch.no_grad():
         rnn.cells[0].eta.add_(0.1 * torch.rand_like(rnn.cells[0].eta))
     x = torch.randn(6, 3, 3, dtype=torch.float64)
-    again = revisit(observe(rnn, Batch(x, x)).chains[0], [1, 2, 5], [2, 0])
-    path = walk(rnn.cells[0], x[:, [2, 0]])
+    again = observed_path(observe(rnn, Batch(x, x)).chains[0], [1, 2, 5], [2, 0])
+    path = inner_path(rnn.cells[0], x[:, [2, 0]])
     for field in ("s", "u", "eta"):
         assert_close(getattr(again, field), getattr(path, field)[[1, 2, 5]].detach(), **laws.EXACT)
     assert_close(again.h, path.h[[1, 2, 5, 6]].detach(), **laws.EXACT)
@@ -71,7 +78,7 @@ def test_steps_that_are_visited_again_are_those_of_the_path(cell, options):
 def test_a_cell_in_float32_is_looked_at_in_float64_and_left_as_it_is():
     cell = contractive().float()
     before = {name: value.clone() for name, value in cell.state_dict().items()}
-    path = walk(cell, inputs())
+    path = inner_path(cell, inputs())
     assert path.s.dtype == torch.float64
     assert all(torch.equal(value, before[name]) for name, value in cell.state_dict().items())
 
@@ -79,21 +86,21 @@ def test_a_cell_in_float32_is_looked_at_in_float64_and_left_as_it_is():
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 def test_slopes_are_phi_prime_M_minus_alpha(activation):
     cell = contractive(activation, alpha=0.8)
-    path = walk(cell, inputs())
-    s, u, _ = reached(path)
+    path = inner_path(cell, inputs())
+    s, u, _ = end_points(path)
     a = s @ path.weights.M.T + u
     slope = {"tanh": 1 - torch.tanh(a) ** 2, "relu": (a > 0).double(), "sigmoid": torch.sigmoid(a) * (1 - torch.sigmoid(a))}
     want = slope[activation].unsqueeze(-1) * path.weights.M - 0.8 * torch.eye(D, dtype=torch.float64)
-    assert_close(slopes(path, s, u), want.detach(), rtol=0, atol=1e-13)
+    assert_close(pull_jacobians(path, s, u), want.detach(), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 def test_equilibria_are_the_roots_that_scipy_finds_from_elsewhere(activation):
     cell = contractive(activation, alpha=0.9)
-    path = walk(cell, inputs(T=3, B=4))
-    s, u, _ = reached(path)
+    path = inner_path(cell, inputs(T=3, B=4))
+    s, u, _ = end_points(path)
     found = equilibria(path, s, u)
-    assert found.found.all()
+    assert found.converged.all()
     M, phi, rng = path.weights.M.detach().numpy(), PHI[activation], np.random.default_rng(0)
     for ours, part in zip(found.s.numpy(), u.numpy(), strict=True):
         theirs = root(lambda g, part=part: phi(M @ g + part) - 0.9 * g, rng.normal(0, 3, D), method="hybr", tol=1e-14).x
@@ -108,9 +115,9 @@ def test_no_equilibrium_is_said_to_be_found_where_there_is_none():
         cell.U.factors[0].zero_()
         cell.from_input.weight.zero_()
         cell.from_input.bias.fill_(1.0)
-    path = walk(cell, inputs())
-    s, u, _ = reached(path)
-    assert not equilibria(path, s, u).found.any()
+    path = inner_path(cell, inputs())
+    s, u, _ = end_points(path)
+    assert not equilibria(path, s, u).converged.any()
     result = equilibrium(cell, inputs())
     assert result.found == 0
     assert result.convergence is None
@@ -125,7 +132,7 @@ def test_no_equilibrium_is_said_to_be_found_where_there_is_none():
 def test_fitted_rate_is_the_spectral_radius_and_under_the_bound(activation, eta):
     for seed in range(6):
         cell = contractive(activation, eta=eta, seed=seed)
-        path = walk(cell, inputs(T=2, B=1))
+        path = inner_path(cell, inputs(T=2, B=1))
         near = equilibria(path, path.s[-1, -1], path.u[-1])
         found = convergence(path, path.s[-1, 0, 0], path.u[-1, 0], near.s[0], eta)
         assert abs(found.fitted_rate / found.spectral_radius - 1) < 0.02
@@ -141,7 +148,7 @@ def test_fitted_rate_is_the_spectral_radius_and_under_the_bound(activation, eta)
 def test_the_bound_is_not_asserted_where_nothing_promises_it():
     for options in ({"norm": 1.5}, {"eta": 1.5}, {"eta": -0.1}):
         cell = contractive(**options)
-        path = walk(cell, inputs(T=1, B=1))
+        path = inner_path(cell, inputs(T=1, B=1))
         near = equilibria(path, path.s[-1, -1], path.u[-1])
         assert convergence(path, path.s[-1, 0, 0], path.u[-1, 0], near.s[0], float(path.eta[0, 0])).bound_holds is None
 
@@ -150,8 +157,8 @@ def test_conditions_as_the_paper_prints_them():
     cell = contractive("tanh", norm=2.0, eta=0.7)
     with torch.no_grad():
         cell.eta.add_(0.4 * torch.randn_like(cell.eta))
-    path = walk(cell, inputs())
-    points = left(path)
+    path = inner_path(cell, inputs())
+    points = start_points(path)
     found = conditions(path, points)
     assert len(found.theorem_2) == 5 * 4 * 2
     for i, (s, u, eta) in enumerate(zip(*points, strict=True)):
@@ -174,7 +181,7 @@ def test_step_jacobians_are_those_of_the_step_itself(minus, from_zero):
     for K in (1, 3, 6):
         cell = contractive(eta=0.4, alpha=0.8, inner_steps=K, minus=minus, from_zero=from_zero)
         x = inputs(T=3)
-        path = walk(cell, x)
+        path = inner_path(cell, x)
         u = type(cell.project(x))(*(field[-1] for field in cell.project(x)))
 
         def step(h, cell=cell, u=u):
@@ -189,7 +196,7 @@ def test_step_jacobians_are_those_of_the_step_itself(minus, from_zero):
 def test_step_jacobian_tends_to_the_theorems(minus, limit):
     """Theorem 1, and what EquilibriumRNN is exactly."""
     cell = contractive(minus=minus, from_zero=True)
-    found = step_jacobians(walk(cell, inputs(T=1)), 0, 0, 200)
+    found = step_jacobians(inner_path(cell, inputs(T=1)), 0, 0, 200)
     assert_close(found[-1], limit * torch.eye(D, dtype=torch.float64), rtol=0, atol=1e-12)
     assert EquilibriumRNNCell(3, D, minus=minus).jacobian_at_equilibrium == limit
 
@@ -199,9 +206,9 @@ def test_step_jacobian_tends_to_the_theorems(minus, limit):
 def test_input_response_is_the_formula_of_section_3_2(activation, projection_rank):
     cell = contractive(activation, alpha=0.9, projection_rank=projection_rank, norm=0.5)
     x = inputs()
-    path = walk(cell, x)
+    path = inner_path(cell, x)
     near = equilibria(path, path.s[-1, -1], path.u[-1])
-    assert near.found.all()
+    assert near.converged.all()
     found = input_response(path, x[-1, 0], near.s[0])
     # (alpha I - phi' P U)^{-1} phi' P W, written out.
     U = cell.U().detach()
@@ -231,7 +238,7 @@ def test_input_response_is_what_the_solved_cell_has():
         solved.U.copy_(cell.U())
         solved.from_input.load_state_dict(cell.from_input.state_dict())
     x = inputs(T=1, B=1)
-    path = walk(cell, x)
+    path = inner_path(cell, x)
     near = equilibria(path, path.s[-1, -1], path.u[-1])
     want = jacrev(lambda x: solved.project(x[None, None]).s[0, 0])(x[0, 0]).detach()
     assert_close(input_response(path, x[0, 0], near.s[0]).formula, want, rtol=0, atol=1e-10)
@@ -241,8 +248,8 @@ def test_the_form_of_the_experiments_has_zero_eigenvalues_and_breaks_corollary_1
     """With ReLU and rank r, all units that are on beyond r give an eigenvalue of exactly zero."""
     torch.manual_seed(0)
     cell = IncrementalRNNCell(3, 32, rank=4).double()
-    path = walk(cell, inputs(T=10))
-    points = reached(path)
+    path = inner_path(cell, inputs(T=10))
+    points = end_points(path)
     on = (points.s @ path.weights.M.dense().T + points.u > 0).sum(1)
     values = conditions(path, points).eigenvalues
     assert (((values.abs() < 1e-7).sum(1)) >= on - 4).all()
@@ -287,7 +294,7 @@ def test_eta_is_told_by_sign_and_range():
 
 
 def test_spectrum_counts():
-    found = spectrum(torch.tensor([[-1.0, 0.0, 0.5, -0.2], [-1.0, -1.0, -0.1, -3.0]], dtype=torch.complex128), 1.0)
+    found = eigenvalue_shares(torch.tensor([[-1.0, 0.0, 0.5, -0.2], [-1.0, -1.0, -0.1, -3.0]], dtype=torch.complex128), 1.0)
     assert found["negative"] == 6 / 8
     assert found["zero"] == found["positive"] == 1 / 8
     assert found["minus_alpha"] == 3 / 8
@@ -298,7 +305,7 @@ def test_spectrum_counts():
 def test_an_inner_network_has_no_matrix_norm():
     from unfading.cells.deep import DeepTransitionCell
 
-    assert matrix_norm(walk(DeepTransitionCell(3, 4), inputs())) is None
+    assert matrix_norm(inner_path(DeepTransitionCell(3, 4), inputs())) is None
 
 
 @pytest.mark.parametrize(

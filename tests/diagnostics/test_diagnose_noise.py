@@ -85,7 +85,10 @@ def test_a_portrait_tells_a_line_from_a_to_and_fro():
         (lambda x, h: trajectory.states(LSTMCell(1, 2).double(), x, h), "a state of one part; LSTMCell has h, c"),
         (lambda x, h: trajectory.equilibrium_curve(ElmanCell(1, 2), x[:, 0, 0]), "cells that take inner steps.*got ElmanCell"),
         (lambda x, h: trajectory.random_walk(5, 0.0, seed=0), "deviation must be above 0; got 0.0"),
-        (lambda x, h: after_noise(ElmanCell(1, 2), torch.zeros(4, 1, 1)), r"B at least 2, to be told apart; got \[4, 1, 1\]"),
+        (
+            lambda x, h: after_noise(ElmanCell(1, 2), torch.zeros(4, 1, 1)),
+            r"B at least 2, because pairs of rows are compared; got \[4, 1, 1\]",
+        ),
     ],
 )
 def test_wrong_arguments(call, sentence):

@@ -8,7 +8,7 @@ import torch
 
 import unfading
 from unfading import catalogue
-from unfading.diagnostics.flat_start.adjustments import Adjustment, adjustments, input_matrices, turned
+from unfading.diagnostics.flat_start.adjustments import Adjustment, adjusted, cell_adjustments, input_matrices
 from unfading.diagnostics.flat_start.flat_start import _Search
 from unfading.diagnostics.measure.lattice import lattice
 from unfading.tasks.base import Batch
@@ -132,7 +132,7 @@ def test_every_cell_has_something_to_turn(cell):
     assert not found & {"W_h", "R", "W_phi", "eta"}
     assert (
         found
-        <= {adjustment.name for adjustment in adjustments(made)}
+        <= {adjustment.name for adjustment in cell_adjustments(made)}
         == {name for name, p in made.named_parameters() if p.requires_grad}
     )
 
@@ -140,7 +140,7 @@ def test_every_cell_has_something_to_turn(cell):
 def test_a_matrix_is_multiplied_and_a_block_of_a_bias_shifted():
     theta = {"W": torch.randn(3, 2), "b": torch.randn(6), "s": torch.tensor(0.5)}
     log_two = torch.tensor(math.log(2.0), dtype=torch.float64)
-    new = turned(
+    new = adjusted(
         theta,
         [
             (Adjustment("W", None), log_two),

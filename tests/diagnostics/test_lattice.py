@@ -10,10 +10,18 @@ from torch.func import functional_call
 
 import unfading
 from unfading import catalogue
-from unfading.diagnostics.measure.draws import Setup, drawn, is_bias, magnitudes, signals, stack, started, workers
-from unfading.diagnostics.measure.flatness import flatness
-from unfading.diagnostics.measure.lag import swept
-from unfading.diagnostics.measure.lattice import has_one, lattice, observed
+from unfading.diagnostics.measure.draws import (
+    StackSizes,
+    initial_parameters,
+    is_bias,
+    lattice_statistics,
+    lattices,
+    make_stack,
+    random_signals,
+    worker_pool,
+)
+from unfading.diagnostics.measure.lag import state_gradients
+from unfading.diagnostics.measure.lattice import flatness, has_lattice, lattice, observed_points
 from unfading.diagnostics.measure.lattice_step import LatticeStep
 from unfading.diagnostics.measure.observe import observe
 from unfading.tasks import Adding, Copying
@@ -100,13 +108,13 @@ def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
         return (prediction - batch.target).square().mean()
 
     prediction, chains = observe(model, batch)
-    bars = swept(chains, loss(prediction, batch))
+    gradients = state_gradients(chains, loss(prediction, batch))
     wanted = lattice(model, batch, loss)
     # Those of its parameters that make the output out of the state are not seen from the state.
-    assert [has_one(chain) for chain in chains] == [cell is not unfading.StatisticalRNNCell] * 2
+    assert [has_lattice(chain) for chain in chains] == [cell is not unfading.StatisticalRNNCell] * 2
     for l, chain in enumerate(chains):
-        if has_one(chain):
-            points = observed(chain, [3, 1], {"loss": bars[l]})
+        if has_lattice(chain):
+            points = observed_points(chain, [3, 1], {"loss": gradients[l]})
             assert [(point.depth, point.step, point.of) for point in points] == [(l + 1, 4, "loss"), (l + 1, 2, "loss")]
             found = torch.tensor([point.value for point in points], dtype=torch.float64)
             torch.testing.assert_close(found, wanted[l, [3, 1]], rtol=1e-8, atol=1e-12 * float(wanted.max()))
@@ -123,14 +131,14 @@ def test_gains_of_some_steps_are_those_of_all():
 @named
 def test_many_draws_at_once_are_one_after_the_other(cell):
     torch.manual_seed(0)
-    setup, draws = Setup(layers=2, steps=3, width=8), 3
+    sizes, draws = StackSizes(layers=2, steps=3, width=8), 3
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        cells = stack(lambda size: cell(size, 8), setup)
-        thetas = [started(each, draws) for each in cells]
-        x, v = signals(setup, cells[-1].output_size, draws)
-        found = magnitudes(cells, thetas, x, v)
+        cells = make_stack(lambda size: cell(size, 8), sizes)
+        thetas = [initial_parameters(each, draws) for each in cells]
+        x, v = random_signals(sizes, cells[-1].output_size, draws)
+        found = lattices(cells, thetas, x, v)
         for d in range(draws):
             one = [{name: part[d] for name, part in theta.items()} for theta in thetas]
             for i in range(2):
@@ -145,7 +153,7 @@ def test_draws_start_as_the_cell_does_with_biases_at_zero(cell):
     torch.manual_seed(0)
     made = cell(8, 8)
     kept = {name: part.clone() for name, part in made.state_dict().items()}
-    many = started(made, 3)
+    many = initial_parameters(made, 3)
     for name, part in made.state_dict().items():
         assert torch.equal(part, kept[name])  # the cell itself is left alone
         drawn_part = many[f"cell.{name}"]
@@ -204,8 +212,8 @@ def test_measuring_leaves_the_model_as_it_was():
 
 def test_a_seed_is_a_lattice_and_the_generator_is_left_alone():
     random = torch.get_rng_state()
-    setup = Setup(layers=2, steps=2, width=4)
-    first, again, other = (drawn(_elman, 5, setup, seed=seed) for seed in (0, 0, 1))
+    sizes = StackSizes(layers=2, steps=2, width=4)
+    first, again, other = (lattice_statistics(_elman, 5, sizes, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(random, torch.get_rng_state())
     for loss in ("last", "all"):
         assert torch.equal(first[loss].mean, again[loss].mean)
@@ -218,24 +226,24 @@ def _elman(size):
 
 @pytest.mark.long
 def test_processes_change_nothing():
-    setup = Setup(layers=2, steps=2, width=4)
-    alone = drawn(_elman, 150, setup)
-    with workers(2) as pool:
-        shared = drawn(_elman, 150, setup, pool=pool)
+    sizes = StackSizes(layers=2, steps=2, width=4)
+    alone = lattice_statistics(_elman, 150, sizes)
+    with worker_pool(2) as pool:
+        shared = lattice_statistics(_elman, 150, sizes, pool=pool)
     assert torch.equal(alone["all"].mean, shared["all"].mean)
     assert torch.equal(alone["all"].deviation, shared["all"].deviation)
 
 
 def test_mean_and_deviation_are_over_the_draws():
-    setup = Setup(layers=2, steps=3, width=4)
+    sizes = StackSizes(layers=2, steps=3, width=4)
     torch.manual_seed(0)
-    found = drawn(_elman, 7, setup)["last"]
+    found = lattice_statistics(_elman, 7, sizes)["last"]
     from unfading.tasks.draw import stream
 
     torch.manual_seed(stream(0, "train", 0, "cpu", purpose="lattice").initial_seed())
-    cells = stack(_elman, setup)
-    thetas = [started(cell, 7) for cell in cells]
-    G = magnitudes(cells, thetas, *signals(setup, 4, 7))[:, 0]
+    cells = make_stack(_elman, sizes)
+    thetas = [initial_parameters(cell, 7) for cell in cells]
+    G = lattices(cells, thetas, *random_signals(sizes, 4, 7))[:, 0]
     torch.testing.assert_close(found.mean, G.mean(0))
     torch.testing.assert_close(found.deviation, G.std(0, correction=0) / G.mean(0))
 
@@ -244,7 +252,7 @@ def test_stars_claims_of_plain_lstm_and_star_stacks():
     """Down the layers a plain network's gradients grow, an LSTM's vanish, STAR's stay within a factor of two (Fig. 2)."""
     ratios = {}
     for cell in (unfading.ElmanCell, unfading.LSTMCell, unfading.STARCell):
-        found = drawn(lambda size, cell=cell: cell(size, 32), 24, Setup(width=32))["last"]
+        found = lattice_statistics(lambda size, cell=cell: cell(size, 32), 24, StackSizes(width=32))["last"]
         ratios[cell] = flatness(found.mean).bottom_to_top
     assert ratios[unfading.ElmanCell] > 1.8
     assert ratios[unfading.LSTMCell] < 3e-3
@@ -273,8 +281,8 @@ def test_a_matrix_that_is_used_in_two_ways_gets_its_whole_gradient():
             )
 
     torch.manual_seed(0)
-    point = LatticeStep(Both(4, 4), 1)
-    assert "cell.W_h" in point.others
+    step = LatticeStep(Both(4, 4), 1)
+    assert "cell.W_h" in step.others
     rnn = unfading.Recurrent(lambda size: Both(size, 4), 4, 2, learn_initial_state=False, dtype=torch.float64)
     for cell in rnn.cells:
         cell.initial_state = lambda batch, like=cell: type(unfading.ElmanCell(4, 4).initial_state(1))(
@@ -301,6 +309,6 @@ def test_bad_input_is_told_in_a_sentence():
     cell = unfading.ElmanCell(2, 2)
     cell.__class__ = NoStart
     with pytest.raises(TypeError, match="NoStart has no reset_parameters"):
-        started(cell, 2)
+        initial_parameters(cell, 2)
     with pytest.raises(ValueError, match="draws must be at least 1"):
-        drawn(_elman, 0)
+        lattice_statistics(_elman, 0)

@@ -27,7 +27,7 @@ DATA = Path("x.npy")
 class Fault(NamedTuple):
     model: nn.Module
     x: Tensor | Batch
-    kinds: set[str]  # every fault that is found, and no other
+    kinds: set[str]  # of all faults
     says: str  # in the first finding
     advice: str = ""  # in the first change worth trying
 
@@ -80,7 +80,13 @@ def exploding_elman():
 
 
 def vanishing_elman():
-    return Fault(scaled(unfading.Elman(8, 32), 0.5), noise(), {"vanishes in time"}, "layer 1 is under 1e-3", "another cell")
+    return Fault(
+        scaled(unfading.Elman(8, 32), 0.5),
+        noise(),
+        {"vanishes in time"},
+        "In layer 1, ||dL/dh_t|| is below 1e-3",
+        "another cell",
+    )
 
 
 def deep_lstm():
@@ -132,7 +138,7 @@ def detached_state():
 
 
 def truncated():
-    return Fault(Pieces(), noise(60), {"cut"}, "rnn layer 1 no gradient of the last output goes further back than 9 steps", "")
+    return Fault(Pieces(), noise(60), {"cut"}, "rnn layer 1, no gradient of the last output goes further back than 9 steps", "")
 
 
 def severed():
@@ -143,7 +149,7 @@ def nan_weights():
     rnn = unfading.LSTM(8, 16, num_layers=2)
     with torch.no_grad():
         rnn.cells[1].W_h[3, 4] = torch.nan
-    return Fault(rnn, noise(10), {"not finite"}, "parameter cells.1.W_h", "smaller rate")
+    return Fault(rnn, noise(10), {"not finite"}, "parameter cells.1.W_h", "smaller learning rate")
 
 
 def nan_input():
@@ -161,7 +167,13 @@ def unused_feature():
     rnn = unfading.STAR(8, 16, max_lag=20)
     with torch.no_grad():
         rnn.cells[0].from_input.weight[:, [2, 5]] = 0.0
-    return Fault(rnn, noise(20), {"unused input"}, "2 move nothing: 2, 5", "Start the input matrix anew")
+    return Fault(
+        rnn,
+        noise(20),
+        {"unused input"},
+        "2 of 8 input features of layer 1 have no effect: 2, 5",
+        "Reinitialise the input matrix",
+    )
 
 
 def unused_input():
@@ -180,12 +192,12 @@ FAULTS = [
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_named_and_no_other(plant):
     fault = plant()
-    found = unfading.diagnose(fault.model, fault.x)
-    assert {finding.kind for finding in found.findings if finding.fault} == fault.kinds, str(found)
-    assert not found.clean
-    assert fault.says in found.findings[0].sentence, str(found)
-    assert fault.advice in found.advice[0].change, str(found)
-    json.dumps(found.rows(), allow_nan=False)
+    diagnosis = unfading.diagnose(fault.model, fault.x)
+    assert {finding.kind for finding in diagnosis.findings if finding.fault} == fault.kinds, str(diagnosis)
+    assert not diagnosis.clean
+    assert fault.says in diagnosis.findings[0].sentence, str(diagnosis)
+    assert fault.advice in diagnosis.advice[0].change, str(diagnosis)
+    json.dumps(diagnosis.rows(), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -201,28 +213,28 @@ def test_a_planted_fault_is_named_and_no_other(plant):
     ids=["STAR", "deep STAR", "chrono LSTM", "orthogonal", "stable", "bidirectional"],
 )
 def test_a_healthy_model_gets_a_clean_verdict(rnn, T):
-    found = unfading.diagnose(rnn(), noise(T))
-    assert found.clean, str(found)
-    assert not found.findings, str(found)
-    assert not found.advice
-    assert found.verdict.startswith("Clean")
+    diagnosis = unfading.diagnose(rnn(), noise(T))
+    assert diagnosis.clean, str(diagnosis)
+    assert not diagnosis.findings, str(diagnosis)
+    assert not diagnosis.advice
+    assert diagnosis.verdict.startswith("Clean")
 
 
 def test_a_loss_at_every_step_hides_no_short_memory():
     rnn = unfading.STAR(8, 16)
     model = unfading.Model(nn.Identity(), rnn, EveryStep(16, 3))
-    found = unfading.diagnose(model, Batch(noise(40), torch.randint(3, (40, 4))))
-    assert found.clean
-    (note,) = found.findings
+    diagnosis = unfading.diagnose(model, Batch(noise(40), torch.randint(3, (40, 4))))
+    assert diagnosis.clean
+    (note,) = diagnosis.findings
     assert (note.kind, note.fault) == ("short memory", False)
-    assert "max_lag=40" in found.advice[0].change
+    assert "max_lag=40" in diagnosis.advice[0].change
 
 
 def test_a_layer_that_forgets_is_no_fault_where_another_remembers():
     """Twelve layers of STAR halve along time, and the lower ones reach the past through all of those above."""
-    found = unfading.diagnose(unfading.STAR(8, 32, num_layers=12), noise(14))
-    assert found.clean
-    (note,) = found.findings
+    diagnosis = unfading.diagnose(unfading.STAR(8, 32, num_layers=12), noise(14))
+    assert diagnosis.clean
+    (note,) = diagnosis.findings
     assert (note.kind, note.layer) == ("fades in some layers", "layer 12")
     assert 9 <= note.lag <= 12
 
@@ -232,9 +244,9 @@ def test_the_lag_at_which_it_falls_is_the_right_one():
     rnn = unfading.LinearRNN(8, 16)
     with torch.no_grad():
         rnn.cells[0].W_h.copy_(0.5 * torch.eye(16))
-    found = unfading.diagnose(rnn, noise(40))
-    assert found.findings[0].lag == 10
-    assert found.measures.ratios["layer 1"] == pytest.approx(0.5**38)
+    diagnosis = unfading.diagnose(rnn, noise(40))
+    assert diagnosis.findings[0].lag == 10
+    assert diagnosis.measures.ratios["layer 1"] == pytest.approx(0.5**38)
     with torch.no_grad():
         rnn.cells[0].W_h.copy_(2.0 * torch.eye(16))
     assert unfading.diagnose(rnn, noise(40)).findings[0].lag == 10
@@ -242,13 +254,13 @@ def test_the_lag_at_which_it_falls_is_the_right_one():
 
 def test_advice_rests_on_a_measurement_that_can_be_repeated():
     x = noise(120)
-    found = unfading.diagnose(unfading.LSTM(8, 32), x)
-    said = float(re.search(r"your input: (\S+) of", found.advice[0].evidence)[1])
+    diagnosis = unfading.diagnose(unfading.LSTM(8, 32), x)
+    reported = float(re.search(r"on your input: (\S+) of", diagnosis.advice[0].evidence)[1])
     with torch.random.fork_rng():
         torch.manual_seed(0)
         tried = unfading.LSTM(8, 32, max_lag=120)
     own = unfading.diagnose(tried, x).measures.curve("layer 1", loss=False)
-    assert own[-1].norm / own[0].norm == pytest.approx(said, rel=0.2)
+    assert own[-1].norm / own[0].norm == pytest.approx(reported, rel=0.2)
 
 
 def test_diagnosing_leaves_the_model_as_it_was():
@@ -280,9 +292,9 @@ def test_every_form_of_input_is_taken():
     tokens = nn.Embedding(5, 8)
     model = unfading.Model(tokens, unfading.GRU(8, 16), unfading.LastStep(16, 3))
     batch = Batch(torch.randint(5, (12, 4)), torch.randint(3, (4,)), torch.tensor([3, 12, 5, 1]))
-    found = unfading.diagnose(model, batch)
-    assert found.measures.loss == "cross entropy"
-    assert len(found.measures.curve("rnn layer 1", loss=True)) == 12
+    diagnosis = unfading.diagnose(model, batch)
+    assert diagnosis.measures.loss == "cross entropy"
+    assert len(diagnosis.measures.curve("rnn layer 1", loss=True)) == 12
     numbers = Batch(x, torch.randn(12, 4, 16))
     assert unfading.diagnose(unfading.GRU(8, 16), numbers).measures.loss == "mean squared error"
 
@@ -300,9 +312,9 @@ def test_a_diagnosis_holds_the_lattice_of_the_model():
     task = Adding(T=40)
     model = unfading.Model(task.encoder(), unfading.LSTM(2, 8, num_layers=3, zoneout=0.2), task.head(8)).eval()
     batch = task.batch(0, 4, split="train", seed=0, device="cpu")
-    found = unfading.diagnose(model, batch, loss=task.loss)
-    assert found.measures.capped == ("The lattice is measured at 32 of 40 steps.",)
-    rows = [row for row in found.rows()["lattice"] if row["of"] == "loss"]
+    diagnosis = unfading.diagnose(model, batch, loss=task.loss)
+    assert diagnosis.measures.capped == ("The lattice is measured at 32 of 40 steps.",)
+    rows = [row for row in diagnosis.rows()["lattice"] if row["of"] == "loss"]
     assert len(rows) == 3 * 32
     assert {row["layer"] for row in rows} == {"rnn layer 1", "rnn layer 2", "rnn layer 3"}
     # Over all steps the gradients of the copies add up to that of the parameters: of the last step alone it is that.
@@ -312,10 +324,10 @@ def test_a_diagnosis_holds_the_lattice_of_the_model():
         if row["of"] == "loss":
             gradients = [p.grad for p in model.rnn.cells[row["depth"] - 1].parameters()]
             assert row["value"] == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-4)
-    told = {row["of"]: row for row in found.rows()["flat"]}
+    flat = {row["of"]: row for row in diagnosis.rows()["flat"]}
     sums = [sum(row["value"] for row in rows if row["depth"] == depth) for depth in (1, 3)]
-    assert told["loss"]["bottom_to_top"] == pytest.approx(sums[0] / sums[1])
-    assert "the bottom layer has" in str(found)
+    assert flat["loss"]["bottom_to_top"] == pytest.approx(sums[0] / sums[1])
+    assert "the bottom layer gets" in str(diagnosis)
 
 
 def test_a_stack_that_has_no_one_lattice_still_has_its_points():
@@ -324,38 +336,38 @@ def test_a_stack_that_has_no_one_lattice_still_has_its_points():
     assert not both.measures.flat
     other = unfading.diagnose(unfading.StatisticalRNN(8, 8), noise(6))
     assert not other.measures.lattice
-    assert "its output has parameters of its own" in other.measures.capped[0]
+    assert "its output depends directly on parameters" in other.measures.capped[0]
 
 
 def test_a_diagnosis_of_inner_steps_holds_what_the_theorems_speak_of():
     rnn = unfading.Recurrent(lambda size: theorem_cell(8, eta=0.5, inputs=size), 3, num_layers=2, dtype=torch.float64)
-    found = unfading.diagnose(rnn, 0.1 * noise(20, size=3).double())
-    first, second = found.rows()["equilibria"]
+    diagnosis = unfading.diagnose(rnn, 0.1 * noise(20, size=3).double())
+    first, second = diagnosis.rows()["equilibria"]
     assert (first["layer"], second["layer"]) == ("layer 1", "layer 2")
     assert first["steps"][0] == 1
     assert first["steps"][-1] == 20
-    assert "The equilibrium is measured at 8 of 20 steps, of one row." in found.measures.capped
+    assert "The equilibrium is measured at 8 of 20 steps, for one row." in diagnosis.measures.capped
     for row in (first, second):
         assert row["hypotheses"]
         assert row["found"] == 1.0
         assert row["theorem_2"]["holds"] == row["corollary_1"]["holds"] == 1.0
-        way = row["convergence"]
-        assert way["fitted_rate"] == pytest.approx(way["spectral_radius"], rel=0.02)
-        assert way["fitted_rate"] <= way["bound"]
+        fit = row["convergence"]
+        assert fit["fitted_rate"] == pytest.approx(fit["spectral_radius"], rel=0.02)
+        assert fit["fitted_rate"] <= fit["bound"]
         assert row["pulls"][-1] < 1e-6
-    assert "come nearer at a rate of" in str(found)
-    drawn = gradient_figures.figures(found.rows())
+    assert "converge at a rate of" in str(diagnosis)
+    drawn = gradient_figures.figures(diagnosis.rows())
     assert {"pull", "inner", "eigenvalues", "distance", "lattice"} <= set(drawn)
-    assert drawn == gradient_figures.figures(found.rows())
-    (table,) = gradient_page._equilibria(found.rows())
+    assert drawn == gradient_figures.figures(diagnosis.rows())
+    (table,) = gradient_page._equilibria(diagnosis.rows())
     assert "<th scope='row'>Theorem 2&#x27;s condition holds at</th><td>100%</td><td>100%</td>" in table
     assert unfading.diagnose(unfading.STAR(3, 8), noise(20, size=3)).rows()["equilibria"] == []
 
 
 def test_an_equilibrium_that_costs_too_much_is_left_out_in_words():
-    found = unfading.diagnose(unfading.IncrementalRNN(2, 257, inner_steps=1, rank=2), noise(2, 1, 2))
-    assert not found.measures.equilibria
-    assert "more than 256 entries" in found.measures.capped[0]
+    diagnosis = unfading.diagnose(unfading.IncrementalRNN(2, 257, inner_steps=1, rank=2), noise(2, 1, 2))
+    assert not diagnosis.measures.equilibria
+    assert "more than 256 entries" in diagnosis.measures.capped[0]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +387,7 @@ def test_an_equilibrium_that_costs_too_much_is_left_out_in_words():
         (lambda: unfading.diagnose(nn.ModuleDict({"a": unfading.GRU(8, 4), "b": Idle()})["b"], noise()), "calls none of its"),
     ],
 )
-def test_wrong_arguments_are_told_in_a_sentence(call, sentence):
+def test_wrong_arguments_raise_a_clear_error(call, sentence):
     with pytest.raises((ValueError, TypeError), match=re.escape(sentence)):
         call()
 
@@ -390,23 +402,23 @@ class Idle(nn.Module):
 
 
 def test_a_page_stands_alone_with_the_verdict_on_top(tmp_path):
-    found = unfading.diagnose(unfading.LSTM(8, 16, num_layers=2), noise(80))
-    written = found.write(tmp_path / "page.html")
+    diagnosis = unfading.diagnose(unfading.LSTM(8, 16, num_layers=2), noise(80))
+    written = diagnosis.write(tmp_path / "page.html")
     text = written[0].read_text()
-    assert re.search(r"<h1>(.*?)</h1>", text)[1] == found.verdict
+    assert re.search(r"<h1>(.*?)</h1>", text)[1] == diagnosis.verdict
     assert not re.findall(r"(?:src|href)=['\"]?https?:", text)
     assert "default-src 'none'" in text
     assert text.count("<figure>") == 8
-    again = found.write(tmp_path / "again.html")
+    again = diagnosis.write(tmp_path / "again.html")
     assert again[0].read_bytes() == written[0].read_bytes()
     with pytest.raises(ValueError, match="is a folder"):
-        found.write(tmp_path)
+        diagnosis.write(tmp_path)
 
 
 @pytest.mark.long
 def test_every_figure_can_be_a_picture(tmp_path):
-    found = unfading.diagnose(unfading.LSTM(8, 16, num_layers=2), Batch(50 * noise(30), noise(30, size=16)))
-    pictures = found.write(tmp_path / "page.html", png=True)[1:]
+    diagnosis = unfading.diagnose(unfading.LSTM(8, 16, num_layers=2), Batch(50 * noise(30), noise(30, size=16)))
+    pictures = diagnosis.write(tmp_path / "page.html", png=True)[1:]
     names = ("gradient", "loss", "map", "lags", "spectra", "activations", "states", "written", "read", "lattice")
     assert {path.name for path in pictures} == {f"page-{name}.png" for name in names}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures)
@@ -426,8 +438,8 @@ def verb(capsys, **flags):
 
 
 def test_the_verb_looks_into_cells_models_tasks_and_runs(tmp_path, capsys):
-    code, told = verb(capsys, cell="STAR,max_lag=30", steps=30, hidden=16, json=True)
-    assert (code, json.loads(told)["clean"]) == (0, True)
+    code, printed = verb(capsys, cell="STAR,max_lag=30", steps=30, hidden=16, json=True)
+    assert (code, json.loads(printed)["clean"]) == (0, True)
     (tmp_path / "my.py").write_text(
         "import unfading, torch\n"
         "def build():\n"
@@ -439,17 +451,17 @@ def test_the_verb_looks_into_cells_models_tasks_and_runs(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(20, 4, 3)).astype(np.float32))
     np.save(tmp_path / "y.npy", np.zeros((20, 4, 8)))
     own = {"model": f"{tmp_path}/my.py:build", "data": tmp_path / "x.npy"}
-    code, told = verb(capsys, **own)
+    code, printed = verb(capsys, **own)
     assert code == 1
-    assert "vanishes in time" in told
-    code, told = verb(capsys, **own, target=tmp_path / "y.npy", json=True)
-    assert json.loads(told)["loss"] == "mean squared error"
-    code, told = verb(capsys, cell="LSTM", task="adding,T=30", hidden=8, json=True)
-    assert json.loads(told)["loss"] == "that of Adding"
+    assert "vanishes in time" in printed
+    code, printed = verb(capsys, **own, target=tmp_path / "y.npy", json=True)
+    assert json.loads(printed)["loss"] == "mean squared error"
+    code, printed = verb(capsys, cell="LSTM", task="adding,T=30", hidden=8, json=True)
+    assert json.loads(printed)["loss"] == "Adding.loss"
     run = unfading.Run(task="adding", task_options={"T": 10}, cell="STAR", hidden=8, batch=4, steps=4, rate=0.1)
     unfading.train(run, tmp_path)
-    code, told = verb(capsys, run=tmp_path / run.key, json=True)
-    trained = json.loads(told)
+    code, printed = verb(capsys, run=tmp_path / run.key, json=True)
+    trained = json.loads(printed)
     fresh = unfading.diagnose(run.make_model(), run.make_task().batch(0, 8, split="valid", seed=0, device="cpu"))
     assert trained["steps"] == 10
     assert trained["features"] != list(fresh.measures.features)

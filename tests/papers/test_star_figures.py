@@ -1,4 +1,4 @@
-"""STAR's figures hold the numbers that were drawn, and can be drawn themselves."""
+"""STAR's figures hold the numbers of the lattices that were drawn, and can be rendered."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import vl_convert
 
 from unfading.cells.janet import ForgetLSTMCell
 from unfading.cells.lstm import LSTMCell
-from unfading.diagnostics.measure.draws import STATED, drawn
+from unfading.diagnostics.measure.draws import SIZES, lattice_statistics
 from unfading.papers.star import figures as star
 from unfading.papers.star.without_output_gate import WithoutOutputGateCell
 from unfading.report.figures.charts import language
@@ -18,10 +18,12 @@ from unfading.report.figures.charts import language
 @pytest.fixture
 def small(monkeypatch):
     """The figures at two layers, three steps and four units, drawn in this process."""
-    setup = STATED._replace(layers=2, steps=3, width=4)
-    monkeypatch.setattr(star, "STATED", setup)
-    monkeypatch.setattr(star, "workers", lambda processes: ThreadPoolExecutor(1))
-    monkeypatch.setattr(star, "measured", lambda cell, draws, pool: drawn(lambda size: cell(size, 4), draws, setup))
+    setup = SIZES._replace(layers=2, steps=3, width=4)
+    monkeypatch.setattr(star, "SIZES", setup)
+    monkeypatch.setattr(star, "worker_pool", lambda processes: ThreadPoolExecutor(1))
+    monkeypatch.setattr(
+        star, "measured", lambda cell, draws, pool: lattice_statistics(lambda size: cell(size, 4), draws, setup)
+    )
     star._drawn_lattices.cache_clear()
     yield setup
     star._drawn_lattices.cache_clear()
@@ -33,7 +35,7 @@ def test_a_figure_of_stars_holds_what_was_drawn(figure, small):
     cells = list(dict.fromkeys(row["cell"] for row in item.rows))
     assert cells[-1] == "STAR"
     assert len(item.rows) == 3 * 2 * small.layers * small.steps
-    again = {cell: drawn(lambda size, cell=cell: star.CELLS[cell](size, 4), 5, small) for cell in cells}
+    again = {cell: lattice_statistics(lambda size, cell=cell: star.CELLS[cell](size, 4), 5, small) for cell in cells}
     for row in item.rows:
         loss = {words: name for name, words in star.LOSSES.items()}[row["loss"]]
         found = again[row["cell"]][loss]

@@ -1,16 +1,12 @@
-"""The gradient microscope: where gradients vanish, explode or survive, in time and in depth, measured on a user's own model.
+"""Gradient diagnostics: where gradients vanish, explode or keep their size, in time and in depth, measured on any model.
 
-observe       one forward pass in which every state of every layer can be reached
-jacobian      dh_t/dh_{t-1} and dh_t/dx_t: singular values, spectral radius
-lag           ||dh_T/dh_t|| and ||dL/dh_t|| over time and layers
-probe         the same for states too large to be written out: estimates that say how wrong they may be
-saturation    gates that saturate, ReLUs that are dead, sizes of states
-memory        which entries of a memory are written and read, and when
-equilibrium   of incremental cells: how far the inner steps come, how fast, and what the theorems ask for
-trajectory    states in the plane; noise: what a state keeps when nothing comes, or noise
-lattice       the gradient of the parameters that each layer used at each step; point: one of its points; draws: over
-              random starts; flatness: in numbers; flat_start: a start that makes it flat; knobs: what it turns
-sampled       lattice and equilibria of a diagnosed model, at as many steps as a few seconds allow
-watch         gradients of layers and states while a model is trained
-verdict       all of it in words; remedy measures what is worth trying
+diagnosis     `unfading.diagnose`: measure a model, judge it, advise changes
+measures      all measurements of one model, as plain values; verdict: the findings from them; remedy: changes worth trying
+watch         gradient norms of layers and states during training
+measure/      observe: record every state of a forward pass; jacobian: step Jacobians and their spectra; lag: gradient norms
+              over time and layers; random_probes: estimates for large states; saturation: activations and state sizes;
+              memory: when entries are written and read; lattice, lattice_step: parameter gradients of each layer and step;
+              draws: lattices of random initialisations; noise: how much of a state remains after noise
+equilibrium/  incremental cells: inner_path, fixed_point, inner_steps, trajectory, and their analysis
+flat_start/   `unfading.flat_start`: an initialisation with a flat lattice
 """

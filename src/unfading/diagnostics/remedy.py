@@ -1,12 +1,12 @@
-"""Changes worth trying, each with the measurement that speaks for it.
+"""Changes worth trying, each with the measurement that supports it.
 
-A change of the recurrence is tried: a stack of the same sizes with that change, at its start, runs on the same input, and what
-is left at the first step of the first layer of the gradient at the end of the top one,
+A change of the recurrence is tried before it is advised. A newly initialised stack of the same sizes with that change runs on
+the same input, and its
 
-    left = ||d(end)/ds_1|| in layer 1 / ||d(end)/ds_T|| in the top layer,
+    share = ||d(end)/ds_1|| in layer 1 / ||d(end)/ds_T|| in the top layer
 
-is set beside the model's own. That is what a fresh network keeps: training can make it better or worse. Nothing is advised that
-did not measure at least ten times nearer to 1.
+is compared with the model's own. This describes the network at initialisation; training can improve or worsen it. A change is
+advised only if its share is at least ten times closer to 1.
 """
 
 import inspect
@@ -14,110 +14,117 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
-from unfading.diagnostics.measure.lag import Gradient, gradients, swept
+from unfading.diagnostics.measure.lag import GradientNorm, gradient_norms, random_end_loss, state_gradients
 from unfading.diagnostics.measure.observe import Chain, observe
 from unfading.diagnostics.measures import Measures
-from unfading.diagnostics.verdict import BAR, Finding, depth
+from unfading.diagnostics.verdict import THRESHOLD, Finding, depth_shares
 from unfading.layers.factory import Layer
 from unfading.layers.recurrent import Recurrent
 from unfading.tasks.base import Batch
 from unfading.training.names import layer_class
 
-# Made against fading, each in its own way: gates with spread forgetting times, small steps that are stable by construction.
-TRIED = ("STAR", "LSTM", "StableIncrementalRNN")
-NEARER = 10.0
+# Cells designed against vanishing gradients: by gates with a range of forgetting times, or by small steps that are stable.
+CANDIDATES = ("STAR", "LSTM", "StableIncrementalRNN")
+# A candidate must be this many times closer to a share of 1.
+IMPROVEMENT = 10.0
 # Rows of the batch on which a change is tried.
 ROWS = 8
+# Findings for which a change of the recurrence is tried.
+OF_RECURRENCE = {"vanishes in time", "explodes in time", "fades with depth", "explodes with depth", "short memory", "saturated"}
+# Advice that depends on the finding alone.
+CHANGES = {
+    "not finite": "Load earlier weights that are finite, or train with a smaller learning rate and clip_norm=1.0.",
+    "cut": "Pass the state on without detach, and use no_grad only for evaluation.",
+    "unused input": "Reinitialise the input matrix, or remove these features.",
+    "dead ReLUs": "Initialise the bias at 0 and train with a smaller learning rate, or use tanh instead of ReLU.",
+    "saturated": "Initialise its bias and matrix with smaller values, and scale the input to variance 1.",
+}
 
 
 class Advice(NamedTuple):
-    """A change, and what was measured for it."""
+    """A change and the measurement that supports it."""
 
     change: str
     evidence: str
 
 
-def end(chains: list[Chain], generator: Generator) -> Tensor:
-    """A random direction of the last output of the top layer (of the stack that ran last), summed over rows."""
-    last = chains[-1].position
-    total = torch.zeros(())
-    for chain in chains:
-        if (chain.position.stack, chain.position.layer) == (last.stack, last.layer):
-            output = chain.cell.output(chain.states[-1])
-            direction = torch.randn(output.shape, generator=generator, dtype=torch.float64) / math.sqrt(output.shape[-1])
-            total = total.to(output) + (direction.to(output) * output).sum()
-    return total
+class Trial(NamedTuple):
+    """A change of the recurrence and the share that its stack has at initialisation."""
+
+    share: float
+    change: str
 
 
-def advice(measures: Measures, found: list[Finding], stack: Recurrent, first: Chain, generator: Generator) -> list[Advice]:
-    """Two or three changes, best first; none where nothing is wrong."""
-    kinds = {finding.kind for finding in found}
-    given: list[Advice] = []
-    if kinds & {"vanishes in time", "explodes in time", "fades with depth", "explodes with depth", "short memory", "saturated"}:
-        given += _tried(measures, stack, first, generator)
+def advice(measures: Measures, findings: list[Finding], stack: Recurrent, first: Chain, generator: Generator) -> list[Advice]:
+    """At most three changes, the best first; none if there is no finding."""
+    kinds = {finding.kind for finding in findings}
+    changes: list[Advice] = []
+    if kinds & OF_RECURRENCE:
+        changes += _other_recurrences(measures, stack, first, generator)
     if "fades with depth" in kinds or "explodes with depth" in kinds:
-        given += _shallower(measures)
+        changes += _fewer_layers(measures)
     if "explodes in time" in kinds or "explodes with depth" in kinds:
-        given += _clipping(measures)
-    for finding in found:
-        given += _by_kind(measures, finding)
-    return given[:3]
+        changes += _clipping(measures)
+    changes += [Advice(CHANGES[finding.kind], finding.sentence) for finding in findings if finding.kind in CHANGES]
+    return changes[:3]
 
 
-def left(curves: tuple[Gradient, ...] | list[Gradient], bottom: str, top: tuple[str, ...]) -> float | None:
-    """||d(end)/ds_1|| in layer 1 by ||d(end)/ds_T|| in the top layer."""
-    begun = [each.norm for each in curves if each.layer == bottom]
-    ended = max(each.norm for each in curves if each.layer in top and each.lag == 0)
-    return begun[-1] / ended if ended > 0 else None
+def remaining_share(curves: tuple[GradientNorm, ...] | list[GradientNorm], bottom: str, top: tuple[str, ...]) -> float | None:
+    """||d(end)/ds_1|| in layer 1 divided by ||d(end)/ds_T|| in the top layer; None if the latter is zero."""
+    of_bottom = [point.norm for point in curves if point.layer == bottom]
+    at_end = max(point.norm for point in curves if point.layer in top and point.lag == 0)
+    return of_bottom[-1] / at_end if at_end > 0 else None
 
 
-def _tried(measures: Measures, stack: Recurrent, first: Chain, generator: Generator) -> list[Advice]:
-    mine = left(measures.end, measures.layers[0], measures.top)
-    if mine is None:
+def _other_recurrences(measures: Measures, stack: Recurrent, first: Chain, generator: Generator) -> list[Advice]:
+    """A chrono bias for the model's own cell, and other cells, as far as they are an improvement."""
+    own_share = remaining_share(measures.end, measures.layers[0], measures.top)
+    if own_share is None:
         return []
-    same, others = [], []
-    hidden = stack.output_size // stack.directions
-    if isinstance(stack, Layer):
-        hidden = stack.hidden_size
-        if "max_lag" in layer_options(type(stack)) and (stack.options.get("max_lag") or 0) < measures.steps:
-            options = {**stack.options, "max_lag": max(2, measures.steps)}
-            kept = _trial(type(stack), stack, hidden, options, first, generator)
-            same = [
-                (kept, f"{type(stack).__name__} with a chrono bias, max_lag={options['max_lag']} (the steps of your input)")
-            ]
-    for name in TRIED:
+    max_lag = max(2, measures.steps)
+    hidden = stack.hidden_size if isinstance(stack, Layer) else stack.output_size // stack.directions
+    chrono: list[Trial] = []
+    if isinstance(stack, Layer) and _accepts_max_lag(type(stack)) and (stack.options.get("max_lag") or 0) < measures.steps:
+        share = _share_of_new_stack(type(stack), stack, hidden, {**stack.options, "max_lag": max_lag}, first, generator)
+        change = f"{type(stack).__name__} with a chrono bias, max_lag={max_lag} (the length of your input)"
+        chrono.append(Trial(share, change))
+    others: list[Trial] = []
+    for name in CANDIDATES:
         kind = layer_class(name)
         if not isinstance(stack, kind):
-            options = {"max_lag": max(2, measures.steps)} if "max_lag" in layer_options(kind) else {}
-            said = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
-            others.append((_trial(kind, stack, hidden, options, first, generator), f"another cell: {said}"))
-    better = [pair for pair in same if _nearer(pair[0], mine)]
-    better += sorted([pair for pair in others if _nearer(pair[0], mine)], key=lambda pair: _off(pair[0]))[:2]
-    # The smaller change first, where it suffices.
-    better.sort(key=lambda pair: _off(pair[0]) > -math.log10(BAR))
-    where = f"of the gradient at the end is left at the first step of {measures.layers[0]}"
+            options = {"max_lag": max_lag} if _accepts_max_lag(kind) else {}
+            described = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
+            share = _share_of_new_stack(kind, stack, hidden, options, first, generator)
+            others.append(Trial(share, f"another cell: {described}"))
+    better = [trial for trial in chrono if _improves(trial.share, own_share)]
+    better += sorted([t for t in others if _improves(t.share, own_share)], key=lambda trial: _decades_from_1(trial.share))[:2]
+    # The smaller change comes first if it is sufficient.
+    better.sort(key=lambda trial: _decades_from_1(trial.share) > -math.log10(THRESHOLD))
     return [
-        Advice(f"Try {what}.", f"A fresh one of the same sizes on your input: {kept:.1e} {where}; yours: {mine:.1e}.")
-        for kept, what in better
+        Advice(
+            f"Try {trial.change}.",
+            f"A new stack of the same sizes, on your input: {trial.share:.1e} of the gradient at the end remains at the first "
+            f"step of {measures.layers[0]}. In your model: {own_share:.1e}.",
+        )
+        for trial in better
     ]
 
 
-def layer_options(kind: type[Layer]) -> set[str]:
-    """The names of what its constructor takes."""
-    return set(inspect.signature(kind).parameters)
+def _accepts_max_lag(kind: type[Layer]) -> bool:
+    return "max_lag" in inspect.signature(kind).parameters
 
 
-def _trial(
+def _share_of_new_stack(
     kind: type[Layer], like: Recurrent, hidden: int, options: dict[str, Any], first: Chain, generator: Generator
 ) -> float:
-    """What a stack of that kind keeps, at its start."""
+    """The remaining share of a newly initialised stack of this kind; nan if it has no gradient at the end."""
     x = torch.stack(first.x)[:, :ROWS]
     lengths = None if first.lengths is None else first.lengths[:ROWS]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
-        made = kind(
+        stack = kind(
             like.input_size,
             hidden,
             like.num_layers,
@@ -126,48 +133,42 @@ def _trial(
             dtype=x.dtype,
             **options,
         )
-    chains = observe(made, Batch(x, x, lengths)).chains
-    found = gradients(chains, swept(chains, end(chains, torch.Generator().manual_seed(0))))
-    top = tuple(str(chain.position) for chain in chains if chain.position.layer == made.num_layers)
-    kept = left(found, str(chains[0].position), top)
-    return math.nan if kept is None else kept
+    chains = observe(stack, Batch(x, x, lengths)).chains
+    end = random_end_loss(chains, torch.Generator().manual_seed(0))
+    curves = gradient_norms(chains, state_gradients(chains, end))
+    top = tuple(str(chain.position) for chain in chains if chain.position.layer == stack.num_layers)
+    share = remaining_share(curves, str(chains[0].position), top)
+    return math.nan if share is None else share
 
 
-def _off(share: float) -> float:
-    """How far from 1, in either direction, as a logarithm."""
+def _decades_from_1(share: float) -> float:
+    """The distance of a share from 1, in decades."""
     return abs(math.log10(share)) if 0 < share < math.inf else math.inf
 
 
-def _nearer(share: float, mine: float) -> bool:
-    return math.isfinite(_off(share)) and _off(share) + math.log10(NEARER) <= min(_off(mine), 400.0)
+def _improves(share: float, own_share: float) -> bool:
+    decades = _decades_from_1(share)
+    return math.isfinite(decades) and decades + math.log10(IMPROVEMENT) <= min(_decades_from_1(own_share), 400.0)
 
 
-def _shallower(measures: Measures) -> list[Advice]:
-    shares, L = depth(measures), len(measures.layers)
+def _fewer_layers(measures: Measures) -> list[Advice]:
+    shares, L = depth_shares(measures), len(measures.layers)
     bottom = shares.get(measures.layers[0], 1.0)
     gain = bottom ** (1 / (L - 1)) if bottom > 0 and L > 1 else 1.0
     if gain == 1.0:
         return []
-    fit = 1 + int(math.log(BAR if gain < 1 else 1 / BAR) / math.log(gain))
-    if not 1 <= fit < L:
+    layers = 1 + int(math.log(THRESHOLD if gain < 1 else 1 / THRESHOLD) / math.log(gain))
+    if not 1 <= layers < L:
         return []
-    evidence = f"The gradient changes by a factor of {gain:.2g} from layer to layer; {fit} of them keep it within 1,000."
-    return [Advice(f"Try {fit} layer{'s' if fit > 1 else ''} instead of {L}.", evidence)]
+    words = f"{layers} layer{'s' if layers > 1 else ''}"
+    evidence = f"The gradient changes by a factor of {gain:.2g} per layer. With {words} it stays within a factor of 1,000."
+    return [Advice(f"Try {words} instead of {L}.", evidence)]
 
 
 def _clipping(measures: Measures) -> list[Advice]:
-    largest = max((each.largest for each in measures.spectra), default=math.nan)
-    norms = [each.norm for each in (measures.gradients or measures.end)]
-    evidence = f"The largest ||dL/dh_t|| is {max(norms):.1e}; one step stretches a gradient by up to {largest:.3g}."
-    return [Advice("Clip the gradient's norm (clip_norm=1.0), and start the recurrent matrix smaller.", evidence)]
-
-
-def _by_kind(measures: Measures, finding: Finding) -> list[Advice]:
-    changes = {
-        "not finite": "Load the last good weights, or train with a smaller rate and clip_norm=1.0.",
-        "cut": "Pass the state on without detach, and leave no_grad to evaluation.",
-        "unused input": "Start the input matrix anew, or leave these features out.",
-        "dead ReLUs": "Start the bias at 0 and train with a smaller rate, or take tanh in place of ReLU.",
-        "saturated": "Start its bias and matrix smaller: near 0 its slope is largest. Scale the input to variance 1.",
-    }
-    return [Advice(changes[finding.kind], finding.sentence)] if finding.kind in changes else []
+    largest = max((spectrum.largest for spectrum in measures.spectra), default=math.nan)
+    norms = [point.norm for point in (measures.gradients or measures.end)]
+    evidence = f"The largest ||dL/dh_t|| is {max(norms):.1e}. One step multiplies a gradient by up to {largest:.3g}."
+    return [
+        Advice("Clip the gradient norm (clip_norm=1.0), and initialise the recurrent matrix with smaller values.", evidence)
+    ]

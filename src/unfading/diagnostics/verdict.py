@@ -1,228 +1,234 @@
-"""What the measures say, in words: where the gradient vanishes, explodes or is cut, what saturates, what is dead.
+"""Findings from the measurements: where the gradient vanishes, explodes or is cut, which activations saturate or are dead.
 
-The bars, all on g_l(lag) = ||dL/ds_{T-lag}|| in layer l:
+The thresholds apply to g_l(lag) = ||dL/ds_{T-lag}|| in layer l:
 
-    vanishes in time    g_l falls under 1e-3 of its largest value in every layer; where some keep it, that is a note
-    explodes in time    g_l rises over 1e3 of its value at the loss, g_top(0)
-    fades with depth    sqrt(sum over lags of g_l^2), of h alone, is under 1e-3 of the top layer's; explodes: over 1e3 of it
-    cut                 the graph does not lead there at all: no gradient, however small
+    vanishes in time    g_l falls below 1e-3 of its maximum in every layer; if some layers keep it, that is a note
+    explodes in time    g_l rises above 1e3 times its value at the loss, g_top(0)
+    fades with depth    sqrt(sum over lags of g_l^2), of h alone, is below 1e-3 of the top layer's; explodes: above 1e3 times it
+    cut                 the autograd graph does not reach the state, so there is no gradient at all
 
-L is the loss where one was given, else the end: a random direction of the top layer's last output. Where every step has a loss
-of its own each gets a gradient even if nothing is remembered; a fall of the end's gradient is then a note, not a fault.
+L is the loss if one was given, else the end: a random direction of the top layer's last output. If every step has its own loss,
+each step gets a gradient even if the model remembers nothing. A decay of the end's gradient is then a note, not a fault.
 """
 
 import math
 from typing import NamedTuple
 
-from unfading.diagnostics.measure.lag import Gradient
+from unfading.diagnostics.measure.lag import GradientNorm
 from unfading.diagnostics.measures import Measures
 
-BAR = 1e-3
-# Share of an activation's units beyond which it is a fault.
-MUCH = 0.5
-# A feature that moves h by less than this share of what the strongest does is not used.
-UNUSED = 1e-6
+THRESHOLD = 1e-3
+# An activation is a fault if more than this share of it is saturated or dead.
+FAULTY_SHARE = 0.5
+# A feature is unused if its effect on h is below this share of the strongest feature's.
+UNUSED_SHARE = 1e-6
 
 
 class Finding(NamedTuple):
-    """One thing that was found."""
+    """A fault or a note."""
 
     kind: str  # one or two words, the same for every model
-    fault: bool  # or a note: to be known, and fine for some tasks
+    fault: bool  # False for a note, which is no problem for some tasks
     layer: str | None
     lag: int | None
     sentence: str
 
 
 def findings(measures: Measures) -> list[Finding]:
-    """All that is wrong or worth knowing, most serious first."""
+    """All faults, then all notes."""
     if measures.broken:
         names = ", ".join(measures.broken[:3]) + (" and more" if len(measures.broken) > 3 else "")
-        return [Finding("not finite", True, None, None, f"Not finite: {names}. Nothing behind it can be measured.")]
-    cut = _cuts(measures)
-    activations = _activations(measures)
-    found = [*cut, *activations]
-    # Nothing passes dead units, the input neither: that is one fault.
-    if not any(finding.kind == "dead ReLUs" for finding in activations):
-        found += _unused(measures)
-    # What is cut off has no gradient that could fade.
-    if not cut:
-        found += [*_time(measures), *_depth(measures)]
-    return sorted(found, key=lambda finding: not finding.fault)
+        return [Finding("not finite", True, None, None, f"Not finite: {names}. Nothing else was measured.")]
+    cuts = _cuts(measures)
+    of_activations = _activations(measures)
+    results = [*cuts, *of_activations]
+    # Dead units also hide the input, so an unused input would be the same fault again.
+    if not any(finding.kind == "dead ReLUs" for finding in of_activations):
+        results += _unused_input(measures)
+    # A cut graph has no gradient that could vanish.
+    if not cuts:
+        results += [*_time(measures), *_depth(measures)]
+    return sorted(results, key=lambda finding: not finding.fault)
 
 
-def headline(measures: Measures, found: list[Finding]) -> str:
+def headline(measures: Measures, findings: list[Finding]) -> str:
     """The verdict in one sentence."""
-    faults = [finding for finding in found if finding.fault]
-    if found and not faults:
-        return f"Clean, with {len(found)} note{'s' if len(found) > 1 else ''}: {', '.join(each.kind for each in found)}."
+    faults = [finding for finding in findings if finding.fault]
+    if findings and not faults:
+        kinds = ", ".join(finding.kind for finding in findings)
+        return f"Clean, with {len(findings)} note{'s' if len(findings) > 1 else ''}: {kinds}."
     if not faults:
-        far = f"over {measures.steps} steps and {len(measures.layers)} layer{'s' if len(measures.layers) > 1 else ''}"
-        return f"Clean: the gradient stays within a factor of 1,000 {far}."
-    kinds = list(dict.fromkeys(finding.kind for finding in faults))
-    return f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {', '.join(kinds)}."
+        extent = f"over {measures.steps} steps and {len(measures.layers)} layer{'s' if len(measures.layers) > 1 else ''}"
+        return f"Clean: the gradient stays within a factor of 1,000 {extent}."
+    kinds = ", ".join(dict.fromkeys(finding.kind for finding in faults))
+    return f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {kinds}."
 
 
-def at_loss(measures: Measures, *, loss: bool) -> float:
+def norm_at_loss(measures: Measures, *, loss: bool) -> float:
     """g_top at the shortest lag where it is not zero."""
     curves = [measures.curve(layer, loss=loss) for layer in measures.top]
-    return max((next((each.norm for each in curve if each.norm > 0), 0.0) for curve in curves), default=0.0)
+    return max((next((point.norm for point in curve if point.norm > 0), 0.0) for curve in curves), default=0.0)
 
 
-def falls(curve: list[Gradient]) -> int | None:
-    """The lag from which on the gradient is under the bar of its peak, behind the peak; None where it never is."""
+def vanishing_lag(curve: list[GradientNorm]) -> int | None:
+    """The first lag after the maximum at which the gradient is below the threshold; None if it never is."""
     peak = max(range(len(curve)), key=lambda i: curve[i].norm)
-    under = [each.lag for each in curve[peak:] if each.norm < BAR * curve[peak].norm]
-    return under[0] if under else None
+    return next((point.lag for point in curve[peak:] if point.norm < THRESHOLD * curve[peak].norm), None)
 
 
-def rises(curve: list[Gradient], value: float) -> int | None:
-    """The first lag at which the gradient is over its bar, or no number any more."""
-    return next((each.lag for each in curve if not each.norm <= value / BAR), None)
+def exploding_lag(curve: list[GradientNorm], at_loss: float) -> int | None:
+    """The first lag at which the gradient is above its threshold or not a number; None if it never is."""
+    return next((point.lag for point in curve if not point.norm <= at_loss / THRESHOLD), None)
+
+
+def depth_shares(measures: Measures) -> dict[str, float]:
+    """By layer: the norm of dL/dh over all steps, as a share of the top layer's; empty for one layer, or without a gradient."""
+    loss = measures.loss is not None
+    totals = {layer: math.hypot(*(point.h for point in measures.curve(layer, loss=loss))) for layer in measures.layers}
+    top = max((totals[layer] for layer in measures.top), default=0.0)
+    usable = top > 0 and all(math.isfinite(total) for total in totals.values())
+    return {layer: total / top for layer, total in totals.items()} if usable and len(totals) > 1 else {}
 
 
 def _time(measures: Measures) -> list[Finding]:
     loss = measures.loss is not None
-    found = []
-    judged = _worst(measures, loss=loss)
-    found += [finding for finding in judged if finding]
-    if loss and not any(finding.kind == "vanishes in time" for finding in found):
-        for finding in _worst(measures, loss=False):
+    results = _over_time(measures, loss=loss)
+    if loss and not any(finding.kind == "vanishes in time" for finding in results):
+        for finding in _over_time(measures, loss=False):
             if finding.kind == "vanishes in time":
-                said = (
-                    f"Every step has a loss of its own and gets a gradient; but the last output remembers little: its "
-                    f"gradient in {finding.layer} is under 1e-3 of its largest from lag {finding.lag} on. Fine if nothing "
-                    f"has to be remembered longer."
+                sentence = (
+                    f"Every step has its own loss and gets a gradient, but the last output depends on recent steps only: its "
+                    f"gradient in {finding.layer} is below 1e-3 of its maximum from lag {finding.lag} on. This matters only if "
+                    f"the task needs a longer memory."
                 )
-                found.append(Finding("short memory", False, finding.layer, finding.lag, said))
-    return found
+                results.append(Finding("short memory", False, finding.layer, finding.lag, sentence))
+    return results
 
 
-def _worst(measures: Measures, *, loss: bool) -> list[Finding]:
-    """What rises, or else what falls, in time."""
-    value = at_loss(measures, loss=loss)
-    # Against the direction of time the last step of the loss is the first of processing: only the end can be judged there.
+def _over_time(measures: Measures, *, loss: bool) -> list[Finding]:
+    """Whether the gradient explodes, or else vanishes, in time."""
+    at_loss = norm_at_loss(measures, loss=loss)
+    # A backward layer processes the last step first, so a lag from the loss has no meaning there; only the end has.
     layers = [layer for layer in measures.layers if not (loss and layer.endswith(" backward"))]
     curves = {
         layer: curve for layer in layers if (curve := measures.curve(layer, loss=loss)) and max(g.norm for g in curve) > 0
     }
-    found = []
-    down = {layer: lag for layer, curve in curves.items() if (lag := falls(curve)) is not None}
-    # A layer that explodes first leaves the rest below any bar.
-    up = {layer: lag for layer, curve in curves.items() if (lag := rises(curve, value)) is not None}
-    if up:
-        layer = min(up, key=lambda name: up[name])
-        last = curves[layer][-1].norm / value
-        told = f"{last:.1e} times as large at the first step" if math.isfinite(last) else "no number any more at the first step"
-        said = (
-            f"The gradient explodes in time: ||dL/dh_t|| in {layer} is over 1,000 times its value at the loss from lag "
-            f"{up[layer]} on, {told}."
+    # An exploding layer comes first: beside its maximum all other gradients look as if they vanished.
+    exploding = {layer: lag for layer, curve in curves.items() if (lag := exploding_lag(curve, at_loss)) is not None}
+    if exploding:
+        return [_explodes(curves, exploding, at_loss)]
+    vanishing = {layer: lag for layer, curve in curves.items() if (lag := vanishing_lag(curve)) is not None}
+    return [_vanishes(curves, vanishing, measures.steps)] if vanishing else []
+
+
+def _explodes(curves: dict[str, list[GradientNorm]], lags: dict[str, int], at_loss: float) -> Finding:
+    """The finding for the layer that explodes first."""
+    layer = min(lags, key=lambda name: lags[name])
+    last = curves[layer][-1].norm / at_loss
+    sentence = (
+        f"The gradient explodes in time. In {layer}, ||dL/dh_t|| is above 1,000 times its value at the loss from lag "
+        f"{lags[layer]} on; at the first step it is {f'{last:.1e} times that value' if math.isfinite(last) else 'not finite'}."
+    )
+    return Finding("explodes in time", True, layer, lags[layer], sentence)
+
+
+def _vanishes(curves: dict[str, list[GradientNorm]], lags: dict[str, int], steps: int) -> Finding:
+    """A note if some layers keep the gradient, else the fault of the layer that keeps it longest."""
+    soonest = min(lags, key=lambda name: lags[name])
+    longest = max(lags, key=lambda name: lags[name])
+    if len(lags) < len(curves):
+        sentence = (
+            f"In {len(lags)} of {len(curves)} layers ||dL/dh_t|| falls below 1e-3 of its maximum, first in {soonest} from lag "
+            f"{lags[soonest]} on. The other layers keep it above."
         )
-        found.append(Finding("explodes in time", True, layer, up[layer], said))
-    elif down:
-        soonest = min(down, key=lambda name: down[name])
-        longest = max(down, key=lambda name: down[name])
-        here = f"in {soonest} from lag {down[soonest]} on"
-        if len(down) < len(curves):
-            many = f"In {len(down)} of {len(curves)} layers"
-            said = f"{many} ||dL/dh_t|| falls under 1e-3 of its largest, {here}; the others keep it."
-            found.append(Finding("fades in some layers", False, soonest, down[soonest], said))
-        else:
-            left = curves[longest][-1].norm / max(g.norm for g in curves[longest])
-            said = (
-                f"The gradient vanishes in time: ||dL/dh_t|| in {longest} is under 1e-3 of its largest from lag "
-                f"{down[longest]} on, of {measures.steps} steps; {left:.1e} is left at the first step."
-            )
-            if len(down) > 1:
-                said += f" The other layers fall before it, {here}."
-            found.append(Finding("vanishes in time", True, longest, down[longest], said))
-    return found
+        return Finding("fades in some layers", False, soonest, lags[soonest], sentence)
+    share = curves[longest][-1].norm / max(point.norm for point in curves[longest])
+    sentence = (
+        f"The gradient vanishes in time. In {longest}, ||dL/dh_t|| is below 1e-3 of its maximum from lag {lags[longest]} on, "
+        f"of {steps} steps; at the first step it is {share:.1e} of the maximum."
+    )
+    if len(lags) > 1:
+        sentence += f" The other layers fall below 1e-3 earlier, first {soonest} from lag {lags[soonest]} on."
+    return Finding("vanishes in time", True, longest, lags[longest], sentence)
 
 
 def _depth(measures: Measures) -> list[Finding]:
-    shares = depth(measures)
+    shares = depth_shares(measures)
     if not shares:
         return []
     low, high = (pick(shares, key=lambda layer: shares[layer]) for pick in (min, max))
-    found = []
-    if shares[low] < BAR:
-        said = (
-            f"The gradient fades with depth: over all steps, {low} gets {shares[low]:.1e} of what the top layer gets; it is "
-            f"under 1e-3 in {sum(share < BAR for share in shares.values())} of {len(measures.layers)} layers."
+    results = []
+    if shares[low] < THRESHOLD:
+        sentence = (
+            f"The gradient fades with depth. Over all steps, {low} gets {shares[low]:.1e} of the top layer's gradient; "
+            f"{sum(share < THRESHOLD for share in shares.values())} of {len(measures.layers)} layers get less than 1e-3 of it."
         )
-        found.append(Finding("fades with depth", True, low, None, said))
-    if shares[high] > 1 / BAR:
-        said = (
-            f"The gradient explodes with depth: over all steps, {high} gets {shares[high]:.1e} times what the top layer gets."
+        results.append(Finding("fades with depth", True, low, None, sentence))
+    if shares[high] > 1 / THRESHOLD:
+        sentence = (
+            f"The gradient explodes with depth. Over all steps, {high} gets {shares[high]:.1e} times the top layer's gradient."
         )
-        found.append(Finding("explodes with depth", True, high, None, said))
-    return found
-
-
-def depth(measures: Measures) -> dict[str, float]:
-    """By layer: the size of dL/dh over all steps, as a share of the top layer's."""
-    loss = measures.loss is not None
-    totals = {layer: math.hypot(*(each.h for each in measures.curve(layer, loss=loss))) for layer in measures.layers}
-    most = max((totals[layer] for layer in measures.top), default=0.0)
-    finite = most > 0 and all(math.isfinite(total) for total in totals.values())
-    return {layer: total / most for layer, total in totals.items()} if finite and len(totals) > 1 else {}
+        results.append(Finding("explodes with depth", True, high, None, sentence))
+    return results
 
 
 def _cuts(measures: Measures) -> list[Finding]:
     for layer in reversed(measures.layers):
         curve = measures.curve(layer, loss=False)
-        missing = [each.lag for each in curve if not each.reached]
+        missing = [point.lag for point in curve if not point.reached]
         if missing and len(missing) == len(curve):
-            said = f"The graph is cut: no gradient of the last output reaches {layer}. Look for detach or no_grad above it."
-            return [Finding("cut", True, layer, 0, said)]
+            sentence = f"The graph is cut: no gradient of the last output reaches {layer}. Look for detach or no_grad above it."
+            return [Finding("cut", True, layer, 0, sentence)]
         if missing:
             lag = min(missing)
-            said = (
-                f"The graph is cut: in {layer} no gradient of the last output goes further back than {lag - 1} steps. Look "
-                f"for detach, no_grad or truncation; fine only if truncation is meant."
+            sentence = (
+                f"The graph is cut: in {layer}, no gradient of the last output goes further back than {lag - 1} steps. Look "
+                f"for detach, no_grad or truncation. Ignore this if the truncation is intended."
             )
-            return [Finding("cut", True, layer, lag, said)]
-    if measures.loss is not None and not any(each.reached for each in measures.gradients):
-        said = (
-            "The graph is cut: no gradient of the loss reaches any layer. Look for detach or no_grad between layers and loss."
+            return [Finding("cut", True, layer, lag, sentence)]
+    if measures.loss is not None and not any(point.reached for point in measures.gradients):
+        sentence = (
+            "The graph is cut: no gradient of the loss reaches any layer. Look for detach or no_grad between the layers and "
+            "the loss."
         )
-        return [Finding("cut", True, None, None, said)]
+        return [Finding("cut", True, None, None, sentence)]
     return []
 
 
-def _unused(measures: Measures) -> list[Finding]:
-    most = max(measures.features, default=0.0)
+def _unused_input(measures: Measures) -> list[Finding]:
+    strongest = max(measures.features, default=0.0)
     layer = measures.layers[0]
-    if most == 0.0:
-        said = f"The input is not used: dh_t/dx_t is 0 in {layer}. Its input matrix is zero, or its activations are dead."
-        return [Finding("unused input", True, layer, None, said)]
-    unused = [i for i, strength in enumerate(measures.features) if strength < UNUSED * most]
+    if strongest == 0.0:
+        sentence = f"The input has no effect: dh_t/dx_t is 0 in {layer}. The input matrix is zero, or the activations are dead."
+        return [Finding("unused input", True, layer, None, sentence)]
+    unused = [i for i, effect in enumerate(measures.features) if effect < UNUSED_SHARE * strongest]
     if not unused:
         return []
     names = ", ".join(map(str, unused[:8])) + (" and more" if len(unused) > 8 else "")
-    said = (
-        f"Of {len(measures.features)} features of the input to {layer}, {len(unused)} move nothing: {names} (counted from 0). "
+    sentence = (
+        f"{len(unused)} of {len(measures.features)} input features of {layer} have no effect: {names} (counted from 0). "
         f"Their columns of the input matrix are zero."
     )
-    return [Finding("unused input", True, layer, None, said)]
+    return [Finding("unused input", True, layer, None, sentence)]
 
 
 def _activations(measures: Measures) -> list[Finding]:
-    found = []
-    dead = [each for each in measures.activations if each.dead > MUCH]
-    flat = [each for each in measures.activations if each.kind != "relu" and each.saturated > MUCH]
+    results = []
+    dead = [activation for activation in measures.activations if activation.dead > FAULTY_SHARE]
+    saturated = [a for a in measures.activations if a.kind != "relu" and a.saturated > FAULTY_SHARE]
     if dead:
-        worst = max(dead, key=lambda each: each.dead)
-        said = f"{worst.dead:.0%} of the ReLUs `{worst.name}` in {worst.layer} are dead: 0 at every step of every row."
-        found.append(Finding("dead ReLUs", True, worst.layer, None, said))
-    if flat:
-        worst = max(flat, key=lambda each: each.saturated)
-        ends = "closed, {:.0%} open" if worst.kind == "sigmoid" else "at -1, {:.0%} at 1"
-        said = (
-            f"{worst.saturated:.0%} of `{worst.name}` in {worst.layer} is saturated ({worst.low:.0%} "
-            f"{ends.format(worst.high)}): its slope is under 1/1000 of the largest, and no gradient passes."
+        worst = max(dead, key=lambda activation: activation.dead)
+        sentence = f"{worst.dead:.0%} of the ReLUs `{worst.name}` in {worst.layer} are dead: 0 at every step of every row."
+        results.append(Finding("dead ReLUs", True, worst.layer, None, sentence))
+    if saturated:
+        worst = max(saturated, key=lambda activation: activation.saturated)
+        low, high = ("closed", "open") if worst.kind == "sigmoid" else ("at -1", "at 1")
+        sentence = (
+            f"{worst.saturated:.0%} of `{worst.name}` in {worst.layer} is saturated ({worst.low:.0%} {low}, {worst.high:.0%} "
+            f"{high}). Its slope there is below 1/1000 of the maximum, so almost no gradient passes."
         )
-        if len(flat) > 1:
-            said += f" {len(flat) - 1} more activation{'s' if len(flat) > 2 else ''} like it."
-        found.append(Finding("saturated", True, worst.layer, None, said))
-    return found
+        others = len(saturated) - 1
+        if others:
+            sentence += f" {others} more activation{'s are' if others > 1 else ' is'} saturated."
+        results.append(Finding("saturated", True, worst.layer, None, sentence))
+    return results

@@ -1,11 +1,11 @@
-"""Paths of a two-dimensional state under a slow input: the phase portrait of a cell.
+"""Phase portraits: trajectories of a two-dimensional state under a slowly changing input.
 
     x_m = x_{m-1} + sigma z_m,  z ~ N(0, 1)                     the input, a random walk
     h_m                                                        the state, two numbers
-    alpha s*(x) = phi(P U s*(x) + P (W x + b))                  for an incremental cell: the equilibrium curve, over all x met
+    alpha s*(x) = phi(P U s*(x) + P (W x + b))                  for an incremental cell: the equilibrium curve over x
 
-Kag et al. 2020, Fig. 2. The curve is one of sums: an incremental cell in equilibrium has h_m + h_{m-1} = s*(x_m) (h_m - h_{m-1}
-in the -h form), and `sums` gives that path.
+Kag et al. 2020, Fig. 2. The curve holds for sums of states: an incremental cell in equilibrium has h_m + h_{m-1} = s*(x_m)
+(h_m - h_{m-1} in the -h form). `sums` computes them.
 """
 
 from typing import Any
@@ -15,17 +15,17 @@ from torch import Generator, Tensor
 
 from unfading.cells.base import Cell
 from unfading.diagnostics.equilibrium.fixed_point import equilibria
-from unfading.diagnostics.equilibrium.inner_path import incremental, walk
+from unfading.diagnostics.equilibrium.inner_path import check_incremental, inner_path
 from unfading.errors import check_count, check_positive
 from unfading.reference import scan
 
 
 def random_walk(steps: int, deviation: float, *, seed: int) -> Tensor:
-    """x [T, 1, 1], float64: a walk of so many steps, each N(0, deviation^2), that starts at its first step from 0."""
+    """x [T, 1, 1], float64: the cumulative sum of `steps` increments N(0, deviation^2)."""
     check_count("steps", steps)
     check_positive("deviation", deviation)
-    steps_taken = torch.randn(steps, 1, 1, generator=Generator().manual_seed(seed), dtype=torch.float64)
-    return deviation * steps_taken.cumsum(0)
+    increments = torch.randn(steps, 1, 1, generator=Generator().manual_seed(seed), dtype=torch.float64)
+    return deviation * increments.cumsum(0)
 
 
 @torch.no_grad()
@@ -35,28 +35,31 @@ def states(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
         raise ValueError(
             f"a phase portrait needs a state of two numbers; got {cell.output_size}. Build the cell with two units."
         )
-    begin = cell.initial_state(1)
-    if len(begin) > 1:
-        raise ValueError(f"a phase portrait needs a state of one part; {type(cell).__name__} has {', '.join(begin._fields)}.")
-    path, _ = scan(cell, cell.project(x), type(begin)(h[None]), cell.weights())
-    return torch.cat([h[None], path[0][:, 0]])
+    initial = cell.initial_state(1)
+    if len(initial) > 1:
+        raise ValueError(
+            f"a phase portrait needs a state of one part; {type(cell).__name__} has {', '.join(initial._fields)}. "
+            f"Use a cell whose state is h alone."
+        )
+    trajectory, _ = scan(cell, cell.project(x), type(initial)(h[None]), cell.weights())
+    return torch.cat([h[None], trajectory[0][:, 0]])
 
 
 def sums(cell: Cell, h: Tensor) -> Tensor:
-    """What an incremental cell brings to an equilibrium: h_m + h_{m-1}, or h_m - h_{m-1} in the -h form, [T, 2]."""
-    return h[1:] - h[:-1] if incremental(cell).minus else h[1:] + h[:-1]
+    """The sums that converge to the equilibrium: h_m + h_{m-1}, or h_m - h_{m-1} in the -h form, [T, 2]."""
+    return h[1:] - h[:-1] if check_incremental(cell).minus else h[1:] + h[:-1]
 
 
 @torch.no_grad()
 def equilibrium_curve(cell: Cell, x: Tensor) -> Tensor:
-    """s*(x) for each x [N] of one feature, [N, 2]; nan where there is none."""
-    path = walk(cell, x.reshape(1, len(x), 1))
-    found = equilibria(path, path.s[0, -1], path.u[0])
-    return torch.where(found.found.unsqueeze(-1), found.s, torch.nan)
+    """s*(x) for each x [N] of one feature, [N, 2]; nan where there is no equilibrium."""
+    path = inner_path(cell, x.reshape(1, len(x), 1))
+    result = equilibria(path, path.s[0, -1], path.u[0])
+    return torch.where(result.converged.unsqueeze(-1), result.s, torch.nan)
 
 
 def portrait(h: Tensor) -> dict[str, Any]:
-    """Numbers for a path [N, 2]: its length, how far it goes, and how sharply it turns from step to step."""
+    """Summary of a trajectory [N, 2]: its length, the diagonal of its bounding box, its median turn per step in degrees."""
     moves = h[1:] - h[:-1]
     lengths = moves.norm(dim=1)
     turns = torch.atan2(_cross(moves[:-1], moves[1:]), (moves[:-1] * moves[1:]).sum(1)).abs().rad2deg()
@@ -68,7 +71,7 @@ def portrait(h: Tensor) -> dict[str, Any]:
 
 
 def distance_to(curve: Tensor, points: Tensor) -> Tensor:
-    """From each point [N, 2] to the nearest place of the polygon through `curve` [M, 2], [N]."""
+    """The distance of each point [N, 2] from the polygon through `curve` [M, 2], [N]."""
     a, b = curve[:-1], curve[1:]
     along = b - a
     share = ((points[:, None] - a) * along).sum(-1) / along.square().sum(-1).clamp_min(1e-300)

@@ -1,11 +1,11 @@
-"""What of a cell can be turned to let more or less gradient through: a factor on every matrix, a shift of every bias.
+"""The adjustments of a cell that change how much gradient passes through it: a factor for a matrix, a shift for a bias.
 
-With q a number for each adjustment, zero where nothing is turned:
+With a number q for each adjustment, zero for no change:
 
     W <- exp(q) W                a matrix, as a whole
-    b <- b + q                   a vector or a scalar; where it holds several gates, each block of H rows has its own adjustment
+    b <- b + q                   a vector or a scalar; if it holds several gates, each block of H rows has its own adjustment
 
-Nothing is known of a cell but its parameters and its sizes: what a bias opens or shifts is found by turning it.
+Only the names and sizes of a cell's parameters are known here. The effect of an adjustment is found by measuring it.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from unfading.diagnostics.measure.lattice_step import Parameters
 
 
 class Adjustment(NamedTuple):
-    """One thing to turn.
+    """A factor for one matrix, or a shift of one block of a bias.
 
     Args:
         name: of the parameter.
-        rows: of a vector, those that are shifted; None for a matrix, which is multiplied.
+        rows: the rows of a vector that are shifted; None for a matrix, which is multiplied.
     """
 
     name: str
@@ -34,25 +34,25 @@ class Adjustment(NamedTuple):
         return self.name if self.rows is None else f"{self.name}[{self.rows.start}:{self.rows.stop}]"
 
 
-def adjustments(cell: Cell) -> list[Adjustment]:
-    """Everything that can be turned in a cell, of what is trained."""
-    found: list[Adjustment] = []
+def cell_adjustments(cell: Cell) -> list[Adjustment]:
+    """All adjustments of the trainable parameters of a cell."""
+    adjustments: list[Adjustment] = []
     for name, value in cell.named_parameters():
         if not value.requires_grad:
             continue
         if value.dim() > 1 and min(value.shape) > 1:
-            found.append(Adjustment(name, None))
+            adjustments.append(Adjustment(name, None))
         else:
             H, n = cell.output_size, value.numel()
             size = H if n % H == 0 else n
-            found += [Adjustment(name, slice(start, start + size)) for start in range(0, n, size)]
-    return found
+            adjustments += [Adjustment(name, slice(start, start + size)) for start in range(0, n, size)]
+    return adjustments
 
 
 def input_matrices(cell: Cell) -> set[str]:
-    """The matrices with which a cell reads its input: those that `project` depends on."""
-    own = {adjustment.name for adjustment in adjustments(cell) if adjustment.rows is None}
-    matrices = {name: value for name, value in cell.named_parameters() if name in own}
+    """The names of the matrices that multiply the input of a cell: those that `project` depends on."""
+    names = {adjustment.name for adjustment in cell_adjustments(cell) if adjustment.rows is None}
+    matrices = {name: value for name, value in cell.named_parameters() if name in names}
     like = cell.initial_state(1)[0]
     with torch.enable_grad():
         inputs = cell.project(torch.ones(1, 1, cell.input_size, dtype=like.dtype, device=like.device))
@@ -63,16 +63,16 @@ def input_matrices(cell: Cell) -> set[str]:
     return {name for name, gradient in zip(matrices, gradients, strict=True) if gradient is not None}
 
 
-def turned(theta: Parameters, turns: Sequence[tuple[Adjustment, Tensor]]) -> dict[str, Tensor]:
-    """Parameters by name, and the same with some adjustments turned by q, a scalar each."""
+def adjusted(theta: Parameters, changes: Sequence[tuple[Adjustment, Tensor]]) -> dict[str, Tensor]:
+    """The parameters with each of the adjustments applied by its q, a scalar tensor."""
     new = dict(theta)
-    for adjustment, q in turns:
+    for adjustment, q in changes:
         value = new[adjustment.name]
         q = q.to(value.dtype)
         if adjustment.rows is None:
             new[adjustment.name] = value * q.exp()
         else:
-            where = torch.zeros(value.numel(), dtype=value.dtype, device=value.device)
-            where[adjustment.rows] = 1.0
-            new[adjustment.name] = value + q * where.reshape(value.shape)
+            mask = torch.zeros(value.numel(), dtype=value.dtype, device=value.device)
+            mask[adjustment.rows] = 1.0
+            new[adjustment.name] = value + q * mask.reshape(value.shape)
     return new

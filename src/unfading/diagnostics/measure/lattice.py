@@ -1,25 +1,38 @@
-"""The lattice of layers and time: how large the gradient is of the parameters that each layer used at each step.
+"""The lattice of layers and time: the norm of the gradient of the parameters that each layer used at each step.
 
-A stack of L layers that runs for T steps is a lattice of L x T points (`point.py`). Give every point parameters of its own,
-theta_{l,t}, all equal to theta_l. Then
+A stack of L layers that runs for T steps is a lattice of L x T points (`lattice_step.py`). Give every point its own copy of the
+parameters, theta_{l,t}, all equal to theta_l. Then
 
     G_{l,t} = || d loss / d theta_{l,t} ||         Frobenius, over weights AND biases
 
-shows where the gradient of a layer comes from: summed over t, the gradients of the copies are that of theta_l. All of G is
-found in one sweep, from the last step of the top layer to the first of the bottom one. With s the states, y the outputs, u what
-a layer reads (y of the layer below), and a bar for the derivative of the loss:
+shows where the gradient of a layer comes from: the sum over t of the gradients of the copies is the gradient of theta_l. One
+backward sweep gives all of G, from the last step of the top layer to the first step of the bottom layer. With s the states, y
+the outputs, u the input of a layer (y of the layer below), and a bar for the derivative of the loss:
 
-    G_{l,t}, u_bar_{l,t}, s_bar_{l,t-1} = point (l, t), backwards, at s_bar_{l,t}, y_bar_{l,t};    y_bar_{l-1,t} = u_bar_{l,t}
+    G_{l,t}, u_bar_{l,t}, s_bar_{l,t-1} = backward step (l, t) at s_bar_{l,t}, y_bar_{l,t};    y_bar_{l-1,t} = u_bar_{l,t}
 
-`run` and `sweep` are written for one stack; `torch.func.vmap` runs them for many (`draws.py`). Where the states of a model have
-been observed (`observe.py`) and dL/ds_t is known, through outputs and later steps alike, `observed` needs no sweep: it takes a
-point back from there with y_bar = 0, and any few of the steps will do.
+`forward_pass` and `backward_pass` handle one stack; `torch.func.vmap` runs them for many (`draws.py`). If the states of a model
+were recorded (`observe.py`) and dL/ds_t is known, including the dependence through outputs and later steps, no sweep is needed:
+`observed_points` computes single points from dL/ds_t with y_bar = 0, at any subset of the steps.
 
 Turkoglu et al. 2019 (STAR), section 3 and Fig. 2, 6, 7. The paper does not say whether biases count. They do here, and it
-matters: the weights of an LSTM's upper layers read small numbers, and have small gradients for that alone, so that without the
-biases the fall from top to bottom cannot be seen (1.7 for bottom / top in place of 1e-3).
+matters: the weights of the upper layers of an LSTM multiply small inputs and have small gradients for this reason alone.
+Without the biases the decrease from top to bottom is hidden (bottom / top is 1.7 instead of 1e-3).
+
+`flatness` summarises a lattice G [L, T]:
+
+    bottom_to_top         sum_t G_{1,t} / sum_t G_{L,t}                      layers: 1 the bottom, L the top
+    first_to_last         G_{1,1} / G_{L,T}                                  the corner farthest from the loss / that at it
+    share_within_ten      share of points with G_{L,T} / 10 <= G <= 10 G_{L,T}
+    gain_per_layer, gain_per_step
+                          the factor of G per layer down and per step back: exp of the slopes of
+
+                              log G_{l,t} ~ a + b (L - l) + c (T - t)        least squares over the points where G > 0
+
+A lattice with both gains equal to 1 is flat. A gain of 1.26 is a factor of ten in ten layers.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +41,7 @@ from torch import Tensor
 from torch.func import grad
 
 from unfading.cells.base import Cell
-from unfading.diagnostics.measure.lattice_step import Back, LatticeStep, Parameters
+from unfading.diagnostics.measure.lattice_step import BackwardStep, LatticeStep, Parameters
 from unfading.diagnostics.measure.observe import Chain
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch
@@ -38,28 +51,38 @@ class LatticePoint(NamedTuple):
     """G at one point of an observed model."""
 
     layer: str
-    depth: int  # the layer's number in its stack, 1 the bottom
+    depth: int  # the number of the layer in its stack; 1 is the bottom
     step: int  # from 1, in the order of processing
     of: str  # loss, or end: a random direction of the last output
     value: float
 
 
+class Flatness(NamedTuple):
+    """Summary numbers of a lattice."""
+
+    bottom_to_top: float
+    first_to_last: float
+    share_within_ten: float
+    gain_per_layer: float
+    gain_per_step: float
+
+
 def lattice(model: Model, batch: Batch, loss: Callable[[Tensor, Batch], Tensor]) -> Tensor:
-    """G of a model on a batch: [L, T], float64. Noise (dropout, zoneout) is left out.
+    """G of a model on a batch: [L, T], float64, without noise (dropout, zoneout).
 
     Args:
-        model: whose stack runs forward in time.
-        batch: what the model reads, and what it should answer.
-        loss: of the prediction and the batch, as `task.loss`.
+        model: a model whose stack runs forward in time.
+        batch: input and target.
+        loss: function of the prediction and the batch, such as `task.loss`.
     """
-    measure, thetas = measured(model, batch, loss)
+    measure, thetas = lattice_function(model, batch, loss)
     return measure(thetas)
 
 
-def measured(
+def lattice_function(
     model: Model, batch: Batch, loss: Callable[[Tensor, Batch], Tensor]
 ) -> tuple[Callable[[Sequence[Parameters]], Tensor], list[Parameters]]:
-    """G as a function of the parameters of every layer, and these as they are, by the names that their points know them by."""
+    """G as a function of the parameters of every layer, and the current parameters by the names that it expects."""
     rnn = model.rnn
     if rnn.bidirectional:
         raise ValueError(
@@ -68,90 +91,124 @@ def measured(
     with torch.no_grad():
         x = model.encoder(batch.x)
         initial = rnn.initial_states(x.shape[1])
-    points = [LatticeStep(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
+    layers = [LatticeStep(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
 
     def measure(thetas: Sequence[Parameters]) -> Tensor:
         with torch.no_grad():
-            y, backs = run(points, thetas, x, initial, batch.lengths)
+            y, backward_steps = forward_pass(layers, thetas, x, initial, batch.lengths)
             y_bar = grad(lambda top: loss(model.head(top, batch.lengths), batch))(torch.stack(list(y)))
-            return sweep(backs, initial, y_bar)
+            return backward_pass(backward_steps, initial, y_bar)
 
-    return measure, [point.theta() for point in points]
+    return measure, [layer.theta() for layer in layers]
 
 
-def run(
-    points: Sequence[LatticeStep],
+def forward_pass(
+    layers: Sequence[LatticeStep],
     thetas: Sequence[Parameters],
     x: Tensor,
     initial: Sequence[Any],
     lengths: Tensor | None = None,
-) -> tuple[Sequence[Tensor], list[list[Back]]]:
-    """Up through the layers: the output of the top one at every step, and for each layer and step the way back.
+) -> tuple[Sequence[Tensor], list[list[BackwardStep]]]:
+    """Run the stack: the output of the top layer at every step, and the backward pass of every layer and step.
 
     Args:
-        points: one for each layer.
-        thetas: their parameters.
+        layers: the step of each layer.
+        thetas: the parameters of each layer.
         x: [T, B, I].
-        initial: each layer's state before the first step.
-        lengths: int64 [B], where rows have lengths of their own.
+        initial: the state of each layer before the first step.
+        lengths: int64 [B]; None if all rows have T steps.
     """
-    backs: list[list[Back]] = []
+    backward_steps: list[list[BackwardStep]] = []
     y: Sequence[Tensor] = x.unbind(0)
-    for point, theta, state in zip(points, thetas, initial, strict=True):
-        outputs, row = [], []
+    for layer, theta, state in zip(layers, thetas, initial, strict=True):
+        outputs, of_layer = [], []
         for t, u_t in enumerate(y):
-            going = None if lengths is None else (t < lengths).unsqueeze(1)
-            state, y_t, back = point.forward(theta, u_t, state, t, going)
+            running = None if lengths is None else (t < lengths).unsqueeze(1)
+            state, y_t, backward_step = layer.forward(theta, u_t, state, t, running)
             outputs.append(y_t)
-            row.append(back)
-        backs.append(row)
+            of_layer.append(backward_step)
+        backward_steps.append(of_layer)
         y = outputs
-    return y, backs
+    return y, backward_steps
 
 
-def sweep(backs: Sequence[Sequence[Back]], initial: Sequence[Any], y_bar: Tensor) -> Tensor:
-    """Down through the layers: G [L, T], float64; y_bar [T, B, n] is what the loss sends back to the top layer's output."""
-    rows = []
-    bars: Sequence[Tensor] = y_bar.unbind(0)
-    for row, state in zip(reversed(backs), reversed(initial), strict=True):
+def backward_pass(backward_steps: Sequence[Sequence[BackwardStep]], initial: Sequence[Any], y_bar: Tensor) -> Tensor:
+    """G [L, T], float64, from y_bar [T, B, n], the derivative of the loss by the outputs of the top layer."""
+    G_of_layers = []
+    y_bars: Sequence[Tensor] = y_bar.unbind(0)
+    for of_layer, state in zip(reversed(backward_steps), reversed(initial), strict=True):
         s_bar = type(state)(*(torch.zeros_like(part) for part in state))
-        magnitudes, below = [], []
-        for back, y_bar_t in zip(reversed(row), reversed(bars), strict=True):
-            G, u_bar, s_bar = back(s_bar, y_bar_t)
-            magnitudes.append(G)
-            below.append(u_bar)
-        rows.append(torch.stack(magnitudes[::-1]))
-        bars = below[::-1]
-    return torch.stack(rows[::-1])
+        G_of_steps, u_bars = [], []
+        for backward_step, y_bar_t in zip(reversed(of_layer), reversed(y_bars), strict=True):
+            G, u_bar, s_bar = backward_step(s_bar, y_bar_t)
+            G_of_steps.append(G)
+            u_bars.append(u_bar)
+        G_of_layers.append(torch.stack(G_of_steps[::-1]))
+        y_bars = u_bars[::-1]
+    return torch.stack(G_of_layers[::-1])
 
 
-def observed(chain: Chain, times: Sequence[int], bars: Mapping[str, Sequence[Sequence[Tensor | None]]]) -> list[LatticePoint]:
-    """G of one layer at some steps, counted from 0.
+def observed_points(
+    chain: Chain, times: Sequence[int], gradients: Mapping[str, Sequence[Sequence[Tensor | None]]]
+) -> list[LatticePoint]:
+    """G of one observed layer at the given steps, counted from 0.
 
     Args:
-        chain: what its cell went through.
+        chain: the inputs and states of the layer.
         times: the steps.
-        bars: dL/ds_t for each L by name, as `lag.swept` gives it for this chain.
+        gradients: dL/ds_t of this chain for each L by name, as `lag.state_gradients` returns it.
     """
-    point = LatticeStep(chain.cell, len(chain.x[0]))
-    theta, found = point.theta(), []
+    layer = LatticeStep(chain.cell, len(chain.x[0]))
+    theta, points = layer.theta(), []
     for t in times:
         u, state = chain.x[t], type(chain.states[t])(*(part.detach() for part in chain.states[t]))
-        going = None if chain.lengths is None else (t < chain.lengths).unsqueeze(1)
+        running = None if chain.lengths is None else (t < chain.lengths).unsqueeze(1)
         with torch.no_grad():
-            new, y, back = point.forward(theta, u, state, chain.index[t], going)
-            for of, bar in bars.items():
-                given = zip(bar[t], new, strict=True)
-                s_bar = type(new)(*(torch.zeros_like(part) if g is None else g for g, part in given))
-                value = float(back(s_bar, torch.zeros_like(y))[0])
-                found.append(LatticePoint(str(chain.position), chain.position.layer, t + 1, of, value))
-    return found
+            new, y, backward_step = layer.forward(theta, u, state, chain.index[t], running)
+            for of, by_step in gradients.items():
+                pairs = zip(by_step[t], new, strict=True)
+                s_bar = type(new)(*(torch.zeros_like(part) if gradient is None else gradient for gradient, part in pairs))
+                value = float(backward_step(s_bar, torch.zeros_like(y))[0])
+                points.append(LatticePoint(str(chain.position), chain.position.layer, t + 1, of, value))
+    return points
 
 
-def has_one(chain: Chain) -> bool:
-    """Whether dL/ds_t tells the whole gradient: the cell has parameters, and none of them makes its output from its state."""
-    own = [parameter for parameter in chain.cell.parameters() if parameter.requires_grad]
+def has_lattice(chain: Chain) -> bool:
+    """Whether dL/ds_t determines G: the cell has parameters, and its output does not depend on them given the state."""
+    parameters = [parameter for parameter in chain.cell.parameters() if parameter.requires_grad]
     with torch.enable_grad():
         y = chain.cell.output(type(chain.states[0])(*(part.detach() for part in chain.states[0])))
-        made = torch.autograd.grad(y.sum(), own, allow_unused=True) if own and y.requires_grad else []
-    return bool(own) and all(gradient is None for gradient in made)
+        of_output = torch.autograd.grad(y.sum(), parameters, allow_unused=True) if parameters and y.requires_grad else []
+    return bool(parameters) and all(gradient is None for gradient in of_output)
+
+
+def flatness(G: Tensor, steps: Sequence[int] | None = None) -> Flatness:
+    """Summarise a lattice.
+
+    Args:
+        G: [L, T], the bottom layer and the first step first.
+        steps: the index of the step of each column; None if the columns are consecutive steps.
+    """
+    G = G.double()
+    corner = G[-1, -1]
+    gain_per_layer, gain_per_step = _gains(G, range(G.shape[1]) if steps is None else steps)
+    return Flatness(
+        bottom_to_top=float(G[0].sum() / G[-1].sum()),
+        first_to_last=float(G[0, 0] / corner),
+        share_within_ten=float(((corner / 10 <= G) & (corner * 10 >= G)).double().mean()),
+        gain_per_layer=gain_per_layer,
+        gain_per_step=gain_per_step,
+    )
+
+
+def _gains(G: Tensor, steps: Sequence[int]) -> tuple[float, float]:
+    L, T = G.shape
+    down = torch.arange(L - 1, -1, -1, dtype=G.dtype).unsqueeze(1).expand(L, T)
+    back = (steps[-1] - torch.tensor(list(steps), dtype=G.dtype)).expand(L, T)
+    usable = (G > 0) & torch.isfinite(G)
+    if not usable.any():
+        return math.nan, math.nan
+    terms = torch.stack([torch.ones_like(G)[usable], down[usable], back[usable]], dim=1)
+    # gelsd returns the smallest slopes if the points do not determine them: one layer, or one step.
+    _, b, c = torch.linalg.lstsq(terms, G[usable].log().unsqueeze(1), driver="gelsd").solution.squeeze(1).tolist()
+    return math.exp(b), math.exp(c)

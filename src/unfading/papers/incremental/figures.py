@@ -28,11 +28,11 @@ from unfading.cells.elman import ElmanCell
 from unfading.cells.fast import FastRNNCell
 from unfading.cells.incremental import IncrementalRNNCell
 from unfading.diagnostics.equilibrium import trajectory
-from unfading.diagnostics.equilibrium.analysis import histogram, spectrum
-from unfading.diagnostics.equilibrium.fixed_point import Convergence, convergence, equilibria, pulled, scipy_root
-from unfading.diagnostics.equilibrium.inner_path import matrix_norm, reached, walk
+from unfading.diagnostics.equilibrium.analysis import eigenvalue_shares, histogram
+from unfading.diagnostics.equilibrium.fixed_point import Convergence, convergence, equilibria, pull_norms, scipy_root
+from unfading.diagnostics.equilibrium.inner_path import end_points, inner_path, matrix_norm
 from unfading.diagnostics.equilibrium.inner_steps import conditions
-from unfading.diagnostics.measure.lag import norms
+from unfading.diagnostics.measure.lag import norms_of_rows
 from unfading.diagnostics.measure.noise import after_noise
 from unfading.diagnostics.measure.observe import observe
 from unfading.layers.model import Model
@@ -146,11 +146,11 @@ def fig7(steps: int = 400, windows: int = 16) -> Item:
     for setting in list(HAR2)[1:]:
         for step, model in snapshots(har2(setting, steps), every=steps):
             rnn, x = _in_double(model, windows)
-            path = walk(cast(Cell, rnn.cells[0]), x)
-            values = conditions(path, reached(path)).eigenvalues
+            path = inner_path(cast(Cell, rnn.cells[0]), x)
+            values = conditions(path, end_points(path)).eigenvalues
             label = f"{setting}, {f'after {step} steps' if step else 'at its start'}"
             eta = {"eta_least": float(path.eta.min()), "eta_most": float(path.eta.max())}
-            rows.append({"setting": label, "norm": matrix_norm(path), **eta, **spectrum(values, path.cell.alpha)})
+            rows.append({"setting": label, "norm": matrix_norm(path), **eta, **eigenvalue_shares(values, path.cell.alpha)})
             bins += [{"setting": label, **row} for row in histogram(values.real.flatten(), 0.1)]
     return Item(
         title="Fig. 7: eigenvalues of phi' P U - alpha I on HAR-2",
@@ -206,7 +206,7 @@ def _in_double(model: Model, windows: int) -> tuple[Recurrent, Tensor]:
 def _first_to_last(rnn: Recurrent, x: Tensor) -> Tensor:
     """||dh_T/dh_1|| of the first layer for every row of x, [B]."""
     chain = observe(rnn, Batch(x, x)).chains[0]
-    pairs = norms(chain, list(range(x.shape[1])), [len(x) - 1])["h", len(x) - 1]
+    pairs = norms_of_rows(chain, list(range(x.shape[1])), [len(x) - 1])["h", len(x) - 1]
     return torch.tensor([spectral for spectral, _ in pairs], dtype=torch.float64)
 
 
@@ -365,7 +365,7 @@ def approached(activation: Activation, eta: float, seed: int) -> tuple[Convergen
     generator = Generator().manual_seed(1000 + seed)
     h, x = (torch.randn(1, size, generator=generator, dtype=torch.float64) for size in (32, 3))
     cell = theorem_cell(32, eta=eta, activation=activation, inputs=3, seed=seed)
-    path = walk(cell, x[None])
+    path = inner_path(cell, x[None])
     near = equilibria(path, h, path.u[0])
     gap = float((scipy_root(path, h[0], path.u[0, 0]) - near.s[0]).abs().max())
     return convergence(path, h[0], path.u[0, 0], near.s[0], eta), gap
@@ -381,5 +381,5 @@ def pulls(form: str, eta: float = 0.1, steps: int = 300) -> list[Row]:
         cell = IncrementalRNNCell(3, 128, rank=16, eta=eta).double()
         cell.reset_parameters(generator)
     u = torch.randn(16, 128, generator=generator, dtype=torch.float64)
-    sizes = pulled(cell, torch.zeros_like(u), u, eta, steps, cell.weights())
+    sizes = pull_norms(cell, torch.zeros_like(u), u, eta, steps, cell.weights())
     return [{"form": form, "k": k, "pull": float((size / sizes[0]).median())} for k, size in enumerate(sizes)]

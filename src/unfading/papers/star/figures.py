@@ -16,8 +16,8 @@ from unfading.cells.gru import GRUCell
 from unfading.cells.janet import ForgetLSTMCell
 from unfading.cells.lstm import LSTMCell
 from unfading.cells.star import STARCell
-from unfading.diagnostics.measure.draws import STATED, Drawn, drawn, workers
-from unfading.diagnostics.measure.flatness import flatness
+from unfading.diagnostics.measure.draws import SIZES, LatticeStatistics, lattice_statistics, worker_pool
+from unfading.diagnostics.measure.lattice import flatness
 from unfading.papers.during_training import layer_norms, snapshots
 from unfading.papers.item import Item
 from unfading.papers.star.runs import CELLS as STACKED_CELLS
@@ -32,7 +32,7 @@ TRAINED_LAYERS = 12  # of figure 3
 MOMENTS = 20  # of a training run, at which gradients are measured
 LOSSES = {"last": "loss on the last step", "all": "loss on all steps"}
 SETTING = (
-    f"A stack of {STATED.layers} layers of {STATED.width} units runs for {STATED.steps} steps. A square is one layer at one "
+    f"A stack of {SIZES.layers} layers of {SIZES.width} units runs for {SIZES.steps} steps. A square is one layer at one "
     "step; the loss is at the right of the top row. Its colour tells of the gradient of the weights and biases which this "
     "layer used at this step alone (Frobenius norm). Each draw has orthogonal matrices, biases and states of zero, an input "
     "x_t = x_{t-1} / 2 + z / 2 and a random loss of its own."
@@ -138,15 +138,15 @@ def fig7(draws: int = DRAWS) -> Item:
     )
 
 
-def measured(cell: type[Cell], draws: int, pool: Executor | None) -> dict[str, Drawn]:
+def measured(cell: type[Cell], draws: int, pool: Executor | None) -> dict[str, LatticeStatistics]:
     """The gradient lattices of a cell in the setting of the figures."""
-    return drawn(partial(cell, hidden_size=STATED.width), draws, pool=pool)  # type: ignore[call-arg]
+    return lattice_statistics(partial(cell, hidden_size=SIZES.width), draws, pool=pool)  # type: ignore[call-arg]
 
 
 @cache
-def _drawn_lattices(names: tuple[str, ...], draws: int) -> dict[str, dict[str, Drawn]]:
+def _drawn_lattices(names: tuple[str, ...], draws: int) -> dict[str, dict[str, LatticeStatistics]]:
     """The gradient lattices of these cells, cached since figures 6 and 7 show the same ones."""
-    with workers(machine.cores()) as pool:
+    with worker_pool(machine.cores()) as pool:
         return {name: measured(CELLS[name], draws, pool) for name in names}
 
 
@@ -160,7 +160,7 @@ def _lattices(names: tuple[str, ...], draws: int) -> tuple[list[Row], list[str]]
     return rows, findings
 
 
-def _rows(cell: str, loss: str, lattice: Drawn) -> list[Row]:
+def _rows(cell: str, loss: str, lattice: LatticeStatistics) -> list[Row]:
     corner = float(lattice.mean[-1, -1])
     pairs = zip(lattice.mean.tolist(), lattice.deviation.tolist(), strict=True)
     return [
@@ -173,7 +173,7 @@ def _rows(cell: str, loss: str, lattice: Drawn) -> list[Row]:
     ]  # fmt: skip
 
 
-def _sentence(lattice: Drawn) -> str:
+def _sentence(lattice: LatticeStatistics) -> str:
     numbers, deviation = flatness(lattice.mean), float(lattice.deviation.mean())
     return (
         f"bottom layer {numbers.bottom_to_top:.2g} of the top one; corner (1, 1) {numbers.first_to_last:.2g} of that at the "
