@@ -121,7 +121,7 @@ def test_the_report_draws_what_was_watched(tmp_path):
         run = small(cell=cell, layers=2, steps=250, valid_every=250)
         curves[cell] = train(run, tmp_path, watch=gradients)["curve"]
     found = records.load([tmp_path])
-    (task,) = settings.tasks(found)
+    (task,) = settings.group_by_task(found)
     specs = watch_figures.figures(task)
     rows = specs["gradients"]["datasets"]["watched"]
     seen = {cell: [line["watched"] for line in curve if "watched" in line] for cell, curve in curves.items()}
@@ -139,14 +139,14 @@ def test_the_report_draws_what_was_watched(tmp_path):
 
 def test_a_curve_that_nobody_watched_has_no_such_figure(tmp_path):
     train(small(), tmp_path)
-    (task,) = settings.tasks(records.load([tmp_path]))
+    (task,) = settings.group_by_task(records.load([tmp_path]))
     assert watch_figures.figures(task) == {}
 
 
 def test_what_a_watch_of_ones_own_saw_is_kept_and_not_drawn(tmp_path):
     record = train(small(), tmp_path, watch=lambda model, task, batch: {"rows": batch.x.shape[1]})
     assert record["curve"][0] == {"step": 0, "watched": {"rows": 4}}
-    (task,) = settings.tasks(records.load([tmp_path]))
+    (task,) = settings.group_by_task(records.load([tmp_path]))
     assert watch_figures.figures(task) == {}
 
 

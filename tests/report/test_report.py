@@ -103,7 +103,7 @@ def built(tmp_path_factory):
 
 
 def test_a_summary_is_what_numpy_says(runs):
-    adding, mnist = settings.tasks(records.load([runs]))
+    adding, mnist = settings.group_by_task(records.load([runs]))
     assert (adding.name, mnist.name) == ("adding T=200", "pixel_mnist")
     rows = {setting.label: setting.summary for setting in adding.settings}
     for (cell, inner), (valids, tests) in SCORES.items():
@@ -142,16 +142,16 @@ def test_trained_is_a_tenth_better_than_a_guess(rising, guess, test, status, tra
 
 
 def test_rows_stand_in_the_order_of_validation(runs):
-    adding, _ = settings.tasks(records.load([runs]))
+    adding, _ = settings.group_by_task(records.load([runs]))
     assert [setting.label for setting in adding.settings] == [
         "IncrementalRNN inner_steps=5",
         "IncrementalRNN inner_steps=1",
         "LSTM",
     ]
     better = [made_record(made_run("A", 0), 0.9, 0.1, rising=True), made_record(made_run("B", 0), 0.8, 0.99, rising=True)]
-    (task,) = settings.tasks(records.read(better))
+    (task,) = settings.group_by_task(records.read(better))
     assert [setting.label for setting in task.settings] == ["A", "B"]
-    (task,) = settings.tasks(records.read([record | {"best": None} for record in better]))
+    (task,) = settings.group_by_task(records.read([record | {"best": None} for record in better]))
     assert [setting.label for setting in task.settings] == ["B", "A"]
 
 
@@ -171,7 +171,7 @@ def test_rows_stand_in_the_order_of_validation(runs):
     ],
 )
 def test_a_label_names_what_differs(runs, labels):
-    (task,) = settings.tasks(records.read([made_record(run, 0.1, 0.1) for run in runs]))
+    (task,) = settings.group_by_task(records.read([made_record(run, 0.1, 0.1) for run in runs]))
     assert {setting.label for setting in task.settings} == labels
 
 
@@ -238,7 +238,7 @@ REFUSALS = {
 def test_what_cannot_be_read_is_refused_by_name(runs, sentence):
     paths = REFUSALS[sentence](runs)
     with pytest.raises((ValueError, OSError)) as refusal:
-        settings.tasks(records.load(paths))
+        settings.group_by_task(records.load(paths))
     assert sentence in str(refusal.value)
 
 
@@ -258,7 +258,7 @@ def test_a_page_needs_a_file_in_a_folder_that_is_there(runs, tmp_path):
         page.write(found, tmp_path / "no" / "page.html")
 
 
-@pytest.mark.parametrize("name", ["altair", "vl_convert"])
+@pytest.mark.parametrize("name", ["altair", "jinja2", "vl_convert"])
 def test_a_missing_package_is_named_with_its_extra(runs, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"pip install 'unfading\[report\]'"):
@@ -328,7 +328,7 @@ def test_nothing_on_the_page_is_fetched_or_smuggled_in(built):
 
 
 def test_a_figure_holds_the_points_of_the_curves(runs):
-    adding, mnist = settings.tasks(records.load([runs]))
+    adding, mnist = settings.group_by_task(records.load([runs]))
     found = figures.figures(adding)
     assert list(found) == ["curves", "loss", "test", "seconds"]
     rows = found["curves"]["datasets"]["seeds"]
@@ -348,7 +348,7 @@ def test_a_figure_holds_the_points_of_the_curves(runs):
 
 def test_a_long_curve_is_thinned_and_keeps_its_mean_and_its_end():
     curve = [{"step": k, "loss": float(k), "valid": {"mse": float(k)}} for k in range(1, 5001)]
-    (task,) = settings.tasks(records.read([made_record(made_run("LSTM", 0), 0.1, 0.1, curve=curve)]))
+    (task,) = settings.group_by_task(records.read([made_record(made_run("LSTM", 0), 0.1, 0.1, curve=curve)]))
     found = figures.figures(task)
     loss, valid = (found[name]["datasets"]["seeds"] for name in ("loss", "curves"))
     assert max(len(loss), len(valid)) <= figures.MOST
@@ -357,7 +357,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_mean_and_its_end():
 
 
 def test_many_settings_have_many_looks():
-    (task,) = settings.tasks(records.read([made_record(made_run("LSTM", 0, hidden=h), 0.1, 0.1) for h in range(1, 20)]))
+    (task,) = settings.group_by_task(records.read([made_record(made_run("LSTM", 0, hidden=h), 0.1, 0.1) for h in range(1, 20)]))
     encoding = figures.figures(task)["loss"]["layer"][0]["encoding"]
     colours, dashes = encoding["color"]["scale"]["range"], encoding["strokeDash"]["scale"]["range"]
     assert len({(colour, tuple(dash)) for colour, dash in zip(colours, dashes, strict=True)}) == 19

@@ -26,7 +26,7 @@ def report(
 
     loaded = records.load(runs)
     files = page.write(loaded, output, png=png)
-    tasks = groups.tasks(loaded)
+    tasks = groups.group_by_task(loaded)
     if json:
         print(dumps({"files": [str(path) for path in files], "tasks": [summary.plain(task) for task in tasks]}, indent=2))
         return

@@ -1,58 +1,58 @@
-"""One page from the plain rows of a diagnosis: the verdict on top, what to try, then the figures and the numbers."""
+"""The report of a diagnosis: one HTML page with the verdict, what to try, the figures and the numbers."""
 
-from collections.abc import Mapping
-from html import escape
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from unfading.files import write_atomically
-from unfading.report import html as sheet
-from unfading.report.figures import charts as _figures
-from unfading.report.figures import gradient_figures, inner_figures
+from unfading.report import html
+from unfading.report.figures import charts, gradient_figures, inner_figures
 from unfading.report.figures.charts import Figure
 from unfading.report.figures.inner_figures import number
+from unfading.report.html import PlacedFigure
+
+
+class NumberTable(NamedTuple):
+    """A table of the page: explanations by heading, and for each row its label and the other cells."""
+
+    columns: dict[str, str]
+    rows: list[tuple[str, list[str]]]
 
 
 def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[Path]:
-    """Write the page, and with `png` its figures beside it as NAME-gradient.png and so on; the paths written, page first."""
-    sheet.check(output)
-    drawn = gradient_figures.figures(rows)
-    files = {output: _page(rows, drawn).encode()}
-    for name, figure in drawn.items() if png else ():
-        files[output.with_name(f"{output.stem}-{name}.png")] = _figures.png(figure.chart)
+    """Write the page of a diagnosis, given as plain rows, and return the paths written, the page first.
+
+    With `png` its figures are written beside it as NAME-gradient.png and so on.
+    """
+    html.check(output)
+    figures = gradient_figures.figures(rows)
+    files = {output: _page(rows, figures).encode()}
+    for name, figure in figures.items() if png else ():
+        files[output.with_name(f"{output.stem}-{name}.png")] = charts.png(figure.chart)
     for path, content in files.items():
         write_atomically(path, content)
     return list(files)
 
 
-def _page(rows: Mapping[str, Any], drawn: Mapping[str, Figure]) -> str:
+def _page(rows: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
     loss = rows["loss"] or "none given; a random direction of the last output stands for it"
-    body = [
-        f"<h1>{escape(rows['verdict'])}</h1>",
-        f"<p class='dim'>{escape(rows['model'])}: {rows['parameters']:,} parameters, {rows['steps']} steps, "
-        f"{rows['rows']} rows. Loss: {escape(loss)}.</p>",
-    ]
-    if rows["findings"]:
-        items = "".join(
-            f"<li>{'<b class=bad>Fault</b>' if f['fault'] else '<b>Note</b>'} {_code(f['sentence'])}</li>"
-            for f in rows["findings"]
-        )
-        body.append(f"<ul>{items}</ul>")
-    if rows["advice"]:
-        items = "".join(f"<li><b>{_code(a['change'])}</b> {_code(a['evidence'])}</li>" for a in rows["advice"])
-        body += ["<h3>Worth trying</h3>", f"<ol>{items}</ol>"]
-    body.append("<section><h2>What was measured</h2><div class='figures'>")
-    for i, figure in enumerate(drawn.values(), 1):
-        body.append(sheet.figure(figure.caption, i, figure.note))
-    body += ["</div></section>", "<section><h2>In numbers</h2>", _layers(rows), *_flat(rows), *_equilibria(rows)]
-    body += [f"<p class='dim'>{escape(said)}</p>" for said in rows["capped"]]
-    body.append("</section>")
-    return sheet.html(rows["verdict"], body, [figure.chart for figure in drawn.values()])
+    size = f"{rows['parameters']:,} parameters, {rows['steps']} steps, {rows['rows']} rows"
+    return html.render(
+        "diagnosis.html",
+        rows["verdict"],
+        [figure.chart for figure in figures.values()],
+        subtitle=f"{rows['model']}: {size}. Loss: {loss}.",
+        findings=rows["findings"],
+        advice=rows["advice"],
+        figures=[PlacedFigure(i, figure.caption, figure.note) for i, figure in enumerate(figures.values(), 1)],
+        tables=[_layers(rows), *_lattices(rows), *_equilibria(rows)],
+        limits=rows["capped"],
+    )
 
 
-def _layers(rows: Mapping[str, Any]) -> str:
-    """A row a layer."""
-    heads = {
+def _layers(rows: Mapping[str, Any]) -> NumberTable:
+    """One row per layer."""
+    columns = {
         "layer": "",
         "gradient over all steps": "size of dL/dh over all steps, as a share of the top layer's",
         "at the first step": "||dL/ds_1||, as a share of its value at the loss",
@@ -66,14 +66,14 @@ def _layers(rows: Mapping[str, Any]) -> str:
     totals = {layer: sum(r["h"] ** 2 for r in source if r["layer"] == layer) ** 0.5 for layer in rows["layers"]}
     most = max((totals[layer] for layer in rows["top"]), default=0.0)
     value = max((r["norm"] for r in source if r["layer"] in rows["top"] and r["lag"] == 0), default=0.0)
-    lines = ""
+    lines = []
     for layer in rows["layers"]:
         first = [r["norm"] for r in source if r["layer"] == layer][-1:]
         part = "all" if any(r["layer"] == layer and r["part"] == "all" for r in rows["spectra"]) else "h"
         steps = [r for r in rows["spectra"] if r["layer"] == layer and r["part"] == part]
         gates = [r["low"] + r["high"] for r in rows["activations"] if r["layer"] == layer and r["kind"] != "relu"]
         state = [r["rms"] for r in rows["sizes"] if r["layer"] == layer][-1:]
-        numbers = [
+        cells = [
             number(totals[layer] / most if most else None),
             number(first[0] / value if first and value else None),
             number(rows["ratios"].get(layer)),
@@ -82,13 +82,13 @@ def _layers(rows: Mapping[str, Any]) -> str:
             "-" if not gates else f"{sum(gates) / len(gates):.0%}",
             number(state[0] if state else None),
         ]
-        lines += _line(layer, numbers)
-    return _table(heads, lines)
+        lines.append((layer, cells))
+    return NumberTable(columns, lines)
 
 
-def _flat(rows: Mapping[str, Any]) -> list[str]:
-    """A row a loss."""
-    heads = {
+def _lattices(rows: Mapping[str, Any]) -> Iterator[NumberTable]:
+    """One row per loss, for a model of several layers."""
+    columns = {
         "lattice": "gradient of the parameters that each layer used at each step",
         "bottom / top": "sum over steps, of the lowest layer and of the highest",
         "first / last": "lowest layer at the first step, highest layer at the last",
@@ -96,40 +96,22 @@ def _flat(rows: Mapping[str, Any]) -> list[str]:
         "a layer down": "by what it is multiplied from a layer to the one below, fitted",
         "a step back": "by what it is multiplied from a step to the one before, fitted",
     }
-    lines = ""
+    lines = []
     for row in rows["flat"] if len(rows["layers"]) > 1 else []:
         cells = [number(row[name]) for name in ("bottom_to_top", "first_to_last")]
         cells += [f"{row['share_within_ten']:.0%}", *(number(row[name]) for name in ("gain_per_layer", "gain_per_step"))]
-        lines += _line("of the loss" if row["of"] == "loss" else "of the last output", cells)
-    return [_table(heads, lines)] if lines else []
+        lines.append(("of the loss" if row["of"] == "loss" else "of the last output", cells))
+    if lines:
+        yield NumberTable(columns, lines)
 
 
-def _equilibria(rows: Mapping[str, Any]) -> list[str]:
-    """A row a measure, a column a layer."""
-    if not rows["equilibria"]:
-        return []
-    told = [inner_figures.numbers(each) for each in rows["equilibria"]]
-    heads = {"equilibrium of inner steps": "s* with F(s*) = phi(P U s* + u) - alpha s* = 0"}
-    heads |= {each["layer"]: "" for each in rows["equilibria"]}
-    return [_table(heads, "".join(_line(name, [each[name] for each in told]) for name in told[0]))]
-
-
-def _line(name: str, cells: list[str]) -> str:
-    return f"<tr><th scope='row'>{escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-
-
-def _table(heads: Mapping[str, str], lines: str) -> str:
-    head = "".join(
-        f"<th title='{escape(why, quote=True)}'>{escape(name)}</th>" if why else f"<th>{escape(name)}</th>"
-        for name, why in heads.items()
-    )
-    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
-
-
-def _code(sentence: str) -> str:
-    """Escaped, with what stands between backquotes as code."""
-    parts = escape(sentence).split("`")
-    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+def _equilibria(rows: Mapping[str, Any]) -> Iterator[NumberTable]:
+    """One row per number, one column per layer that takes inner steps."""
+    if rows["equilibria"]:
+        columns = {"equilibrium of inner steps": "s* with F(s*) = phi(P U s* + u) - alpha s* = 0"}
+        columns |= {each["layer"]: "" for each in rows["equilibria"]}
+        by_layer = [inner_figures.numbers(each) for each in rows["equilibria"]]
+        yield NumberTable(columns, [(name, [numbers[name] for numbers in by_layer]) for name in by_layer[0]])
 
 
 def _median(values: list[float]) -> float | None:

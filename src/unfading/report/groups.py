@@ -1,4 +1,4 @@
-"""Records in groups: one `Task` for each task with its options, in it one `Setting` for all runs that differ only in seed.
+"""Records in groups: one `TaskGroup` for each task with its options, in it one `Setting` for all runs that differ only in seed.
 
 Rows stand in the order of diverged seeds, fewest first, and then of the mean validation score. The test score orders and
 selects nothing as long as there is a validation score, or the best of many settings would look better than it is.
@@ -75,7 +75,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskGroup:
     """All settings run on one task, best validation first."""
 
     name: str
@@ -89,7 +89,7 @@ class Task:
         return [record for setting in self.settings for record in setting.records]
 
 
-def tasks(records: Sequence[Record]) -> list[Task]:
+def group_by_task(records: Sequence[Record]) -> list[TaskGroup]:
     """The records by task, in the order of the tasks' names."""
     groups: dict[str, list[Record]] = {}
     for record in records:
@@ -98,7 +98,7 @@ def tasks(records: Sequence[Record]) -> list[Task]:
     return [_task(name, group) for name, group in sorted(groups.items())]
 
 
-def _task(name: str, records: list[Record]) -> Task:
+def _task(name: str, records: list[Record]) -> TaskGroup:
     # Runs that have ended know the metric, its direction and the guess; those under way take it from them.
     told = next((record for record in records if record.status != "unfinished"), records[0])
     for record in records:
@@ -114,7 +114,7 @@ def _task(name: str, records: list[Record]) -> Task:
     members = [sorted(group, key=lambda record: record.seed) for _, group in sorted(groups.items())]
     names = labels([group[0].run for group in members])
     settings = [Setting(label, tuple(group)) for label, group in zip(names, members, strict=True)]
-    return Task(name, told.metric, told.higher_is_better, told.guess, tuple(_ordered(settings, told.higher_is_better)))
+    return TaskGroup(name, told.metric, told.higher_is_better, told.guess, tuple(_ordered(settings, told.higher_is_better)))
 
 
 def _ordered(settings: Sequence[Setting], higher_is_better: bool) -> list[Setting]:
@@ -137,7 +137,7 @@ def varying(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [".".join(path) for path in paths if len({_canonical(one, path) for one in flat}) > 1]
 
 
-def shown(run: Mapping[str, Any]) -> dict[str, str]:
+def flat_settings(run: Mapping[str, Any]) -> dict[str, str]:
     """All settings of a run, options by dotted name, as a reader would write them."""
     return {".".join(path): _say(value) for path, value in _flat(run).items()}
 

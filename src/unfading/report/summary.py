@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from unfading.report import records as _records
-from unfading.report.groups import Summary, Task, tasks
+from unfading.report.groups import Summary, TaskGroup, group_by_task
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,10 +18,10 @@ NOTE = (
 
 def summary(records: Iterable[Mapping[str, Any]]) -> "RenderableType":
     """What `unfading compare` prints at its end, from records as dicts; at most 80 columns on a screen of 80."""
-    return terminal(tasks(_records.read(records)))
+    return terminal(group_by_task(_records.read(records)))
 
 
-def terminal(found: Sequence[Task]) -> "RenderableType":
+def terminal(found: Sequence[TaskGroup]) -> "RenderableType":
     """One table for each task, best validation first."""
     from rich.console import Group
     from rich.table import Table
@@ -57,30 +56,26 @@ def terminal(found: Sequence[Task]) -> "RenderableType":
     return Group(*parts, Text(NOTE, style="dim"))
 
 
-def html(task: Task) -> str:
-    """The same with all columns, for the page; every text of a record is escaped."""
-    headings = {
-        "setting": "", "validation": "mean of the best validation scores", "test": "mean over seeds, sample standard deviation",
-        "best test": "over seeds", "trained": "runs that ended a tenth better than a guess without diverging", "seeds": "",
-        "steps": "most that a run has done", "params": "all parameters", "recurrent": "parameters without head and embedding",
-        "kB": "of float32 weights", "seconds": "of training, median over seeds", "ms/seq.": "at test, median over seeds",
-    }  # fmt: skip
-    head = "".join(f"<th title='{why}'>{name}</th>" if why else f"<th>{name}</th>" for name, why in headings.items())
-    lines = []
-    for setting in task.settings:
-        row = setting.summary
-        cells = [
-            score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {spread(row.spread)}"), score(row.best),
-            _trained(row), count(row.seeds), f"{row.steps:,}",
-            *("-" if number is None else f"{number:,}" for number in (row.parameters, row.recurrent)),
-            "-" if row.kilobytes is None else f"{row.kilobytes:,.1f}", time(row.seconds), time(row.milliseconds),
-        ]  # fmt: skip
-        numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        lines.append(f"<tr><th scope='row'>{escape(row.setting)}</th>{numbers}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+# Columns of the page's table after the setting, with an explanation where the heading needs one.
+COLUMNS = {
+    "setting": "", "validation": "mean of the best validation scores", "test": "mean over seeds, sample standard deviation",
+    "best test": "over seeds", "trained": "runs that ended a tenth better than a guess without diverging", "seeds": "",
+    "steps": "most that a run has done", "params": "all parameters", "recurrent": "parameters without head and embedding",
+    "kB": "of float32 weights", "seconds": "of training, median over seeds", "ms/seq.": "at test, median over seeds",
+}  # fmt: skip
 
 
-def plain(task: Task) -> dict[str, Any]:
+def cells(row: Summary) -> list[str]:
+    """The cells of a setting in the page's table, one for each of `COLUMNS` after the first."""
+    return [
+        score(row.valid), score(row.mean) + ("" if row.spread is None else f" ± {spread(row.spread)}"), score(row.best),
+        _trained(row), seed_list(row.seeds), f"{row.steps:,}",
+        *("-" if number is None else f"{number:,}" for number in (row.parameters, row.recurrent)),
+        "-" if row.kilobytes is None else f"{row.kilobytes:,.1f}", time(row.seconds), time(row.milliseconds),
+    ]  # fmt: skip
+
+
+def plain(task: TaskGroup) -> dict[str, Any]:
     """The same as JSON values."""
     return {
         "task": task.name,
@@ -92,7 +87,7 @@ def plain(task: Task) -> dict[str, Any]:
     }
 
 
-def failures(task: Task) -> list[tuple[str, str]]:
+def failures(task: TaskGroup) -> list[tuple[str, str]]:
     """Runs that came to nothing or to no end, each with the reason."""
     found = []
     for setting in task.settings:
@@ -137,19 +132,19 @@ def time(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
 
 
-def count(seeds: Sequence[int]) -> str:
+def seed_list(seeds: Sequence[int]) -> str:
     """Seeds as a list, or as a range where they are many and next to each other."""
     if len(seeds) > 3 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))
 
 
-def metric_name(task: Task) -> str:
+def metric_name(task: TaskGroup) -> str:
     """The metric by name, for a reader."""
     return (task.metric or "score").replace("_", " ")
 
 
-def _title(task: Task) -> str:
+def _title(task: TaskGroup) -> str:
     guess = "" if task.guess is None else f"; a guess scores {score(task.guess)}"
     return f"{task.name}: {metric_name(task)}, {'higher' if task.higher_is_better else 'lower'} is better{guess}"
 

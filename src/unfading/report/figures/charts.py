@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from unfading.report.groups import Setting, Task
+from unfading.report.groups import Setting, TaskGroup
 from unfading.report.records import Record
 from unfading.report.summary import metric_name, score
 
@@ -36,7 +36,7 @@ class Figure(NamedTuple):
     chart: Spec
 
 
-def figures(task: Task) -> dict[str, Spec]:
+def figures(task: TaskGroup) -> dict[str, Spec]:
     """Every figure for which the records have something to show, by name, as Vega-Lite."""
     specs: dict[str, Spec] = {}
     valid = _valid(task.metric)
@@ -124,7 +124,7 @@ def _median(lines: Sequence[Line]) -> Line:
     return [(step, statistics.median(values)) for step, values in sorted(at.items()) if len(values) > len(lines) / 2]
 
 
-def _over_steps(task: Task, line: Callable[[Record], Line], title: str, *, guess: float | None, error: bool) -> Spec:
+def _over_steps(task: TaskGroup, line: Callable[[Record], Line], title: str, *, guess: float | None, error: bool) -> Spec:
     alt = needed("altair")
     seeds: list[dict[str, Any]] = []
     middle: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def _over_steps(task: Task, line: Callable[[Record], Line], title: str, *, guess
     return finished(alt.layer(*layers), 320, {"seeds": seeds, "middle": middle, "dots": [*seeds, *medians]})
 
 
-def _per_seed(task: Task, values: Mapping[str, tuple[Any, Any]], title: str, *, guess: float | None, error: bool) -> Spec:
+def _per_seed(task: TaskGroup, values: Mapping[str, tuple[Any, Any]], title: str, *, guess: float | None, error: bool) -> Spec:
     alt = needed("altair")
     ((name, (value, middle)),) = values.items()
     seeds: list[dict[str, Any]] = []
@@ -222,7 +222,7 @@ def decades(alt: Any, log: bool) -> Any:
     return alt.Axis(tickCount=5, gridOpacity=faint, tickOpacity=faint)
 
 
-def _colours(alt: Any, task: Task) -> dict[str, Any]:
+def _colours(alt: Any, task: TaskGroup) -> dict[str, Any]:
     labels = [setting.label for setting in task.settings]
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(labels))]
     legend = alt.Legend(title=None, symbolType="stroke", symbolOpacity=1)

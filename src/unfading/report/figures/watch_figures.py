@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from unfading.report.figures.charts import DASHES, Spec, finished, needed
-from unfading.report.groups import Setting, Task
+from unfading.report.groups import Setting, TaskGroup
 from unfading.report.records import Watched
 
 MOST = 8  # lines of one setting through time: more cannot be told apart
 
 
-def figures(task: Task) -> dict[str, Spec]:
+def figures(task: TaskGroup) -> dict[str, Spec]:
     """Both figures, by name, where something was watched."""
     layers = [row for setting in task.settings for row in _layers(setting)]
     times = [row for setting in task.settings for row in _times(setting)]
