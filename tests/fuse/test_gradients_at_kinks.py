@@ -1,6 +1,6 @@
-"""Where a function bends, is flat or overflows on the way: results and gradients of a compiled step are those of torch.
+"""At kinks, in flat parts and after overflows the results and gradients of a compiled step are those of torch.
 
-A state that starts at zero stands at the kink of relu6, and at the pole of a standard deviation.
+A state that starts at zero is at the kink of relu6, and at the pole of a standard deviation.
 """
 
 import math
@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.helpers.against_autograd import Setting, by_autograd, by_kernel, compiled, some_numbers, wrong
+from unfading.fuse.ir.program import InputKind
 from unfading.fuse.trace.recorder import Signature, trace
 
-SIGNATURE = Signature((5,), ("sequence",), (5,), (), torch.float64)
+SIGNATURE = Signature((5,), (InputKind.SEQUENCE,), (5,), (), torch.float64)
 SETTING = Setting(1, 26)
 FUNCTIONS = {
     **{name: getattr(torch, name) for name in ("relu", "abs", "sign", "tanh", "sigmoid", "erf", "exp", "expm1")},
@@ -46,7 +47,7 @@ FUNCTIONS = {
     "truth plus truth": lambda x: ((x > 0) + (x > -0.5)).to(x.dtype) * x,
     "a count of truths": lambda x: (x > 0).sum(1, keepdim=True) * x,
 }
-# Where the functions above bend, all at once.
+# The kinks of all functions above.
 BENDS = torch.tensor([-6.0, -3.0, -1.0, -0.5, 0.0, 0.2, 0.5, 1.0, 3.0, 6.0], dtype=torch.float64)
 POINTS = {
     "bends": lambda random: BENDS[torch.randint(0, len(BENDS), (1, 26, 5), generator=random)],
@@ -66,8 +67,8 @@ def kernels():
     return dict(zip(FUNCTIONS, compiled([trace(step_of(name), SIGNATURE) for name in FUNCTIONS]), strict=True))
 
 
-def test_the_largest_is_found_again_on_the_way_back():
-    """In optimised code the way back computes the same sums with other roundings."""
+def test_the_maximum_is_computed_again_in_the_backward_pass():
+    """In optimised code the backward pass computes the same sums with other roundings."""
 
     def step(inputs, states, weights):
         (x,), (h,) = inputs, states
@@ -80,7 +81,7 @@ def test_the_largest_is_found_again_on_the_way_back():
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_at_kinks_and_far_out_gradients_are_those_of_torch(name):
+def test_gradients_at_kinks_and_extremes_are_those_of_torch(name):
     for where, points in POINTS.items():
         if (name, where) in (("exp", "large"), ("expm1", "large")):
             continue  # infinite, as they should be

@@ -1,4 +1,4 @@
-"""Random steps over the whole language: compiled, they give what autograd gives through the step itself."""
+"""Random steps over the whole language: the compiled step has the results and gradients of autograd."""
 
 from functools import cache
 
@@ -13,12 +13,12 @@ from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import ELEMENTWISE, REDUCTIONS, VIEWS, InputKind, Op, Program
 from unfading.fuse.trace.recorder import Signature, trace
 
-UNIT = 15  # programs that are compiled together
+UNIT = 15  # programs per compilation
 steps = cache(some)
 
 
 def check(these: list[RandomStep], *, first: int = 0, optimised: bool = False) -> None:
-    """The law, for each step under three settings; `first` numbers them, so that the settings differ."""
+    """Check each step under three settings; `first` is the number of the first step, so that settings differ."""
     kernels = compiled([traced(step) for step in these], optimised=optimised)
     for number, (step, kernel) in enumerate(zip(these, kernels, strict=True)):
         matters = False
@@ -42,7 +42,7 @@ def differences(step, kernel, setting):
 
 
 def report(step, setting, errors) -> str:
-    """What is wrong, of which program, and the first lines of the step that go wrong by themselves."""
+    """The wrong results, the program, and the shortest beginning of the step that is wrong too."""
     cuts = step.cuts()
     kernels = compiled([traced(cut) for cut in cuts])
     short = next((cut for cut, kernel in zip(cuts, kernels, strict=True) if differences(cut, kernel, setting)[0]), step)
@@ -66,7 +66,7 @@ def test_five_hundred_random_steps_have_them_in_optimised_code(unit):
 
 
 def test_random_steps_use_every_word_of_the_language():
-    """`copy` is written by the scheduler alone."""
+    """Only the scheduler writes `copy`."""
     used = {value.op for step in steps(60, 12) for value in traced(step).values()}
     assert (ELEMENTWISE | VIEWS | REDUCTIONS | {Op.CAT, Op.DOT}) - used == {Op.COPY}
 
@@ -75,7 +75,7 @@ def test_evaluating_a_program_is_taking_its_step():
     for number, step in enumerate(steps(60, 12)):
         setting = some_settings(step.signature(), number)[1]
         inputs, states, weights, *_ = some_numbers(step.signature(), setting)
-        rows = [x[0] for x in inputs]  # [1, n] for a shared one, as the reference loop hands it over
+        rows = [x[0] for x in inputs]  # [1, n] for a shared one, as in the reference loop
         want = step.function()([row.expand(setting.B, -1) for row in rows], states, weights)
         for got, part in zip(next_states(traced(step), rows, states, weights), want, strict=True):
             assert_close(got, part, rtol=1e-12, atol=1e-12, msg=lambda text, step=step: f"{text}\n{step}")
@@ -102,7 +102,7 @@ def test_unbind_is_compiled():
 
 
 def test_random_steps_are_as_good_in_float32_as_torch():
-    """Against float64: ten times what torch's own loop misses in float32, or 1e-5, a hundred roundings."""
+    """The error against float64 is at most ten times that of torch's own loop in float32, or 1e-5, a hundred roundings."""
     these = steps(60, 12)[::6]
     kernels = compiled([traced(step, torch.float32) for step in these], torch.float32)
     for number, (step, kernel) in enumerate(zip(these, kernels, strict=True)):

@@ -1,4 +1,4 @@
-"""What cannot be compiled is refused, with its reason and the line of the user's file; "auto" then takes the reference."""
+"""Steps that cannot be compiled are refused with a reason and the user's line; "auto" then takes the reference."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from unfading.fuse.trace import recorder as trace
 
 
 class Refused(unfading.ElmanCell):
-    """An Elman cell with another step: `step(self, x, h, W)` gives the new state, or what takes its place."""
+    """An Elman cell with another step: `new(self, x, h, W)` returns the new state, or something wrong."""
 
     def __init__(self, input_size, hidden_size, *, bias=True, new=None):
         super().__init__(input_size, hidden_size, bias=bias)
@@ -21,7 +21,7 @@ class Refused(unfading.ElmanCell):
         self.leak = torch.nn.Parameter(torch.tensor(0.5))
         self.register_buffer("mask", torch.linspace(0, 1, hidden_size))
 
-    def step(self, inputs, state, weights):  # refused as a whole, where it is no one line of it
+    def step(self, inputs, state, weights):  # refused as a whole, if not for a single line
         return state._replace(h=self.new(self, inputs.a, state.h, weights.W_h))
 
 
@@ -160,7 +160,7 @@ def layer_of(new, **options):
 
 
 def line_of(new):
-    """Where the refused line stands: the file, its number and its text."""
+    """The refused line: file, number and code."""
     elsewhere = {a_gradient_of_its_own: Twice, the_size_of_the_batch: Refused.step, a_hook_on_a_gradient: Refused.step}
     lines, first = inspect.getsourcelines(elsewhere.get(new, new))
     number = next(i for i, line in enumerate(lines) if "# refused" in line)
@@ -222,12 +222,12 @@ def test_a_state_of_another_kind_is_refused_by_both(new):
 
 
 @pytest.mark.parametrize(
-    ("made", "got"), [(lambda state: state.h, "Tensor"), (lambda state: (state.h, state.h), "a tuple of 2")]
+    ("result", "got"), [(lambda state: state.h, "Tensor"), (lambda state: (state.h, state.h), "a tuple of 2")]
 )
-def test_another_number_of_states_is_refused_by_both(made, got):
+def test_another_number_of_states_is_refused_by_both(result, got):
     class Returns(unfading.ElmanCell):
         def step(self, inputs, state, weights):  # refused
-            return made(state)
+            return result(state)
 
     x = torch.randn(4, 3, 2)
     sentence = f"step must return its state, a tuple of 1 tensors; got {got} ({__file__}:"
@@ -239,7 +239,7 @@ def test_another_number_of_states_is_refused_by_both(made, got):
 
 
 def test_a_parameter_that_weights_hands_in_is_followed_as_it_changes():
-    """What a_scalar_from_self would miss: the value after a step of the optimiser, and the gradient."""
+    """A compiled a_scalar_from_self would miss the value after an optimiser step, and the gradient."""
 
     class HandsIn(Refused):
         def weights(self):
@@ -292,7 +292,7 @@ def test_a_step_that_reads_another_attribute_is_compiled_anew(change):
 
 
 def test_a_refusal_can_fail(monkeypatch):
-    """Without the check of shapes a step that mixes rows is compiled, to another function: the law above turns red."""
+    """Without the check of shapes a step that mixes rows is compiled to another function, and the test above fails."""
     monkeypatch.setattr(trace.Recorder, "_mismatch", lambda self, packet, tensor, value: None)
     with pytest.raises(AssertionError):
         test_what_is_refused_runs_by_the_reference(rows_against_rows)

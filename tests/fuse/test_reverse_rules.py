@@ -1,4 +1,4 @@
-"""Every reverse rule against autograd, and that the comparison turns red where the rule is wrong."""
+"""Every reverse rule agrees with autograd, and the comparison fails if a rule is wrong."""
 
 from functools import cache
 
@@ -21,10 +21,10 @@ def outer(x, h):
     return x.unsqueeze(2) * h.unsqueeze(1)
 
 
-# For each rule a new state, of an input x, a state h, a matrix W and a vector b, in which its derivative matters.
+# For each rule a new state, computed from an input x, a state h, a matrix W and a vector b, that depends on its derivative.
 CASES = {
     Op.NEG: lambda x, h, W, b: torch.exp(-h) * x,
-    Op.COPY: lambda x, h, W, b: torch.sin(h) * x,  # what the program of `with_a_copy` is
+    Op.COPY: lambda x, h, W, b: torch.sin(h) * x,  # the program is that of `with_a_copy`
     Op.EXP: lambda x, h, W, b: torch.exp(h) * x,
     Op.EXPM1: lambda x, h, W, b: torch.expm1(h) * x,
     Op.LOG: lambda x, h, W, b: torch.log(2 + x * h),
@@ -65,7 +65,7 @@ CASES = {
 
 
 def scaled(b, value, x, y, d):
-    """What is wrong with a rule unless something else is said: a thousandth too much."""
+    """The default fault of a rule: its gradient is too large by a thousandth."""
     return [part if part is None else b.map(Op.MUL, 1.001, part) for part in RULES[value.op](b, value, x, y, d)]
 
 
@@ -74,7 +74,7 @@ def let_through(b, value, x, y, d):
 
 
 def at_the_front(b, value, x, y, d):
-    """The gradient of a slice, put where another slice would have been."""
+    """The gradient of a slice, put in the place of another slice."""
     axis, start, stop = value.slice
     rest = list(x[0].shape)
     rest[axis] -= stop - start
@@ -97,7 +97,7 @@ FAULTS = {
 
 
 def with_a_copy():
-    """`copy` is written by the scheduler alone, and not traced."""
+    """Only the scheduler writes `copy`; it is never traced."""
     b = Builder()
     x, h = b.leaf(TensorKind.INPUT, 0, 0, 3), b.leaf(TensorKind.STATE, 0, 0, 3)
     new = b.map(Op.MUL, b.map(Op.COPY, b.map(Op.SIN, h)), x)
@@ -122,7 +122,7 @@ def healthy():
 
 @cache
 def faulty():
-    """The same programs, each with the rule it is the case of replaced by a wrong one."""
+    """The same programs, each with its own rule replaced by a wrong one."""
     names = iter(CASES)
 
     def with_a_fault(program):
@@ -136,14 +136,14 @@ def faulty():
         return dict(zip(CASES, compiled(list(programs().values())), strict=True))
 
 
-def errors(step, made):
-    found = {}
+def errors(step, kernel):
+    differences = {}
     for setting in SETTINGS:
         numbers = some_numbers(SIGNATURE, setting)
         want = by_autograd(step, SIGNATURE, numbers, setting)
-        found |= wrong(by_kernel(made, SIGNATURE, numbers, setting), want)
+        differences |= wrong(by_kernel(kernel, SIGNATURE, numbers, setting), want)
         assert any(value.abs().max() > 1e-3 for name, value in want.items() if "gradient" in name)
-    return found
+    return differences
 
 
 def test_every_rule_has_its_case():
@@ -158,9 +158,9 @@ def test_a_rule_is_the_derivative_of_autograd(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_rule_turns_red(name):
-    found = errors(step_of(name), faulty()[name])
-    assert found
-    assert all("gradient" in name for name in found), "the fault is in the reverse alone"
+    differences = errors(step_of(name), faulty()[name])
+    assert differences
+    assert all("gradient" in name for name in differences), "the fault is in the reverse program only"
 
 
 def test_a_matrix_product_left_out_after_the_loop_turns_red(monkeypatch):

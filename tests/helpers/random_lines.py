@@ -1,22 +1,22 @@
-"""The lines a random step is made of: each function draws what it works on and adds a line or two (see `random_steps`)."""
+"""The lines of a random step: each function draws its operands and adds a line or two (see `random_steps`)."""
 
 import math
 
-NEAR = 1e-6  # what is compared lies further apart, or is the same on purpose
-LARGEST = 40  # entries of a value, per row
+NEAR = 1e-6  # numbers that are compared differ by more, or are equal on purpose
+LARGEST = 40  # entries of a value, per batch row
 
 
 def _texts(several):
     return [text.strip() for text in several.replace("\n", ";").split(";") if text.strip()]
 
 
-# Smooth, finite and with a finite derivative wherever x is.
+# Smooth, and finite with a finite derivative for every finite x.
 SMOOTH = _texts("""
     -{x}; torch.exp(0.5 * {x}); torch.expm1(0.5 * {x}); torch.log(1 + {x} * {x}); torch.log1p({x}.square()); torch.tanh({x})
     torch.sigmoid({x}); torch.sqrt({x} * {x} + 0.5); torch.reciprocal(2.5 + torch.sin({x})); torch.sin({x}); torch.cos({x})
     torch.erf({x})
 """)
-MADE_OF_THEM = _texts("""
+COMPOSED = _texts("""
     F.silu({x}); F.softplus({x}); F.gelu({x}); F.gelu({x}, approximate="tanh"); F.mish({x}); F.logsigmoid({x}); {x} / 4
     2 - 0.5 * {x}; torch.tensor(0.7) * {x}; {x} * 1; {x} + 0; 0.3 * (0.5 * {x}); {x} + {x}; {x} - {x} * {x}; -(-{x} - 1)
     torch.ones_like({x}) - {x}; torch.full_like({x}, 0.3) * {x}; torch.zeros_like({x}) + 0.5; {x} + {x}.new_zeros(())
@@ -38,7 +38,7 @@ COMPARED = _texts("""
     ({x} > {y}).to({x}.dtype) * {y}; ({x} <= {y}) * {x}; torch.where(({x} > {y}) & ({y} > -0.2), {x}, {y})
     torch.where(torch.logical_and({x} < {y}, {x} < 0.3), {x}, {y})
 """)
-# With where they bend: at the zeros of the second expression.
+# Each with an expression whose zeros are its kinks.
 KINKED = [
     ("torch.relu({x})", "{x}"),
     ("torch.abs({x})", "{x}"),
@@ -51,7 +51,7 @@ KINKED = [
     ("F.elu({x})", "{x}"),
     ("torch.where({x} > 0.1, {x}, torch.tensor(0.1, dtype={x}.dtype))", "{x} - 0.1"),
 ]
-# At a tie in every entry, on purpose.
+# Ties in every entry, on purpose.
 TIES = _texts("""
     torch.maximum({x}, {x}); torch.minimum({x}, {x}); torch.where({x} == {x}, torch.sin({x}), -{x})
     torch.where({x} != {x}, torch.sin({x}), {x} ** 2); torch.maximum({x}, {x}.clone()) * (({x} >= {x}) * {x})
@@ -60,7 +60,7 @@ TIES = _texts("""
 
 
 def near(w, text):
-    """Whether an expression comes near zero somewhere."""
+    """Whether an expression is near zero in any entry."""
     return bool((w.run(text).abs() < NEAR).any())
 
 
@@ -71,7 +71,7 @@ def axis_text(w, x, axis):
 
 def smooth(w):
     x = w.pick()
-    w.add(w.one(SMOOTH if w.number(0, 1) else MADE_OF_THEM).format(x=x.name), x.batched)
+    w.add(w.one(SMOOTH if w.number(0, 1) else COMPOSED).format(x=x.name), x.batched)
 
 
 def power(w):
@@ -144,7 +144,7 @@ def linear(w):
 
 
 def gates(w):
-    """One product, cut in pieces that each go their way."""
+    """One product, cut into pieces that are used separately."""
     x = w.row()
     m, n = w.number(1, 4), w.number(2, 3)
     W = w.weight((n * m, x.shape[0])).name
@@ -238,7 +238,7 @@ def outer(w):
 
 
 def bmm(w):
-    """A product of matrices of which each row of the batch has its own."""
+    """A product of matrices that differ from batch row to batch row."""
     matrices = [known for known in w.known if known.batched and len(known.shape) == 2]
     A = w.one(matrices) if matrices and w.number(0, 2) else outer(w)
     if A is None:
@@ -318,10 +318,10 @@ LINES += [shaped, shaped, outer, bmm, reduced, reduced, normalised]
 
 
 def new_state(w, i):
-    """What the step returns for state i: a contraction of what was made, or one of the odd things a step may return."""
+    """The new state i: a contraction of a value of the step, or one of the unusual results that a step may return."""
     h, n = f"h{i}", w.states[i]
     odd = w.number(0, 11)
-    if odd == 0 and i > 0:  # a line of delay, an input kept, a state that does not change or is put back to zero
+    if odd == 0 and i > 0:  # a delay line, an input, an unchanged state, or zero
         others = [known.name for known in w.known if known.batched and known.shape == (n,) and known.name[0] in "xh"]
         return w.one([*others, f"torch.zeros_like({h})"])
     x = w.pick(lambda known: known.name.startswith("v"))
@@ -347,6 +347,6 @@ def new_state(w, i):
 
 
 def with_the_rest(w, text):
-    """What the step returns for a state, and in it what was made and not used."""
+    """A new state that also depends on every value that is not used otherwise."""
     rest = [f"size({known.name}, {known.batched})" for known in w.known if known.name in w.unused and known.name[0] == "v"]
     return f"{text} + 0.1 * torch.tanh({' - '.join(rest)})" if rest else text

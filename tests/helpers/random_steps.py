@@ -1,15 +1,16 @@
-"""Random steps for the compiler of recurrences: Python functions, written line by line, over all that its language knows.
+"""Random steps for the recurrence compiler: Python functions, written line by line, that use its whole language.
 
-A step is text, so that one that fails can be read, cut short and pasted:
+A step is text, so that one that fails can be read, shortened and pasted:
 
     x0, x1, h0, W0, = *inputs, *states, *weights
     v0 = F.linear(h0, W0[1:4])
     v1 = torch.maximum(v0, x1[:, :3])
     return [0.5 * torch.tanh(v1)]
 
-Each line is run on a few rows of numbers as it is written. That tells its shape; that it is finite; that nothing compared in
-it stands at a tie, which rounding would settle one way in one program and another way in the other (`torch.maximum(x, x)`
-and its like are ties on purpose, and settled alike); and when to scale it, so that numbers stay near 1.
+Each line is evaluated on a few rows of numbers when it is written. This gives its shape, and ensures that it is finite and
+that no comparison in it is near a tie, which rounding could decide differently in two programs (`torch.maximum(x, x)` and
+similar lines are ties on purpose; both programs decide them alike). Lines with large numbers are scaled, so that numbers stay
+near 1.
 """
 
 import math
@@ -27,14 +28,14 @@ from tests.helpers import random_lines
 from tests.helpers.random_lines import LARGEST
 from unfading.fuse.trace.recorder import Signature
 
-ROWS = 13  # of the numbers that lines are tried on
+ROWS = 13  # of the numbers that lines are evaluated on
 # Draws that use every operation of the language. A fixed seed, not `derandomize`, which would draw other steps whenever
 # this file is moved or edited.
 SEED = 6
 
 
 class Known(NamedTuple):
-    """A variable of the step: its name, what it holds for the example, whether it has the batch axis."""
+    """A variable of the step: its name, its value in the example, and whether it has the batch axis."""
 
     name: str
     probe: Tensor
@@ -42,15 +43,15 @@ class Known(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the features."""
+        """The shape of the features."""
         return tuple(self.probe.shape[self.batched :])
 
 
 class RandomStep(NamedTuple):
-    """The lines of a step, what it returns, and what it is handed."""
+    """The lines of a step, its return values, and the sizes of its arguments."""
 
     lines: tuple[str, ...]
-    batched: tuple[bool, ...]  # of what each line makes
+    batched: tuple[bool, ...]  # whether the result of each line has the batch axis
     returns: tuple[str, ...]
     inputs: tuple[int, ...]
     kinds: tuple[str, ...]
@@ -58,9 +59,9 @@ class RandomStep(NamedTuple):
     weights: tuple[tuple[int, ...], ...]
 
     def __str__(self) -> str:
-        handed = [f"x{i}" for i in range(len(self.inputs))] + [f"h{i}" for i in range(len(self.states))]
-        handed += [f"W{i}" for i in range(len(self.weights))]
-        body = [f"{', '.join(handed)}, = *inputs, *states, *weights", *self.lines, f"return [{', '.join(self.returns)}]"]
+        arguments = [f"x{i}" for i in range(len(self.inputs))] + [f"h{i}" for i in range(len(self.states))]
+        arguments += [f"W{i}" for i in range(len(self.weights))]
+        body = [f"{', '.join(arguments)}, = *inputs, *states, *weights", *self.lines, f"return [{', '.join(self.returns)}]"]
         return "def step(inputs, states, weights):\n    " + "\n    ".join(body)
 
     def function(self) -> Callable[..., list[Tensor]]:
@@ -72,7 +73,7 @@ class RandomStep(NamedTuple):
         return Signature(self.inputs, self.kinds, self.states, self.weights, dtype)
 
     def cuts(self) -> "list[RandomStep]":
-        """The step with its first lines alone, shortest first; the states are then made of the last of them."""
+        """The step with its first lines only, shortest first; the new states are computed from the last of them."""
         out = []
         for n, batched in enumerate(self.batched):
             size = f"size(v{n}, {batched})"
@@ -87,7 +88,7 @@ def without_gradient(x: Tensor) -> Tensor:
 
 
 def size(x: Tensor, batched: bool) -> Tensor:
-    """One number for each row, [B, 1], or one for all."""
+    """One number for each row, [B, 1], or one for all rows."""
     flat = x.reshape(len(x), -1) if batched else x.reshape(-1)
     return torch.sin(flat).mean(-1, keepdim=True)
 
@@ -103,7 +104,7 @@ NAMES = {"torch": torch, "F": F, "without_gradient": without_gradient, "size": s
 
 
 class Writer:
-    """A step while it is written: `draw` takes from a strategy of hypothesis."""
+    """A step while it is written. `draw` draws from a strategy of hypothesis."""
 
     def __init__(self, draw: Callable[..., Any]):
         self.draw = draw
@@ -135,10 +136,10 @@ class Writer:
         return self.known[-1]
 
     def weight(self, shape: tuple[int, ...]) -> Known:
-        """A weight of this shape: one that is there, or a new one."""
-        there = [known for known in self.known if known.name.startswith("W") and tuple(known.probe.shape) == shape]
-        if there and self.number(0, 2):
-            return self.one(there)
+        """A weight of this shape: an existing one, or a new one."""
+        existing = [known for known in self.known if known.name.startswith("W") and tuple(known.probe.shape) == shape]
+        if existing and self.number(0, 2):
+            return self.one(existing)
         self.weights.append(shape)
         return self.know(f"W{len(self.weights) - 1}", 2 * self.random(shape) - 1, False)
 
@@ -153,7 +154,7 @@ class Writer:
         return self.draw(st.permutations(range(n)))
 
     def pick(self, fits: Callable[[Known], bool] = lambda known: True) -> Known:
-        """A variable that fits, rather one that was not used yet, rather a late one."""
+        """A variable that fits; unused ones and late ones are preferred."""
         fitting = [known for known in reversed(self.known) if math.prod(known.shape) <= LARGEST and fits(known)]
         fitting.sort(key=lambda known: known.name not in self.unused)
         return fitting[min(self.number(0, len(fitting) - 1), self.number(0, len(fitting) - 1))]
@@ -163,14 +164,14 @@ class Writer:
         return self.pick(lambda known: known.batched and len(known.shape) == 1)
 
     def partner(self, x: Known) -> Known:
-        """A value that broadcasts with x, without the batch of one against the features of the other."""
+        """A value that broadcasts with x, with no batch axis against features."""
         return self.pick(lambda y: _broadcast(x, y))
 
     def run(self, text: str) -> Tensor:
         return eval(text, self.names)
 
     def add(self, text: str, batched: bool) -> Known:
-        """A line; scaled where its numbers are too large to go on with."""
+        """Add a line, scaled if its numbers are too large."""
         largest = self.run(text).abs().max().item()
         text = text if largest <= 3 else f"{2 / largest:.2g} * ({text})"
         probe = self.run(text)
@@ -185,14 +186,14 @@ class Writer:
         self.unused -= set(re.findall(r"\w+", text))
 
     def matters(self, text: str) -> bool:
-        """Whether what the step is handed has any influence on this."""
-        handed = {known.name: known.probe.clone().requires_grad_() for known in self.known if known.name[0] in "xhW"}
-        names = {**NAMES, **handed}
-        exec("\n".join([*self.lines, f"made = {text}"]), names)
-        made = names["made"]
-        if not made.requires_grad:
+        """Whether the result depends on any argument of the step."""
+        arguments = {known.name: known.probe.clone().requires_grad_() for known in self.known if known.name[0] in "xhW"}
+        names = {**NAMES, **arguments}
+        exec("\n".join([*self.lines, f"result = {text}"]), names)
+        result = names["result"]
+        if not result.requires_grad:
             return False
-        gradients = torch.autograd.grad(made.sum(), list(handed.values()), materialize_grads=True)
+        gradients = torch.autograd.grad(result.sum(), list(arguments.values()), materialize_grads=True)
         return any(gradient.abs().max() > 1e-3 for gradient in gradients)
 
 
@@ -202,7 +203,7 @@ def _broadcast(x: Known, y: Known) -> bool:
         return False
     own, other = (a, b) if x.batched else (b, a)
     if x.batched != y.batched and len(other) > len(own):
-        # Of a parameter, an axis of 1 may stand for the batch.
+        # The first axis of a parameter may be a batch axis of size 1.
         return len(other) == len(own) + 1 and other[0] == 1 and other[1:] == own
     try:
         return math.prod(torch.broadcast_shapes(a, b)) <= LARGEST
@@ -220,15 +221,14 @@ def steps(draw: Callable[..., Any], longest: int) -> RandomStep:
     returns[-1] = random_lines.with_the_rest(w, returns[-1])
     if not w.matters(returns[0]):
         returns[0] = f"0.5 * torch.tanh({returns[0]} + h0 + x0[:, :1])"
-    made = tuple(w.lines), tuple(w.batched), tuple(returns)
-    return RandomStep(*made, w.inputs, w.kinds, w.states, tuple(w.weights))
+    return RandomStep(tuple(w.lines), tuple(w.batched), tuple(returns), w.inputs, w.kinds, w.states, tuple(w.weights))
 
 
 def some(count: int, longest: int) -> list[RandomStep]:
-    """So many steps of at most `longest` choices each, the same in every run."""
-    found: dict[tuple[str, ...], RandomStep] = {}
+    """`count` steps of at most `longest` choices each, the same in every run."""
+    by_beginning: dict[tuple[str, ...], RandomStep] = {}
 
-    # Hypothesis likes to try again what it has just tried, a little changed; one of each such family is enough.
+    # Hypothesis often draws small changes of its last example; one step of each such family is enough.
     @seed(SEED)
     @settings(
         max_examples=3 * count,
@@ -239,8 +239,8 @@ def some(count: int, longest: int) -> list[RandomStep]:
     )
     @given(steps(longest))
     def collect(step: RandomStep) -> None:
-        found.setdefault(step.lines[:3], step)
+        by_beginning.setdefault(step.lines[:3], step)
 
     collect()
-    assert len(found) >= count
-    return list(found.values())[:count]
+    assert len(by_beginning) >= count
+    return list(by_beginning.values())[:count]

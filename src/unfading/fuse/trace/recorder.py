@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
             self.refuse(f"{packet} runs along the batch or time; rows do not mix")  # before it makes a million tensors
         if reason is not None and not self.lenient:
             self.refuse(reason)
-        if any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in leaves):  # a number that was made a tensor
+        if any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in leaves):  # a number as a tensor
             without_data = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             args, kwargs = _pytree.tree_unflatten(without_data, tree)
         out = func(*args, **kwargs)
