@@ -4,6 +4,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+class NoKernel(Exception):
+    """A kernel cannot be built on this machine; the message is the reason, without a full stop."""
+
+
 def check_count(name: str, value: int, *, least: int = 1) -> None:
     """Raise unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -14,6 +14,7 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.lengths import flip, zero_past
+from unfading.loop_options import LoopOptions
 
 
 def scan(
@@ -61,10 +62,8 @@ def reference(
     x: Tensor,
     state: Any,
     weights: Any,
+    options: LoopOptions = LoopOptions(),
     *,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-    start: int = 0,
     constants: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Any, Any]:
     """Project x [T, B, I] and `scan`: what every implementation does, in the plainest way.
@@ -72,7 +71,8 @@ def reference(
     Args:
         constants: values for the fields named in `cell.constant`, where x is a piece of a sequence that has them already.
     """
-    return scan(cell, projected(cell, x, start, constants), state, weights, lengths=lengths, reverse=reverse)
+    inputs = projected(cell, x, options.start, constants)
+    return scan(cell, inputs, state, weights, lengths=options.lengths, reverse=options.reverse)
 
 
 def projected(cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> Any:

@@ -27,7 +27,7 @@ class Called:
     kind = "cpu"
     lent = ()
 
-    def __init__(self, function, buffers, room):
+    def __init__(self, function, buffers, pool):
         self.function, self.buffers = function, buffers
         function(torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, buffers))
 
@@ -40,7 +40,7 @@ class Called:
         return made
 
     @staticmethod
-    def room(device):
+    def pool(device):
         return None
 
     @staticmethod
@@ -54,7 +54,7 @@ class Called:
 
 @pytest.fixture
 def device(monkeypatch):
-    monkeypatch.setattr(capture, "Captured", Called)
+    monkeypatch.setattr(capture, "CapturedGraph", Called)
     # What "auto" tries first would take all.
     monkeypatch.setattr("unfading.fuse.fused.refusal", lambda cell: "the compiler is at rest")
     return "cpu"
@@ -73,7 +73,7 @@ def test_every_variant_agrees_with_the_reference(cell, options, device):
 
 @pytest.mark.parametrize("T", [1, 2, 3, 31, 32, 33, 75, 1000])
 def test_pieces_make_the_whole(T, monkeypatch):
-    monkeypatch.setattr("unfading.backends.cuda_graph.chunks.PIECE", 32)
+    monkeypatch.setattr("unfading.backends.cuda_graph.chunks.CHUNK", 32)
     pieces = cut(T)
     assert [begin for begin, _ in pieces] == [sum(steps for _, steps in pieces[:p]) for p in range(len(pieces))]
     assert sum(steps for _, steps in pieces) == T
@@ -116,7 +116,7 @@ def test_the_doctor_tells_how_a_cell_runs_on_a_gpu():
 
 def test_the_doctor_prints_it(capsys, monkeypatch):
     found = [OnGPU("STAR", "fused", ""), OnGPU("LSTM", "graph", "too large"), OnGPU("Odd", "reference", "it looks")]
-    monkeypatch.setattr(doctor, "findings", list)
+    monkeypatch.setattr(doctor, "checks", list)
     monkeypatch.setattr(doctor, "explanations", list)
     monkeypatch.setattr(doctor, "explanations_on_gpu", lambda hidden_size: found if hidden_size == 300 else [])
     listing.doctor(hidden_size=300)

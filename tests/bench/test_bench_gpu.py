@@ -30,7 +30,7 @@ from unfading.bench.precision import TOLERANCES, float32_precision
 from unfading.bench.results import Beside, Pass, Peer, Row, of_case, read
 from unfading.bench.timing import EVENTS, Clock, Race, race
 from unfading.cli import main as cli
-from unfading.fuse.devices import interpreted
+from unfading.fuse.plan import interpreted
 from unfading.fuse.triton.kernel import TritonKernel
 from unfading.fuse.triton.source import triton_missing
 

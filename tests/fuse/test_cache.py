@@ -422,8 +422,11 @@ def test_the_first_compiler_on_path_serves_without_cc(world):
 @pytest.mark.parametrize(
     ("cc", "sentence"),
     [
-        ("no-such-cc -O1", "CC='no-such-cc -O1' names 'no-such-cc', which is no program on this machine; mend it or unset it"),
-        ("gcc '", 'CC="gcc \'" cannot be read as a command: No closing quotation; mend it or unset it'),
+        (
+            "no-such-cc -O1",
+            "CC='no-such-cc -O1' names 'no-such-cc', which is no program on this machine; correct it or unset it",
+        ),
+        ("gcc '", 'CC="gcc \'" cannot be read as a command: No closing quotation; correct it or unset it'),
         ("true", "true reported success and made no library, so it is no C compiler; set CC to one; the source is kept in "),
         ("false", "false failed with exit status 1: it gave no message; the source is kept in "),
     ],

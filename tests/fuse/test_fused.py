@@ -75,11 +75,11 @@ def test_every_cell_is_compiled_with_its_projection_but_one(cell):
 
 
 def test_long_sequences_in_pieces(monkeypatch):
-    from unfading.fuse import inference
+    from unfading.fuse import fused
     from unfading.fuse.c import backward
 
-    monkeypatch.setattr(inference, "PIECE", 1 << 10)
-    monkeypatch.setattr(backward, "PIECE", 1 << 10)
+    monkeypatch.setattr(fused, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(backward, "CHUNK_BYTES", 1 << 10)
     for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell):
         for bidirectional in (False, True):
             layer = (

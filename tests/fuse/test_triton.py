@@ -10,8 +10,7 @@ import torch
 
 import unfading
 from tests.helpers.triton_laws import *  # noqa: F403
-from unfading.fuse.devices import interpreted
-from unfading.fuse.plan import plan, triton_kernel
+from unfading.fuse.plan import interpreted, plan, triton_kernel
 from unfading.fuse.triton.source import triton_missing
 
 pytestmark = [
@@ -33,7 +32,7 @@ def test_without_triton_auto_takes_the_reference(tmp_path):
     (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('made to fail')")
     script = (
         "import torch, unfading\n"
-        "from unfading.fuse.devices import interpreted\n"
+        "from unfading.fuse.plan import interpreted\n"
         "with interpreted():\n"
         "    print(unfading.STAR(2, 3)(torch.ones(4, 1, 2))[0].shape)\n"
         "    try:\n"
@@ -41,7 +40,7 @@ def test_without_triton_auto_takes_the_reference(tmp_path):
         "    except RuntimeError as error:\n"
         "        print(error)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert "torch.Size([4, 1, 3])" in done.stdout
     assert "STARCell cannot run fused: Triton does not load: made to fail" in done.stdout

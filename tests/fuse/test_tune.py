@@ -6,13 +6,12 @@ import pytest
 import torch
 
 import unfading
-from unfading.fuse import devices as place
-from unfading.fuse.plan import plan, triton_kernel
+from unfading.fuse.plan import interpreted, plan, triton_kernel
 from unfading.fuse.triton import search as triton_tune
-from unfading.fuse.triton.launch_settings import Loop, Setting, resident_blocks, usual
+from unfading.fuse.triton.launch_settings import LaunchSettings, LoopShape, resident_blocks, usual
 from unfading.fuse.triton.search import best, remember, tuned
 
-CUT = Loop("train", 128, 4 * 128 * 128, True)
+CUT = LoopShape("train", 128, 4 * 128 * 128, True)
 USUAL = usual(CUT, "tf32")
 
 
@@ -40,7 +39,7 @@ def test_vectors_are_cut_only_where_they_may_be():
 def kernel(tmp_path, monkeypatch):
     monkeypatch.setenv("UNFADING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    with place.interpreted():
+    with interpreted():
         found = plan(unfading.STARCell(1, 70))
         yield triton_kernel(found.key)
     triton_kernel(found.key).settings.clear()
@@ -70,7 +69,7 @@ def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
 @pytest.mark.parametrize("damage", ["", "{", "[]", json.dumps({"train": {"rows": 16}})])
 def test_a_damaged_file_is_as_none(damage, kernel, monkeypatch):
     before = kernel.setting("train", "tf32")
-    monkeypatch.setattr(triton_tune, "kept", lambda name: damage.encode())
+    monkeypatch.setattr(triton_tune, "read_file", lambda name: damage.encode())
     remember(kernel, "tf32", torch.device("cpu"))
     assert kernel.setting("train", "tf32") == before
 
@@ -88,7 +87,7 @@ def test_blocks_that_stay_leave_room_for_the_largest_of_the_others(room, stay):
 
 
 def test_a_matrix_too_large_for_the_chip_is_cut():
-    assert usual(Loop("train", 128, 128 * 128, True), "tf32") == Setting(16, 8, None, 192 * 1024)
+    assert usual(LoopShape("train", 128, 128 * 128, True), "tf32") == LaunchSettings(16, 8, None, 192 * 1024)
     assert usual(CUT, "tf32").width == 64
     assert usual(CUT, "bf16").width is None
     assert usual(CUT._replace(flat=False), "tf32").width is None

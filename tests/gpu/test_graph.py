@@ -20,7 +20,7 @@ from tests.user.quiet import QuietCell
 from unfading import catalogue
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph
-from unfading.backends.cuda_graph import chunks as pieces
+from unfading.backends.cuda_graph import chunks
 from unfading.backends.cuda_graph.backend import graph_or_scan, graph_refusal
 from unfading.fuse.fused import refusal
 
@@ -40,7 +40,7 @@ def device():
 
 @pytest.fixture
 def usual_pieces(monkeypatch, short_pieces):
-    monkeypatch.setattr(pieces, "PIECE", 32)
+    monkeypatch.setattr(chunks, "CHUNK", 32)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unfading.fuse.c import backward, compiler, kernel
 from unfading.fuse.c.backward import Backward
-from unfading.fuse.c.kernel import Kernel, Walk
+from unfading.fuse.c.kernel import Kernel
 from unfading.fuse.ir.program import Program
 from unfading.fuse.trace.recorder import Signature
 
@@ -118,12 +118,12 @@ def by_kernel(made: Kernel, signature: Signature, numbers: Numbers, setting: Set
     if setting.turned:
         groups = (inputs, states, weights, d_trajectory, d_final)
         inputs, states, weights, d_trajectory, d_final = ([_turned(x) for x in group] for group in groups)
-    walk = Walk.of(lengths, setting.reverse)
+    options = Kernel.options(lengths, setting.reverse)
     wanted = [name not in setting.unwanted for name in _gradient_names(signature)]
-    with _poisoned_memory(), patch.object(backward, "PIECE", 1):
-        in_evaluation, end, _ = made.forward(inputs, states, weights, walk, keep=False)
-        trajectory, final, saved = made.forward(inputs, states, weights, walk, keep=True)
-        back = Backward(made, inputs, states, weights, trajectory, saved, walk, wanted)
+    with _poisoned_memory(), patch.object(backward, "CHUNK_BYTES", 1):
+        in_evaluation, end, _ = made.forward(inputs, states, weights, options, keep=False)
+        trajectory, final, saved = made.forward(inputs, states, weights, options, keep=True)
+        back = Backward(made, inputs, states, weights, trajectory, saved, options, wanted)
         d_inputs, d_states, d_weights = back.gradients(d_trajectory, d_final)
     return _named([*trajectory, *final, *in_evaluation, *end], [*d_inputs, *d_states, *d_weights], signature)
 

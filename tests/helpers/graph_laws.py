@@ -16,8 +16,7 @@ from tests.helpers.variants import name
 from tests.user.quiet import QuietCell
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph
-from unfading.backends.cuda_graph import capture
-from unfading.backends.cuda_graph import chunks as pieces
+from unfading.backends.cuda_graph import capture, chunks
 from unfading.backends.cuda_graph.backend import graph_or_scan, graph_refusal
 
 # float64: the same operations; sums over pieces in another order.
@@ -27,14 +26,14 @@ T, B = 11, 5  # 4 + 4 + 2 + 1
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 4)
+    monkeypatch.setattr(chunks, "CHUNK", 4)
 
 
 @pytest.fixture
 def recordings(device, monkeypatch):
     """Grows with every recording."""
-    made, record = [], capture.Captured.__init__
-    monkeypatch.setattr(capture.Captured, "__init__", lambda self, *given: (made.append(given), record(self, *given))[1])
+    made, record = [], capture.CapturedGraph.__init__
+    monkeypatch.setattr(capture.CapturedGraph, "__init__", lambda self, *given: (made.append(given), record(self, *given))[1])
     return made
 
 
@@ -213,19 +212,19 @@ def test_training_and_evaluation_are_kept_both(device, recordings):
 
 def test_few_kinds_of_call_are_kept(device, recordings, monkeypatch):
     layer = built(unfading.STARCell, 5, backend="graph").to(device)
-    outputs = [layer(given(device, 4, batch))[0] for batch in range(1, graph.KEPT + 3)]
-    assert len(recordings) == 2 * (graph.KEPT + 2)
+    outputs = [layer(given(device, 4, batch))[0] for batch in range(1, graph.STORED + 3)]
+    assert len(recordings) == 2 * (graph.STORED + 2)
     outputs[0].sum().backward()  # its recordings are kept by the call itself
-    layer(given(device, 4, graph.KEPT + 2))
-    assert len(recordings) == 2 * (graph.KEPT + 2)
+    layer(given(device, 4, graph.STORED + 2))
+    assert len(recordings) == 2 * (graph.STORED + 2)
     layer(given(device, 4, 1))  # gone
-    assert len(recordings) == 2 * (graph.KEPT + 3)
-    monkeypatch.setattr(graph, "MOST", graph.KEPT + 4)
+    assert len(recordings) == 2 * (graph.STORED + 3)
+    monkeypatch.setattr(graph, "MOST", graph.STORED + 4)
     with unfading.use_backend("auto"):
         if choose(layer.cells[0], "auto") is graph_or_scan:
             for batch in (20, 21, 22):
                 layer(given(device, 4, batch))
-            assert len(recordings) == 2 * (graph.KEPT + 4)
+            assert len(recordings) == 2 * (graph.STORED + 4)
 
 
 def test_hooks_on_what_is_saved_see_no_recording(device):
@@ -355,7 +354,7 @@ def test_a_failure_to_record_is_remembered(device, monkeypatch):
         tried.append(given)
         raise capture.NotGraphable("recording it failed: a stone in the way")
 
-    monkeypatch.setattr(capture.Captured, "__init__", fail)
+    monkeypatch.setattr(capture.CapturedGraph, "__init__", fail)
     with unfading.use_backend("reference"):
         want = layer(x)[0]
     layer.backend = "graph"

@@ -1,9 +1,9 @@
-"""Checkpointing through time: a long sequence is run in segments without a graph, and again with one in the backward pass.
+"""Checkpointing through time: a sequence is run in segments without a graph, and again with one in the backward pass.
 
-What is kept between the passes is the state at the start of each segment; one segment at a time has its graph while it is
-gone back through. With segments of sqrt T steps that is memory of order sqrt T, beside the layer's input and output, which
-are kept in any case. The projection is inside the segment. Inside torch.compile, which plans memory itself, and inside the
-transforms of torch.func, which cannot run a segment twice, the whole sequence is run at once.
+Between the two passes only the state before each segment is stored, and the backward pass holds the graph of one segment at a
+time. With segments of sqrt T steps, memory grows like sqrt T, beside the input and the output of the layer, which are stored in
+any case. The projection is part of the segment. The whole sequence is run at once inside torch.compile, which plans memory
+itself, and inside the transforms of torch.func, which cannot run a segment twice.
 """
 
 from collections.abc import Callable
@@ -16,73 +16,61 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.lengths import flip
+from unfading.loop_options import LoopOptions
 from unfading.reference import constants_of
 from unfading.torch_state import traced
 
-Scan = Callable[..., tuple[Any, Any]]
-
 
 def run_in_segments(
-    implementation: Scan,
-    cell: Cell,
-    x: Tensor,
-    state: Any,
-    weights: Any,
-    *,
-    every: int,
-    lengths: Tensor | None,
-    reverse: bool,
-    start: int,
+    implementation: Callable[..., tuple[Any, Any]], cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions
 ) -> tuple[Any, Any]:
-    """As `implementation(cell, x, state, weights, ...)`, segment by segment of `every` steps."""
-    if traced():
-        return implementation(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start)
+    """As `implementation(cell, x, state, weights, options)`, in segments of `options.checkpoint_every` steps."""
+    lengths, reverse, start = options[:3]
+    if traced() or options.checkpoint_every is None:
+        return implementation(cell, x, state, weights, options)
     if reverse:
-        # Processing order from here on: what depends on time alone was declared shared, and is read in this order anyway.
+        # From here on in the order of processing; fields that depend on time alone are declared `shared` and read in that
+        # order.
         x = flip(x, lengths)
     constants = constants_of(cell, x, start)
     parameters = {f"cell.{name}": value for name, value in cell.named_parameters()}
-    pieces = []
-    for x_piece in x.split(every):
-        segment = Segment(implementation, cell, lengths, start)
-        leaves, tree = _pytree.tree_flatten(((x_piece, state, weights, constants), parameters))
-        *states, state = _pytree.tree_unflatten(Recomputed.apply(segment, tree, *leaves), segment.outputs)
-        pieces.append(states)
-        start += len(x_piece)
-        lengths = None if lengths is None else lengths - len(x_piece)
-    parts = [list(part) for part in zip(*pieces, strict=True)]
-    del pieces, states
+    segments = []
+    for x_segment in x.split(options.checkpoint_every):
+        segment = Segment(implementation, cell, options._replace(lengths=lengths, reverse=False, start=start))
+        leaves, tree = _pytree.tree_flatten(((x_segment, state, weights, constants), parameters))
+        *states, state = _pytree.tree_unflatten(RecomputedSegment.apply(segment, tree, *leaves), segment.outputs)
+        segments.append(states)
+        start += len(x_segment)
+        lengths = None if lengths is None else lengths - len(x_segment)
+    parts = [list(part) for part in zip(*segments, strict=True)]
+    del segments, states
     trajectory = []
-    while parts:  # one after the other, so that a part's pieces go before the next is joined
+    while parts:  # one part after the other, so that the segments of one are freed before the next is joined
         trajectory.append(torch.cat(parts.pop(0)))
     if reverse:
-        own = None if lengths is None else lengths + len(x)
-        trajectory = [flip(part, own) for part in trajectory]
+        trajectory = [flip(part, options.lengths) for part in trajectory]
     return type(state)(*trajectory), state
 
 
 class Segment(nn.Module):
-    """One segment as a function of tensors, with all else that decides its result as it was when it was first run."""
+    """One segment as a function of tensors, with everything else that decides its result as it was in the first run."""
 
     outputs: Any  # the tree of what it returns: the parts of the trajectory, then the final state
 
-    def __init__(self, implementation: Scan, cell: Cell, lengths: Tensor | None, start: int):
+    def __init__(self, implementation: Callable[..., tuple[Any, Any]], cell: Cell, options: LoopOptions):
         super().__init__()
         self.cell = cell
         self.implementation = implementation
-        self.lengths = lengths
-        self.start = start
+        self.options = options
         self.training_flags = [module.training for module in cell.modules()]
 
     def forward(self, x: Tensor, state: Any, weights: Any, constants: dict[str, Tensor]) -> list[Tensor]:
-        trajectory, last = self.implementation(
-            self.cell, x, state, weights, lengths=self.lengths, start=self.start, constants=constants
-        )
+        trajectory, last = self.implementation(self.cell, x, state, weights, self.options, constants=constants)
         leaves, self.outputs = _pytree.tree_flatten([*trajectory, last])
         return leaves
 
     def first(self, arguments: Any, parameters: dict[str, Tensor]) -> list[Tensor]:
-        """Run, and remember what random numbers and which precision it ran with."""
+        """Run, and store the state of the random number generators and of autocast."""
         device = arguments[0].device
         self.autocast = (device.type, torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type))
         before = _random_state(device)
@@ -92,7 +80,7 @@ class Segment(nn.Module):
         return leaves
 
     def again(self, arguments: Any, parameters: dict[str, Tensor]) -> list[Tensor]:
-        """Run once more as the first time, whatever has been set since."""
+        """Run as in the first run, whatever has been set since."""
         device = arguments[0].device
         devices = [device] if device.type == "cuda" else []
         modules = list(self.cell.modules())
@@ -111,8 +99,8 @@ class Segment(nn.Module):
         return leaves
 
 
-class Recomputed(torch.autograd.Function):
-    """A segment that keeps its inputs only."""
+class RecomputedSegment(torch.autograd.Function):
+    """A segment that stores only its inputs for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, segment: Segment, tree: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
@@ -122,16 +110,16 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        twice = torch.is_grad_enabled()  # a second derivative is asked for
+        twice = torch.is_grad_enabled()  # a second derivative is wanted
         with torch.enable_grad():
-            # New nodes, so that a gradient goes back to the inputs of this segment and not past them.
+            # New nodes, so that a gradient stops at the inputs of this segment.
             leaves = [
                 leaf.view_as(leaf) if twice else leaf.detach().requires_grad_(leaf.requires_grad) for leaf in ctx.saved_tensors
             ]
             outputs = ctx.segment.again(*_pytree.tree_unflatten(leaves, ctx.tree))
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         tracked = [i for i, output in enumerate(outputs) if output.requires_grad]
-        found = iter(
+        results = iter(
             torch.autograd.grad(
                 [outputs[i] for i in tracked],
                 wanted,
@@ -140,7 +128,7 @@ class Recomputed(torch.autograd.Function):
                 allow_unused=True,
             )
         )
-        return (None, None, *(next(found) if leaf.requires_grad else None for leaf in leaves))
+        return (None, None, *(next(results) if leaf.requires_grad else None for leaf in leaves))
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

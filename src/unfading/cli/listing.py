@@ -177,15 +177,15 @@ def doctor(clear_cache: bool = False, hidden_size: int = 128, json: bool = False
         kernels, size = cache.clear()
         print(f"removed {kernels} kernels, {size / 1e6:.1f} MB, from {cache.folder()}")
         return
-    findings, cells = diagnosis.findings(), diagnosis.explanations()
+    checks, cells = diagnosis.checks(), diagnosis.explanations()
     on_gpu = diagnosis.explanations_on_gpu(hidden_size)
     if json:
-        sections: dict[str, list[Any]] = {"machine": findings, "cells": cells, "on_gpu": on_gpu}
+        sections: dict[str, list[Any]] = {"machine": checks, "cells": cells, "on_gpu": on_gpu}
         print(dumps({name: [line._asdict() for line in lines] for name, lines in sections.items()}, indent=2))
         return
-    for finding in findings:
-        print(f"{'ok ' if finding.good else 'BAD'} {finding.name:10} {finding.value}")
-    works = all(finding.good for finding in findings if finding.name == "compiling")
+    for check in checks:
+        print(f"{'ok ' if check.good else 'BAD'} {check.name:10} {check.value}")
+    works = all(check.good for check in checks if check.name == "compiling")
     fused = [cell for cell in cells if cell.fused] if works else []
     print(f"{'ok ' if works else 'BAD'} cells      {len(fused)} of {len(cells)} can run fused on the CPU")
     for cell in cells:

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.backends.choose import How, outputs
+from unfading.backends.choose import outputs
 from unfading.cells.base import Cell
 from unfading.diagnostics.measure.jacobian import evenly_spaced
 from unfading.diagnostics.measure.observe import evaluation_mode
 from unfading.layers.model import Model
+from unfading.loop_options import LoopOptions
 from unfading.tasks.base import Batch, Task
 from unfading.training.record import plain
 
@@ -64,7 +65,7 @@ def _run_layer(
         for begin, end, name in ((start, t, backend), (t, t + 1, "reference")):
             if begin < end:
                 remaining = None if lengths is None else (lengths - begin).clamp(0, end - begin)
-                chunk, state = outputs(cell, u[begin:end], state, How(remaining, False, begin, name, None))
+                chunk, state = outputs(cell, u[begin:end], state, LoopOptions(remaining, start=begin, backend=name))
                 chunks.append(chunk)
         nodes.append(state[0])
         start = t + 1

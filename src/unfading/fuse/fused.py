@@ -1,29 +1,38 @@
-"""The fused implementation of the loop over time: as `scan`, through the compiled kernel."""
+"""backend="fused": the loop over time as one compiled kernel, in C on the CPU and in Triton on a GPU.
+
+`fused` has the arguments and results of `reference`. `fused_outputs` computes the outputs alone, where no gradient is wanted.
+`refusal` gives the reason why a cell cannot run in this way.
+"""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
 from unfading.cells.base import Cell
-from unfading.fuse.bind import check, gather_inputs, gather_weights
-from unfading.fuse.c.compiler import NoCompiler
-from unfading.fuse.devices import halves, place_of
-from unfading.fuse.inference import Inference
-from unfading.fuse.operator import Loop
-from unfading.fuse.plan import Plan, kernel, plan, plan_or_raise
+from unfading.cells.wrap import WrapperCell
+from unfading.errors import NoKernel
+from unfading.fuse.ir.program import InputKind
+from unfading.fuse.operator import FusedLoop, Sizes
+from unfading.fuse.plan import Plan, autocast_precision, c_kernel, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
-from unfading.fuse.triton.probe import triton_trouble
-from unfading.fuse.triton.source import NoTriton
-from unfading.reference import reference
+from unfading.fuse.trace.projection import ends, slopes
+from unfading.fuse.trace.tree import flatten, with_dense
+from unfading.lengths import zero_past
+from unfading.loop_options import LoopOptions
+from unfading.reference import check_inputs, projected, reference
 from unfading.torch_state import traced
 
-T = TypeVar("T")
+CHUNK_BYTES = 1 << 21  # of inputs and states in one chunk of time, where no gradient is wanted
+DEVICES = {"c": "the CPU", "triton": "one GPU"}
+
+R = TypeVar("R")
 
 
 def fused(
@@ -31,75 +40,135 @@ def fused(
     x: Tensor,
     state: Any,
     weights: Any,
+    options: LoopOptions = LoopOptions(),
     *,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-    start: int = 0,
     constants: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Any, Any]:
-    """As `scan.reference`, with the same arguments and results, for a cell that `refusal` lets pass."""
-    found = _constant_plan(id(cell), _training(cell)) if torch.compiler.is_compiling() else plan_or_raise(cell)
-    dots = halves(x.device.type)
-    inputs = gather_inputs(found, cell, x, start, constants)
-    with torch.autocast(x.device.type, enabled=False) if dots else nullcontext():
-        inputs = [leaf.to(found.signature.dtype) for leaf in inputs] if dots else inputs
-        tensors = [*inputs, *state, *gather_weights(found, cell, weights)]
-    if not torch.compiler.is_compiling() and any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
-        # Such a tensor has no memory of its own that a kernel could read.
-        return reference(cell, x, state, weights, lengths=lengths, reverse=reverse, start=start, constants=constants)
-    if torch.compiler.is_compiling():
+    """As `reference`, with the same arguments and results, for a cell that `refusal` accepts."""
+    compiling = torch.compiler.is_compiling()
+    cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)
+    precision = autocast_precision(x.device.type)
+    inputs = bind_inputs(cell_plan, cell, x, options.start, constants)
+    with torch.autocast(x.device.type, enabled=False) if precision else nullcontext():
+        inputs = [leaf.to(cell_plan.signature.dtype) for leaf in inputs] if precision else inputs
+        tensors = [*inputs, *state, *bind_weights(cell_plan, cell, weights)]
+    if compiling:
         tensors = [tensor.view_as(tensor) for tensor in tensors]  # torch.compile takes no tensor twice
+    elif _any_wrapped(tensors):
+        return reference(cell, x, state, weights, options, constants=constants)
     else:
-        check(found, cell, tensors)
-    keep = torch.is_grad_enabled() and (traced() or any(tensor.requires_grad for tensor in tensors))
-    sizes = (len(inputs), len(state), len(tensors) - len(inputs) - len(state), 0, dots)
-    if keep or traced():
-        made = Loop.apply(found.key, sizes, lengths, reverse, keep, *tensors)
-    else:
-        made = Loop.forward(found.key, sizes, lengths, reverse, False, *tensors)
+        check_tensors(cell_plan, cell, tensors)
+    keep = torch.is_grad_enabled() and (any(tensor.requires_grad for tensor in tensors) or traced())
     n = len(state)
-    return type(state)(*made[:n]), type(state)(*made[n : 2 * n])
+    sizes = Sizes(len(inputs), n, len(tensors) - len(inputs) - n, dots=precision)
+    run = FusedLoop.apply if keep or traced() else FusedLoop.forward
+    results = run(cell_plan.key, sizes, options.lengths, options.reverse, keep, *tensors)
+    return type(state)(*results[:n]), type(state)(*results[n : 2 * n])
 
 
-def fused_outputs(
-    cell: Cell, x: Tensor, state: Any, weights: Any, *, lengths: Tensor | None, reverse: bool, start: int
-) -> tuple[Tensor, Any] | None:
-    """`cell.output` of every step and the final state, without a gradient, for a cell that `refusal` lets pass.
+# -- without a gradient -------------------------------------------------------------------------------------------------------
 
-    None where a tensor has no memory of its own that a kernel could read, and on a GPU, where nothing is gained by it.
+
+def fused_outputs(cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions) -> tuple[Tensor, Any] | None:
+    """`cell.output` of every step and the final state, without a gradient, for a cell that `refusal` accepts.
+
+    None for tensor subclasses, whose memory a kernel cannot read, and on a GPU, where `fused` is as fast.
     """
-    found = plan_or_raise(cell)
-    if found.place != "c":
+    cell_plan = plan_or_raise(cell)
+    if cell_plan.target != "c":
         return None
-    inference = Inference(found, cell, weights)
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in (x, *state, *inference.weights)):
+    inference = Inference(cell_plan, cell, weights)
+    if _any_wrapped((x, *state, *inference.weights)):
         return None
-    return inference.outputs(x, state, lengths=lengths, reverse=reverse, start=start)
+    return inference.outputs(x, state, options)
+
+
+class Inference:
+    """A C kernel with the weights of a cell, packed once for all calls.
+
+    A long sequence is run in chunks of time that fit into the cache: the states of one chunk lie in memory that the next chunk
+    uses again. The first touch of fresh memory costs more than the arithmetic.
+    """
+
+    def __init__(self, cell_plan: Plan, cell: Cell, weights: Any):
+        self.plan, self.cell = cell_plan, cell
+        self.kernel = c_kernel(cell_plan.key, cell_plan.signature.dtype)
+        self.weights = [leaf.detach().contiguous() for leaf in bind_weights(cell_plan, cell, weights)]
+        self.packed = self.kernel.packed(self.kernel.infer, self.weights)
+        # Whether the output is the first part of the state. The kernel then writes it into the output tensor.
+        self.direct = type(cell).output is Cell.output and cell.output_size == cell_plan.signature.states[0]
+
+    def outputs(self, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:
+        """`cell.output` of every step, and the final state."""
+        T, B = x.shape[:2]
+        cell, states = self.cell, list(state)
+        lengths, reverse, start = options[:3]
+        steps = self._steps(B) if self._divisible(options) else T
+        loop = self.kernel.options(lengths, reverse)
+        output = self.kernel.blank(state[0], (T, B, cell.output_size), loop)
+        begins = range(0, T, steps)
+        for a in reversed(begins) if reverse else begins:
+            b = min(a + steps, T)
+            inputs = bind_inputs(self.plan, cell, x[a:b], start + (T - b if reverse else a), {})
+            check_tensors(self.plan, cell, [*inputs, *states, *self.weights])
+            trajectory, states, _ = self.kernel.forward(
+                inputs, states, self.weights, self.kernel.of_chunk(loop, a), keep=False, packed=self.packed,
+                first=output[a:b] if self.direct else None,
+            )  # fmt: skip
+            if not self.direct:
+                chunk = cell.output(type(state)(*trajectory))
+                if chunk.shape[-1] != cell.output_size:
+                    return chunk, type(state)(*states)  # the layer raises the error
+                output[a:b] = chunk
+        if lengths is not None and not self.direct:
+            output = zero_past(output, lengths)
+        return output, type(state)(*states)
+
+    def _steps(self, batch: int) -> int:
+        """The steps of one chunk."""
+        signature = self.plan.signature
+        width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == InputKind.SEQUENCE)
+        return max(1, CHUNK_BYTES // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
+
+    def _divisible(self, options: LoopOptions) -> bool:
+        """Whether chunks give the same result as the whole sequence.
+
+        They do not where one draw of noise or one constant serves all of it. In reverse, chunks are numbered in the order of
+        processing, so the arithmetic must not depend on the index of a step.
+        """
+        cell = self.cell
+        drawn = isinstance(cell, WrapperCell) and cell.noisy
+        numbered = not self.plan.with_project or (cell.shared and options.lengths is not None)
+        return not drawn and not cell.constant and not (options.reverse and numbered)
+
+
+# -- whether a cell can run ---------------------------------------------------------------------------------------------------
 
 
 def refusal(cell: Cell) -> str | None:
-    """In words why a cell does not run fused at this moment; None where it does."""
-    device = _device(cell)
-    if torch.is_autocast_enabled(device.type) and place_of(device) != "triton":
+    """The reason why a cell does not run fused at this moment; None where it does."""
+    if torch.is_autocast_enabled("cpu") and target_of(_device(cell)) == "c":
         return "autocast is on, and a kernel for the CPU computes in one precision"
-    if not torch.compiler.is_compiling() and _forward_mode():
-        return "a forward-mode derivative is being taken, which only the reference loop has"
     if torch.compiler.is_compiling():
-        return _compiled(id(cell), _training(cell))
+        return _constant_refusal(id(cell), _training(cell))
+    if _forward_mode():
+        return "a forward-mode derivative is being computed, which only the reference loop supports"
     if torch._C._is_tracing() or _get_current_dispatch_mode_stack():
-        return "something is recording the operations of torch, and would not see those of a kernel"
+        return "a dispatch mode or a tracer records the operations of torch, and would not see those inside a kernel"
     return _no_kernel(cell)
 
 
 def _no_kernel(cell: Cell) -> str | None:
-    found = plan(cell)
-    if isinstance(found, Refusal):
-        return str(found)
+    cell_plan = plan(cell)
+    if isinstance(cell_plan, Refusal):
+        return str(cell_plan)
     try:
-        if found.place == "triton":
-            return triton_trouble(found, cell)
-        kernel(found.key, found.signature.dtype)
-    except (NoCompiler, NoTriton, NotFusable, RecursionError) as error:
+        if cell_plan.target == "triton":
+            from unfading.fuse.triton.probe import triton_trouble
+
+            return triton_trouble(cell_plan, cell)
+        c_kernel(cell_plan.key, cell_plan.signature.dtype)
+    except (NoKernel, NotFusable, RecursionError) as error:
         return str(error)
     return None
 
@@ -110,16 +179,16 @@ def _device(cell: Cell) -> torch.device:
 
 
 def _training(cell: Cell) -> tuple[bool, ...]:
-    """Read where torch.compile sees it, so that it compiles anew when a module changes between training and evaluation."""
+    """Read in code that torch.compile traces, so that it compiles again when a module changes to training or evaluation."""
     return tuple(module.training for module in cell.modules())
 
 
-# torch.compile runs these two once, when it traces, and writes down what they return. It hands over no modules, but
-# numbers: the cell is alive while it is traced, so its id is as good as itself.
+# torch.compile calls these two once, when it traces, and stores what they return. It passes no modules but numbers; the cell is
+# alive while it is traced, so its id identifies it.
 
 
-def _constant(function: Callable[..., T]) -> Callable[..., T]:
-    """As torch.compiler.assume_constant_result, which would load the compiler of torch with the library: two seconds."""
+def _constant(function: Callable[..., R]) -> Callable[..., R]:
+    """As torch.compiler.assume_constant_result, which would import the compiler of torch with the library: two seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -130,7 +199,7 @@ def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
 
 
 @_constant
-def _compiled(identity: int, training: tuple[bool, ...]) -> str | None:
+def _constant_refusal(identity: int, training: tuple[bool, ...]) -> str | None:
     return _no_kernel(ctypes.cast(identity, ctypes.py_object).value)
 
 
@@ -139,3 +208,78 @@ def _forward_mode() -> bool:
         return True
     stack = torch._C._functorch.get_interpreter_stack()
     return stack is not None and any(level.key() == torch._C._functorch.TransformType.Jvp for level in stack)
+
+
+# -- the tensors that a program reads -----------------------------------------------------------------------------------------
+
+
+def bind_inputs(cell_plan: Plan, cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors that the loop reads at every step: x itself or its projection, and inputs that do not depend on x."""
+    if not cell_plan.with_project:
+        inputs = projected(cell, x, start, constants)
+        check_inputs(cell, inputs, batch=x.shape[1])
+        return _leaves(inputs, cell_plan.inputs, cell)
+    if len(cell_plan.signature.kinds) == 1:
+        return [x]
+    # One row is enough for what all rows share.
+    leaves = _leaves(cell.project(x[:, :1], start), cell_plan.inputs, cell)
+    return [x, *(leaf for name, leaf in zip(cell_plan.names, leaves, strict=True) if name in cell.shared)]
+
+
+def bind_weights(cell_plan: Plan, cell: Cell, weights: Any) -> list[Tensor]:
+    """The weights of the step, and the parameters of the projection where that is compiled with it."""
+    if any(cell_plan.dense):
+        weights = with_dense(weights, cell_plan.dense)
+    leaves = _leaves(weights, cell_plan.weights, cell)
+    if cell_plan.affine:
+        like = leaves[0]
+        fields = _leaves(cell.project(ends(like.device, like.dtype)), cell_plan.inputs, cell)
+        leaves += slopes([field for name, field in zip(cell_plan.names, fields, strict=True) if name not in cell.shared])
+    for name in cell_plan.parameters:
+        tensor: Any = cell
+        for part in name.split("."):
+            tensor = getattr(tensor, part)
+        leaves.append(tensor)
+    return leaves
+
+
+def check_tensors(cell_plan: Plan, cell: Cell, tensors: Sequence[Tensor]) -> None:
+    """A kernel reads memory by the sizes of the plan: every tensor must have them, and lie on the right device."""
+    signature = cell_plan.signature
+    dtype, first_state = signature.dtype, tensors[len(signature.inputs)]
+    T, B, device = tensors[0].shape[0], first_state.shape[0], first_state.device
+    sizes = {InputKind.SEQUENCE: (T, B), InputKind.SHARED: (T, 1), InputKind.CONSTANT: (1, B)}
+    shapes: list[tuple[int, ...]] = [
+        (*sizes[kind], width) for kind, width in zip(signature.kinds, signature.inputs, strict=True)
+    ]
+    shapes += [(B, width) for width in signature.states]
+    shapes += signature.weights
+    on_target = target_of(device) == cell_plan.target
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device or not on_target:
+            raise ValueError(
+                f"{type(cell).__name__}: the fused step was compiled for {dtype} {list(shape)} on {DEVICES[cell_plan.target]}; "
+                f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}."
+            )
+
+
+def _any_wrapped(tensors: Sequence[Tensor]) -> bool:
+    """Whether a tensor wraps others and has no memory of its own that a kernel could read."""
+    return any(type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor) for tensor in tensors)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _leaves(tree: Any, structure: Any, cell: Cell) -> list[Tensor]:
+    """The tensors of nested tuples, which must be nested as in the example that was compiled."""
+    if torch.compiler.is_compiling():
+        return _pytree.tree_leaves(tree)
+    if isinstance(tree, tuple) and all(isinstance(part, Tensor) for part in tree):  # most often: no walk over the tree
+        leaves, got = list(tree), (type(tree), *[None] * len(tree))
+    else:
+        leaves = []
+        got = flatten(tree, leaves)
+    if got != structure:
+        raise TypeError(f"{type(cell).__name__}: project or weights returns other parts than when its step was compiled.")
+    return leaves

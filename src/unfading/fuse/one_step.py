@@ -1,4 +1,4 @@
-"""A compiled step called once at a time: every address is written down beforehand, and a call fills in x and the output."""
+"""A compiled step, called for one step at a time. All addresses are prepared; a call fills in those of x and the output."""
 
 import ctypes
 from typing import Any
@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
-from unfading.fuse.bind import gather_inputs
-from unfading.fuse.inference import Inference
+from unfading.fuse.fused import Inference, bind_inputs
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.fuse.plan import plan_or_raise
 
-AHEAD = 256  # steps for which what does not depend on x is worked out at once
+AHEAD = 256  # steps for which inputs that do not depend on x are computed at once
 
 
 class OneStep:
-    """One cell, its packed weights, and its state in two buffers that take turns."""
+    """One cell, its packed weights, and its state in two buffers that are used in turn."""
 
     def __init__(self, cell: Cell):
         self.cell, self.plan = cell, plan_or_raise(cell)
@@ -25,13 +24,13 @@ class OneStep:
         self.shared = [i for i, kind in enumerate(self.plan.signature.kinds) if kind == InputKind.SHARED]
 
     def begin(self, state: Any) -> None:
-        """Take up a state, and write down where everything lies."""
+        """Start from a state, and prepare all addresses."""
         kernel, function = self.kernel, self.kernel.infer
         self.kind = type(state)
         self.batch = state[0].shape[0]
         first = [part.detach().clone(memory_format=torch.contiguous_format) for part in state]
         self.buffers = [first, [torch.empty_like(part) for part in first]]
-        self.after = [torch.empty_like(part) for part in first]  # the state as the step's output
+        self.after = [torch.empty_like(part) for part in first]  # the state as an output of the step
         self.at = {pointer: k for k, pointer in enumerate(function.pointers, start=1)}
         self.arrays = []
         for before, final in (self.buffers, self.buffers[::-1]):
@@ -50,9 +49,11 @@ class OneStep:
         self.table_start = 0
 
     def state(self) -> Any:
+        """A copy of the present state."""
         return self.kind(*(part.clone() for part in self.buffers[self.turn]))
 
     def push(self, x: Tensor, index: int) -> Tensor:
+        """Run step number `index` on x [B, I]; return the output."""
         array = self.arrays[self.turn]
         held = self._inputs(x, index)
         for i, tensor in held:
@@ -62,21 +63,21 @@ class OneStep:
             output = torch.empty_like(output)
             array[self.at[TensorKind.NEXT, 0]] = output.data_ptr()
         if self.kernel.entries[self.kernel.infer.name](array, *self.rest):
-            raise MemoryError("no memory for the buffers of a fused step.")
+            raise MemoryError("there is no memory for the buffers of a fused step.")
         self.turn = 1 - self.turn
         return output if self.direct else self.cell.output(self.kind(*self.after)).clone()
 
     def _inputs(self, x: Tensor, index: int) -> list[tuple[int, Tensor]]:
         """The inputs that the loop reads, with their numbers."""
         if not self.plan.with_project:
-            leaves = gather_inputs(self.plan, self.cell, x.unsqueeze(0), index, {})
+            leaves = bind_inputs(self.plan, self.cell, x.unsqueeze(0), index, {})
             return [(i, leaf.contiguous()) for i, leaf in enumerate(leaves) if (TensorKind.INPUT, i) in self.at]
         held = [(0, x.contiguous())] if (TensorKind.INPUT, 0) in self.at else []
         if self.shared:
             offset = index - self.table_start
             if not self.table or not 0 <= offset < AHEAD:
                 blank = x.new_zeros(AHEAD, 1, self.cell.input_size)
-                self.table = [t.contiguous() for t in gather_inputs(self.plan, self.cell, blank, index, {})]
+                self.table = [t.contiguous() for t in bind_inputs(self.plan, self.cell, blank, index, {})]
                 self.table_start, offset = index, 0
             held += [(i, self.table[i][offset]) for i in self.shared if (TensorKind.INPUT, i) in self.at]
         return held

@@ -1,46 +1,192 @@
-"""The compiled loop as an operator of torch: grad, vmap, second derivatives, torch.compile and export.
+"""The compiled loop as operators of torch, with gradients, vmap, second derivatives, torch.compile and export.
 
-Two bare operators stand for the loops in compiled and exported graphs (`loops.py`); an autograd.Function with its rule for
-vmap stands around each: on a GPU the members of a vmap are models of one launch, on a CPU they run one by one. The gradient
-of the backward loop is that of the reference. `torch.library.register_autograd` is not used: under torch.func.grad it
-raises, and forward-mode derivatives come out as silent zeros. Forward mode goes to the reference loop; `refusal` in
-`fused.py` sees to that.
+Two bare operators, `unfading::fused_forward` and `unfading::fused_backward`, stand for the loops in compiled and exported
+graphs. An autograd.Function around each adds its gradient and its vmap rule: on a GPU the models of a vmap run in one launch,
+on a CPU one after the other. The gradient of the backward loop is that of the reference loop.
+
+`torch.library.register_autograd` is not used: it raises under torch.func.grad, and forward-mode derivatives come out as silent
+zeros. Forward mode goes to the reference loop, which `refusal` in `fused.py` ensures.
+
+In the operators, `models` is 0, or the size of a first axis that every tensor has; where models share a tensor, that axis has
+stride 0. `dots` is the precision of matrix products under autocast, empty without it.
 """
 
 import inspect
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unfading.fuse import loops
-from unfading.fuse.devices import place_of
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import InputKind, Program, TensorKind
-from unfading.fuse.plan import PROGRAMS
+from unfading.fuse.plan import PROGRAMS, c_kernel, target_of, triton_kernel
+from unfading.loop_options import LoopOptions
 from unfading.reference import scan
 from unfading.torch_state import traced
 
-# How many inputs, states and weights there are; models, 0 without an axis of them; what autocast wants multiplied.
-Sizes = tuple[int, int, int, int, str]
+# -- the bare operators -------------------------------------------------------------------------------------------------------
 
 
-class Loop(torch.autograd.Function):
+def run_forward(
+    key: str,
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    keep: bool,
+    models: int,
+    dots: str,
+) -> list[Tensor]:
+    """The states after every step, the final states, and, with `keep`, what the gradient needs."""
+    if target_of(states[0].device) == "triton":
+        arguments = (_with_models(inputs, models), _with_models(states, models), _with_models(weights, models))
+        options = _gpu_options(lengths, reverse, states, models, dots)
+        trajectory, final, saved = triton_kernel(key).forward(*arguments, options, keep=keep)
+        tensors = [*trajectory, *final, *([] if saved is None else [saved])]
+        return tensors if models else [tensor.squeeze(0) for tensor in tensors]
+    kernel = c_kernel(key, states[0].dtype)
+    trajectory, final, saved = kernel.forward(inputs, states, weights, kernel.options(lengths, reverse), keep=keep)
+    return [*trajectory, *final, *([] if saved is None else [saved])]
+
+
+def run_backward(
+    key: str,
+    gradients: list[Tensor | None],
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    stored: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    wanted: list[bool],
+    models: int,
+    dots: str,
+) -> list[Tensor]:
+    """The gradients of inputs, states and weights; an empty tensor for one that is not wanted.
+
+    `stored` is what forward returned, without the final states.
+    """
+    n = len(states)
+    if target_of(states[0].device) == "triton":
+        arguments = (_with_models(inputs, models), _with_models(states, models), _with_models(weights, models))
+        arriving = [None if d is None else d if models else d.unsqueeze(0) for d in gradients]
+        stored = _with_models(stored, models)
+        options = _gpu_options(lengths, reverse, states, models, dots)
+        parts = triton_kernel(key).backward(
+            (arriving[:n], arriving[n:]), arguments, (stored[:n], stored[n] if len(stored) > n else None), options, wanted
+        )
+        results = [d if d is None or models else d.squeeze(0) for part in parts for d in part]
+    else:
+        from unfading.fuse.c.backward import Backward
+
+        kernel = c_kernel(key, states[0].dtype)
+        saved = stored[n] if len(stored) > n else None
+        options = kernel.options(lengths, reverse)
+        on_cpu = Backward(kernel, inputs, states, weights, stored[:n], saved, options, wanted)
+        results = [d for part in on_cpu.gradients(gradients[:n], gradients[n:]) for d in part]
+    return [states[0].new_empty(0) if d is None else d for d in results]
+
+
+def _with_models(tensors: list[Tensor], models: int) -> list[Tensor]:
+    return tensors if models else [tensor.unsqueeze(0) for tensor in tensors]
+
+
+def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], models: int, dots: str) -> LoopOptions:
+    if lengths is not None:
+        lengths = lengths.to(states[0].device, torch.int64)
+        lengths = lengths if models else lengths.unsqueeze(0)
+    return LoopOptions(lengths, reverse, autocast=dots)
+
+
+# Exported programs contain the names of the operators and of their arguments.
+forward_op = torch.library.custom_op(
+    "unfading::fused_forward",
+    run_forward,
+    mutates_args=(),
+    schema="(str key, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep, "
+    "int models, str dots) -> Tensor[]",
+)
+backward_op = torch.library.custom_op(
+    "unfading::fused_backward",
+    run_backward,
+    mutates_args=(),
+    schema="(str key, Tensor?[] gradients, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor[] kept, "
+    "Tensor? lengths, bool reverse, bool[] wanted, int models, str dots) -> Tensor[]",
+)
+
+
+@forward_op.register_fake
+def _(
+    key: str,
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    keep: bool,
+    models: int,
+    dots: str,
+) -> list[Tensor]:
+    lead = states[0].shape[:1] if models else ()
+    if target_of(states[0].device) == "triton":
+        saved_width, kinds = triton_kernel(key).saved, triton_kernel(key).program.kinds
+    else:
+        saved_width, kinds = c_kernel(key, states[0].dtype).saved, c_kernel(key, states[0].dtype).program.kinds
+    timed = next(x for x, kind in zip(inputs, kinds, strict=True) if kind != InputKind.CONSTANT)
+    T, B = timed.shape[len(lead)], states[0].shape[-2]
+    saved = [states[0].new_empty((*lead, T, B, saved_width))] if keep and saved_width else []
+    trajectory = [state.new_empty((*lead, T, B, state.shape[-1])) for state in states]
+    return [*trajectory, *(state.new_empty(state.shape) for state in states), *saved]
+
+
+@backward_op.register_fake
+def _(
+    key: str,
+    gradients: list[Tensor | None],
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    stored: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    wanted: list[bool],
+    models: int,
+    dots: str,
+) -> list[Tensor]:
+    always = range(len(inputs), len(inputs) + len(states))
+    return [x.new_empty(x.shape if wanted[i] or i in always else 0) for i, x in enumerate((*inputs, *states, *weights))]
+
+
+# -- with gradients -----------------------------------------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """How the tensors of a call divide into inputs, states and weights, and what else the operators take."""
+
+    inputs: int
+    states: int
+    weights: int
+    models: int = 0  # 0 where there is no axis of models
+    dots: str = ""
+
+
+class FusedLoop(torch.autograd.Function):
     """(inputs, states, weights) -> (trajectory, final states, what the gradient needs)."""
 
     @staticmethod
     def forward(
         key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        operator = loops.forward_op if torch.compiler.is_compiling() else loops.forward
-        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep, *sizes[3:]))
+        operator = forward_op if torch.compiler.is_compiling() else run_forward
+        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep, sizes.models, sizes.dots))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         key, sizes, lengths, reverse, _, *tensors = inputs
-        n = sizes[1]
+        n = sizes.states
         ctx.key, ctx.sizes, ctx.reverse, ctx.has_lengths = key, sizes, reverse, lengths is not None
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*output[2 * n :])
@@ -51,38 +197,42 @@ class Loop(torch.autograd.Function):
         saved = ctx.saved_tensors
         lengths = saved[0] if ctx.has_lengths else None
         tensors = saved[1:] if ctx.has_lengths else saved
-        n = ctx.sizes[1]
+        n = ctx.sizes.states
         wanted = tuple(ctx.needs_input_grad[5:])
-        # A second derivative may be asked for; in a compiled graph there is none.
+        # A second derivative may follow; in a compiled graph there is none.
         if not torch.compiler.is_compiling() and (torch.is_grad_enabled() or traced()):
-            found = BackLoop.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+            results = FusedLoopBackward.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
         else:
-            found = BackLoop.forward(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
-        return (None,) * 5 + tuple(d if want else None for d, want in zip(found, wanted, strict=True))
+            results = FusedLoopBackward.forward(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+        return (None,) * 5 + tuple(d if want else None for d, want in zip(results, wanted, strict=True))
 
     @staticmethod
     def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, keep: bool, *tensors: Tensor) -> Any:
         if _in_one_launch(sizes, tensors):
             lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
-            together = Loop.apply(key, (*sizes[:3], info.batch_size, sizes[4]), lengths, reverse, keep, *stacked)
+            together = FusedLoop.apply(key, sizes._replace(models=info.batch_size), lengths, reverse, keep, *stacked)
             return together, (0,) * len(together)
-        made = [
-            Loop.apply(key, sizes, _member(lengths, dims[2], i), reverse, keep, *_members(tensors, dims[5:], i))
+        results = [
+            FusedLoop.apply(key, sizes, _model(lengths, dims[2], i), reverse, keep, *_model_parts(tensors, dims[5:], i))
             for i in range(info.batch_size)
         ]
-        return _stacked(made)
+        return _stacked(results)
 
 
-class BackLoop(torch.autograd.Function):
-    """(gradients, what Loop got and kept) -> gradients of inputs, states and weights."""
+class FusedLoopBackward(torch.autograd.Function):
+    """(gradients, what FusedLoop received and stored) -> gradients of inputs, states and weights."""
 
     @staticmethod
     def forward(
         key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, wanted: tuple[bool, ...], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        gradients, inputs, states, weights, kept = _all_parts(sizes, tensors)
-        operator = loops.backward_op if torch.compiler.is_compiling() else loops.backward
-        return tuple(operator(key, list(gradients), inputs, states, weights, kept, lengths, reverse, list(wanted), *sizes[3:]))
+        gradients, inputs, states, weights, stored = _all_parts(sizes, tensors)
+        operator = backward_op if torch.compiler.is_compiling() else run_backward
+        return tuple(
+            operator(
+                key, list(gradients), inputs, states, weights, stored, lengths, reverse, list(wanted), sizes.models, sizes.dots
+            )
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -93,7 +243,7 @@ class BackLoop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *second: Tensor | None) -> tuple[Tensor | None, ...]:
         lengths, *tensors = ctx.saved_tensors
-        gradients, inputs, states, weights, kept = _all_parts(ctx.sizes, tensors)
+        gradients, inputs, states, weights, stored = _all_parts(ctx.sizes, tensors)
         given = [i for i, gradient in enumerate(gradients) if gradient is not None]
         program, sizes = PROGRAMS[ctx.key], ctx.sizes
 
@@ -102,20 +252,20 @@ class BackLoop(torch.autograd.Function):
             cotangents, point = arguments[: len(given)], arguments[len(given) :]
 
             def outputs(*point: Tensor) -> tuple[Tensor, ...]:
-                made = _reference(program, sizes, point, lengths, ctx.reverse)
-                return tuple(made[i] for i in given)
+                results = _reference(program, sizes, point, lengths, ctx.reverse)
+                return tuple(results[i] for i in given)
 
             return torch.func.vjp(outputs, *point)[1](cotangents)
 
         point = (*inputs, *states, *weights)
         pull = torch.func.vjp(derivative, *(gradients[i] for i in given), *point)[1]
-        found = pull(
+        results = pull(
             tuple(torch.zeros_like(x) if s is None or s.shape != x.shape else s for s, x in zip(second, point, strict=True))
         )
         to_gradients: list[Tensor | None] = [None] * len(gradients)
-        for i, gradient in zip(given, found, strict=False):
+        for i, gradient in zip(given, results, strict=False):
             to_gradients[i] = gradient
-        return (None,) * 5 + (*to_gradients, *found[len(given) :], *[None] * len(kept))
+        return (None,) * 5 + (*to_gradients, *results[len(given) :], *[None] * len(stored))
 
     @staticmethod
     def vmap(
@@ -123,23 +273,25 @@ class BackLoop(torch.autograd.Function):
     ) -> Any:
         if _in_one_launch(sizes, tensors):
             lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
-            together = BackLoop.apply(key, (*sizes[:3], info.batch_size, sizes[4]), lengths, reverse, wanted, *stacked)
+            together = FusedLoopBackward.apply(key, sizes._replace(models=info.batch_size), lengths, reverse, wanted, *stacked)
             return together, (0,) * len(together)
-        made = [
-            BackLoop.apply(key, sizes, _member(lengths, dims[2], i), reverse, wanted, *_members(tensors, dims[5:], i))
+        results = [
+            FusedLoopBackward.apply(
+                key, sizes, _model(lengths, dims[2], i), reverse, wanted, *_model_parts(tensors, dims[5:], i)
+            )
             for i in range(info.batch_size)
         ]
-        return _stacked(made)
+        return _stacked(results)
 
 
-class _Traced:
+class _ProgramCell:
     """A program in the place of a cell, for the reference loop."""
 
     def __init__(self, program: Program):
         self.program = program
         names = [f"input{i}" for i in range(len(program.kinds))]
         states = sum(kind == TensorKind.NEXT for kind, _ in program.widths)
-        make: Any = namedtuple  # made from names that are known here only
+        make: Any = namedtuple  # the field names are known only here
         self.make_inputs, self.make_state = make("Inputs", names), make("State", [f"state{i}" for i in range(states)])
         self.shared = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == InputKind.SHARED)
         self.constant = tuple(name for name, kind in zip(names, program.kinds, strict=True) if kind == InputKind.CONSTANT)
@@ -149,8 +301,8 @@ class _Traced:
 
 
 def _reference(program: Program, sizes: Sizes, point: Sequence[Tensor], lengths: Any, reverse: bool) -> tuple[Tensor, ...]:
-    """What the loop computes, by the reference."""
-    cell: Any = _Traced(program)
+    """The trajectory and the final states, computed by the reference loop."""
+    cell: Any = _ProgramCell(program)
 
     def run(lengths: Any, *point: Tensor) -> tuple[Tensor, ...]:
         inputs, states, weights = _parts(sizes, point)
@@ -159,7 +311,7 @@ def _reference(program: Program, sizes: Sizes, point: Sequence[Tensor], lengths:
         )
         return (*trajectory, *final)
 
-    if not sizes[3]:
+    if not sizes.models:
         return run(lengths, *point)
     return torch.func.vmap(run, in_dims=(None if lengths is None else 0, *[0] * len(point)))(lengths, *point)
 
@@ -171,19 +323,22 @@ def _parts(sizes: Sizes, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[
 
 
 def _all_parts(sizes: Sizes, tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
-    """Gradients, inputs, states, weights, and what was kept."""
-    n = 2 * sizes[1]
+    """Gradients, inputs, states, weights, and what forward stored."""
+    n = 2 * sizes.states
     end = n + sum(sizes[:3])
     return tensors[:n], *_parts(sizes, tensors[n:end]), list(tensors[end:])
 
 
+# -- vmap ---------------------------------------------------------------------------------------------------------------------
+
+
 def _in_one_launch(sizes: Sizes, tensors: Sequence[Tensor | None]) -> bool:
-    """Whether the members of a vmap can be models of one launch: on a GPU, and not inside another vmap's models."""
-    return not sizes[3] and any(tensor is not None and place_of(tensor.device) == "triton" for tensor in tensors)
+    """Whether the models of a vmap can share a launch: on a GPU, and not inside another vmap."""
+    return not sizes.models and any(tensor is not None and target_of(tensor.device) == "triton" for tensor in tensors)
 
 
 def _models(info: Any, tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Tensor | None]:
-    """Every tensor with a first axis of models, which has stride 0 where they share it."""
+    """Every tensor with a first axis of models, of stride 0 where they share it."""
     pairs = zip(tensors, dims, strict=True)
     return [
         None if tensor is None else tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -191,19 +346,20 @@ def _models(info: Any, tensors: Sequence[Tensor | None], dims: Sequence[int | No
     ]
 
 
-def _member(tensor: Tensor | None, dim: int | None, i: int) -> Tensor | None:
+def _model(tensor: Tensor | None, dim: int | None, i: int) -> Tensor | None:
+    """The part of a batched tensor that belongs to model i."""
     return tensor if tensor is None or dim is None else tensor.select(dim, i)
 
 
-def _members(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
-    return [_member(tensor, dim, i) for tensor, dim in zip(tensors, dims, strict=True)]
+def _model_parts(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
+    return [_model(tensor, dim, i) for tensor, dim in zip(tensors, dims, strict=True)]
 
 
-def _stacked(made: list[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """What the members of a vmap made, along a new first axis: on a CPU they run one after the other."""
-    return tuple(torch.stack(parts) for parts in zip(*made, strict=True)), (0,) * len(made[0])
+def _stacked(results: list[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The results of the models along a new first axis."""
+    return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
 
 
-# torch looks the signature up at every call; worked out once, it is there.
-for function in (Loop.forward, BackLoop.forward):
+# torch computes the signature at every call, unless it is stored.
+for function in (FusedLoop.forward, FusedLoopBackward.forward):
     setattr(function, "__signature__", inspect.signature(function))  # noqa: B010

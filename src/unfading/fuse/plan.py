@@ -1,211 +1,220 @@
-"""What is known of a cell's compiled step before any data comes: its program, or why there is none."""
+"""The plan of a cell: which program its step is compiled to, and which tensors that program reads.
 
-import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+`plan(cell)` traces the step once (`make_plan`) and returns the same plan until an option of the cell changes. The kernels of a
+plan are built when they are first asked for: in C for the CPU, in Triton for a GPU.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch import nn
 
 from unfading.cells.base import Cell
-from unfading.cells.matrix import LowRank
-from unfading.cells.wrap import innermost
-from unfading.fuse.c.kernel import REAL, Kernel, compiled
-from unfading.fuse.devices import place_of
-from unfading.fuse.ir.program import InputKind, Program
+from unfading.fuse.ir.program import Program
 from unfading.fuse.refusal import NotFusable, Refusal
-from unfading.fuse.trace.projection import affine_project, with_project
-from unfading.fuse.trace.recorder import Signature, trace
-from unfading.fuse.trace.staleness import Options
-from unfading.fuse.trace.tree import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
-from unfading.fuse.triton.frame import Names
-from unfading.fuse.triton.kernel import TritonKernel
-from unfading.fuse.triton.launch_settings import DENSE
-from unfading.fuse.triton.tiles import is_vector
-from unfading.reference import check_inputs, leaf_names
-from unfading.source_lines import definition_line, first_line
 from unfading.torch_state import traced
+
+if TYPE_CHECKING:
+    from unfading.fuse.c.kernel import Kernel
+    from unfading.fuse.trace.recorder import Signature
+    from unfading.fuse.trace.tree import Structure
+    from unfading.fuse.triton.kernel import TritonKernel
+
+Target = Literal["c", "triton"]
 
 
 class Plan(NamedTuple):
     """The program of a cell, and where the tensors that it reads come from."""
 
     key: str  # of the program, in PROGRAMS
-    signature: Signature
-    inputs: Structure  # of what project gives
+    signature: "Signature"
+    inputs: "Structure"  # the nesting of what project returns
     names: tuple[str, ...]  # of its leaves
-    weights: Structure
-    dense: tuple[bool, ...]  # of each LowRank among the weights: whether one product is cheaper than two
+    weights: "Structure"
+    dense: tuple[bool, ...]  # for each LowRank matrix of the weights: whether one dense product is cheaper than two thin ones
     parameters: tuple[str, ...]  # that project reads, where it is compiled with the step
-    with_project: bool
-    affine: bool  # and is x A + c of a single feature, whatever its parameters
-    place: str  # c or triton
+    with_project: bool  # whether the program contains the projection
+    affine: bool  # whether it does so as x A + c, for one feature x
+    target: Target
 
 
-# Features of x up to which a GPU projects it inside the loop; else all of it at once, by the library's own product.
-INSIDE = 1
+class TensorNames(NamedTuple):
+    """What a cell calls its inputs, its states and its weights."""
 
-# Every program traced in this process, by the hash of its text: what the operators are told by name.
+    inputs: Sequence[str]
+    states: Sequence[str]
+    weights: Sequence[str]
+
+
+# Every program traced in this process, by the hash of its text. The operators receive this key.
 PROGRAMS: dict[str, Program] = {}
-NAMES: dict[str, Names] = {}  # what the first cell with a program calls the tensors in it
-_kernels: dict[tuple[str, torch.dtype], Kernel] = {}
-_triton_kernels: dict[str, TritonKernel | Refusal] = {}
-# Per cell the plan, or the reason why there is none, and the options it was made with; one for training and one for
-# evaluation, since a training loop goes to and fro.
-_plans: "weakref.WeakKeyDictionary[Cell, dict[bool, tuple[Options, Plan | Refusal]]]" = weakref.WeakKeyDictionary()
+NAMES: dict[str, TensorNames] = {}  # the names that the first cell with a program uses
+
+_c_kernels: "dict[tuple[str, torch.dtype], Kernel]" = {}
+_triton_kernels: "dict[str, TritonKernel | Refusal]" = {}
+# For each cell, its last two plans or refusals, with the options they were made for: two, since a training
+# loop switches between training and evaluation.
+_plans: "WeakKeyDictionary[Cell, list[tuple[CellOptions, Plan | Refusal]]]" = WeakKeyDictionary()
 
 
 def plan(cell: Cell) -> Plan | Refusal:
-    """The plan of a cell as it stands, or why its step cannot be compiled."""
-    plans, training = _plans.setdefault(cell, {}), innermost(cell).training  # a network does not own the wrappers of its cells
-    known = plans.get(training)
-    if known is None or not known[0].still_holds():
-        known = (Options(cell), _made(cell))
-        # Under a transform of torch.func parameters are not themselves; a refusal then is none for later.
-        if not (isinstance(known[1], Refusal) and traced()):
-            plans[training] = known
-    return known[1]
+    """The plan of a cell with its present options, or why its step cannot be compiled."""
+    plans = _plans.setdefault(cell, [])
+    for options, result in plans:
+        if options.unchanged():
+            return result
+    from unfading.fuse.make_plan import make_plan
+
+    options, result = CellOptions(cell), make_plan(cell)
+    # Inside a transform of torch.func parameters are replaced by wrappers. A refusal there says nothing about later calls.
+    if not (isinstance(result, Refusal) and traced()):
+        plans[:] = [(options, result), *plans[:1]]
+    return result
 
 
 def plan_or_raise(cell: Cell) -> Plan:
     """The plan of a cell; NotFusable where there is none."""
-    found = plan(cell)
-    if isinstance(found, Refusal):
-        raise NotFusable(*found)
-    return found
+    result = plan(cell)
+    if isinstance(result, Refusal):
+        raise NotFusable(*result)
+    return result
 
 
-def kernel(key: str, dtype: torch.dtype) -> Kernel:
-    """The compiled program for the CPU; built when first asked for. NoCompiler where it cannot be."""
-    found = _kernels.get((key, dtype))
-    if found is None:
-        (found,) = compiled([_program(key)], dtype)
-        _kernels[key, dtype] = found
-    return found
+# -- kernels ------------------------------------------------------------------------------------------------------------------
 
 
-def triton_kernel(key: str) -> TritonKernel:
-    """The program for a GPU; written when first asked for, and compiled by Triton when it first runs. NoTriton, NotFusable."""
-    found = _triton_kernels.get(key)
-    if found is None:
+def c_kernel(key: str, dtype: torch.dtype) -> "Kernel":
+    """The program compiled for the CPU. Raises NoCompiler where that fails."""
+    kernel = _c_kernels.get((key, dtype))
+    if kernel is None:
+        from unfading.fuse.c.kernel import compiled
+
+        (kernel,) = compiled([_program(key)], dtype)
+        _c_kernels[key, dtype] = kernel
+    return kernel
+
+
+def triton_kernel(key: str) -> "TritonKernel":
+    """The program for a GPU, which Triton compiles when it first runs. Raises NoTriton or NotFusable."""
+    kernel = _triton_kernels.get(key)
+    if kernel is None:
+        from unfading.fuse.triton.kernel import TritonKernel
+
         try:
-            found = TritonKernel(_program(key), NAMES[key])
+            kernel = TritonKernel(_program(key), NAMES[key])
         except NotFusable as error:
-            found = error.refusal
-        _triton_kernels[key] = found
-    if isinstance(found, Refusal):
-        raise NotFusable(*found)
-    return found
+            kernel = error.refusal
+        _triton_kernels[key] = kernel
+    if isinstance(kernel, Refusal):
+        raise NotFusable(*kernel)
+    return kernel
 
 
 def _program(key: str) -> Program:
     if key not in PROGRAMS:
         raise RuntimeError(
-            f"the fused program {key} is not known in this process; a layer with the same cell must be called once first."
+            f"the fused program {key} is not known in this process; call a layer with the same cell once before it is used."
         )
     return PROGRAMS[key]
 
 
-def _made(cell: Cell) -> Plan | Refusal:
-    """Made on the side: no mode that is recording the caller sees it, and random numbers are left as they were."""
-    aside = (_disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False))
-    with aside[0], aside[1], aside[2], torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        return _planned(cell)
+# -- devices ------------------------------------------------------------------------------------------------------------------
+
+_interpreted = False
+_SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def _planned(cell: Cell) -> Plan | Refusal:
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Inside the block, cells on the CPU run as Triton kernels in Triton's interpreter: slowly, and in float32.
+
+    This tests the kernels for a GPU without one. TRITON_INTERPRET=1 must be set in the environment before Triton is imported.
+    """
+    global _interpreted
+    before, _interpreted = _interpreted, True
     try:
-        gpus = {tensor.device for tensor in cell.parameters() if tensor.is_cuda}
-        with torch.random.fork_rng(devices=list(gpus)), torch.no_grad():  # masks are drawn in project
-            return _example(cell)
-    except NotFusable as error:
-        return error.refusal
-    except Exception as error:  # a cell that breaks its contract, or takes no example; the reference says how
-        return Refusal(first_line(error))
+        yield
+    finally:
+        _interpreted = before
 
 
-def _example(cell: Cell) -> Plan | Refusal:
-    state = cell.initial_state(2)
-    dtype, place = state[0].dtype, place_of(state[0].device)
-    if place is None:
-        return Refusal(f"kernels are written for the CPU and for CUDA; the parameters are on {state[0].device}")
-    if place == "c" and dtype not in REAL:
-        return Refusal(f"{dtype} is compiled for no CPU; float32 and float64 are")
-    if place == "triton" and dtype != torch.float32:
-        return Refusal(f"kernels for a GPU compute in float32; the parameters are {dtype}")
-    inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
-    weights = cell.weights()
-    check_inputs(cell, inputs, batch=2)
-    return _traced(cell, inputs, state, weights, dtype, place)
+def target_of(device: torch.device) -> Target | None:
+    """The kind of kernel that runs on a device; None where there is none."""
+    if device.type == "cpu":
+        return "triton" if _interpreted else "c"
+    return "triton" if device.type == "cuda" else None
 
 
-def _traced(cell: Cell, inputs: Any, state: Any, weights: Any, dtype: torch.dtype, place: str) -> Plan:
-    low_rank = [w for w in _pytree.tree_leaves(weights, is_leaf=is_low_rank) if is_low_rank(w)]
-    dense = tuple(_is_better_dense(w, place) for w in low_rank)
-    weights = with_dense(weights, dense)
-    input_leaves: list[Tensor] = []
-    weight_leaves: list[Tensor] = []
-    input_tree, weight_tree = flatten(inputs, input_leaves), flatten(weights, weight_leaves)
-    for leaf in weight_leaves:
-        if leaf.dtype != dtype:
-            raise NotFusable(f"weights gives {leaf.dtype}; a fused step takes {dtype}, as the state is")
-    for name, leaves, rank in (("project", input_leaves, 3), ("initial_state", list(state), 2)):
-        for leaf in leaves:
-            if leaf.dim() != rank or leaf.dtype != dtype:
-                raise NotFusable(f"{name} gives {leaf.dtype} {list(leaf.shape)}; fused steps take {dtype} of {rank} axes")
-    names = tuple(leaf_names(inputs))
-    signature = Signature(
-        tuple(leaf.shape[-1] for leaf in input_leaves),
-        tuple(_input_kind(cell, name) for name in names),
-        tuple(part.shape[-1] for part in state),
-        tuple(tuple(leaf.shape) for leaf in weight_leaves),
-        dtype,
-    )
-
-    def step(inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
-        made = cell.step(unflatten(input_tree, list(inputs)), type(state)(*states), unflatten(weight_tree, list(weights)))
-        if not isinstance(made, tuple) or len(made) != len(states):
-            got = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
-            raise NotFusable(
-                f"step must return its state, a tuple of {len(states)} tensors; got {got}", definition_line(cell.step)
-            )
-        return made
-
-    step.__wrapped__ = cell.step  # type: ignore[attr-defined]
-    parameters: tuple[str, ...] = ()
-    affine = False
-    try:
-        if place == "triton" and cell.input_size > INSIDE:
-            raise NotFusable("the projection stays outside")
-        program, wide, parameters = with_project(cell, step, signature)
-        if place == "triton" and _matrices(program) > _matrices(trace(step, signature)):
-            program, wide, parameters = affine_project(cell, step, signature)
-            affine = True
-    except NotFusable:
-        program, wide, parameters = trace(step, signature), signature, ()
-    key = program.key()
-    PROGRAMS.setdefault(key, program)
-    read = names if wide is signature else ("x", *(name for name in names if name in cell.shared))
-    NAMES.setdefault(key, Names(read, list(type(state)._fields), [*weight_names(weights), *parameters]))
-    parameters = () if affine else parameters
-    return Plan(key, wide, input_tree, names, weight_tree, dense, parameters, wide is not signature, affine, place)
+def autocast_precision(device_type: str) -> str:
+    """The precision in which autocast multiplies on a type of device, "bf16" or "fp16"; empty where it is off."""
+    if not torch.is_autocast_enabled(device_type):
+        return ""
+    return _SHORT_NAMES.get(torch.get_autocast_dtype(device_type), "")
 
 
-def _input_kind(cell: Cell, name: str) -> InputKind:
-    if name in cell.shared:
-        return InputKind.SHARED
-    return InputKind.CONSTANT if name in cell.constant else InputKind.SEQUENCE
+# -- whether a plan still holds -----------------------------------------------------------------------------------------------
 
 
-def _matrices(program: Program) -> int:
-    return sum(not is_vector(block) for block in program.blocks())
+class CellOptions:
+    """Everything that a step may read beside its arguments: the attributes of a cell and of its submodules.
+
+    Plain values are compared by value; so are lists, sets and dictionaries, entry by entry. Everything else, such as a
+    function, is compared by identity.
+    """
+
+    PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
+    OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
+
+    def __init__(self, cell: Cell):
+        self.attributes = []
+        for module in cell.modules():
+            own = [(name, value) for name, value in module.__dict__.items() if name not in self.OF_TORCH]
+            plain = [(name, value) for name, value in own if isinstance(value, self.PLAIN)]
+            others = [(name, value, _entries(value)) for name, value in own if not isinstance(value, self.PLAIN)]
+            # The dictionary itself is stored, so that a comparison takes microseconds; a module never replaces its own.
+            self.attributes.append((module.__dict__, len(module.__dict__), plain, others))
+        self.absent = [(m._parameters, _absent(m._parameters)) for m in cell.modules() if m._parameters]
+        self.children = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
+        self.parameter = next(
+            ((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None
+        )
+        self.kind = self._kind()
+
+    def _kind(self) -> Any:
+        """The dtype, the device and the target of the first parameter, which stands for all of them."""
+        if self.parameter is None:
+            return None
+        parameter = self.parameter[0].get(self.parameter[1])
+        return None if parameter is None else (parameter.dtype, parameter.device.type, target_of(parameter.device))
+
+    def unchanged(self) -> bool:
+        for now, size, plain, others in self.attributes:
+            if len(now) != size:
+                return False
+            for name, value in plain:
+                if now.get(name) != value:
+                    return False
+            for name, value, entries in others:
+                if now.get(name) is not value or not self._same(_entries(value), entries):
+                    return False
+        same_children = all(tuple(now.values()) == then for now, then in self.children)
+        same_parameters = all(_absent(now) == then for now, then in self.absent)
+        return same_children and same_parameters and self._kind() == self.kind
+
+    def _same(self, now: list[Any], then: list[Any]) -> bool:
+        pairs = zip(now, then, strict=False)
+        return len(now) == len(then) and all(a is b or (isinstance(b, self.PLAIN) and a == b) for a, b in pairs)
 
 
-def _is_better_dense(matrix: LowRank, place: str) -> bool:
-    """Whether one product costs less than two: on a GPU, where a second one costs its latency, as long as it fits on chip."""
-    whole = matrix.left.shape[0] * matrix.right.shape[1]
-    if place == "triton":
-        return 4 * whole <= DENSE
-    return matrix.left.numel() + matrix.right.numel() >= whole
+def _absent(parameters: dict[str, Any]) -> list[str]:
+    return [name for name, parameter in parameters.items() if parameter is None]
+
+
+def _entries(value: Any) -> list[Any]:
+    """The entries of a container; an empty list for any other value."""
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    return list(value) if isinstance(value, list | set) else []

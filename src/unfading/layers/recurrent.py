@@ -19,11 +19,12 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils import _pytree
 from typing_extensions import TypeVar
 
-from unfading.backends.choose import How, check_backend, output_of, outputs, run
+from unfading.backends.choose import check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_share
 from unfading.lengths import zero_past
+from unfading.loop_options import LoopOptions
 from unfading.torch_state import traced
 
 if TYPE_CHECKING:
@@ -208,11 +209,11 @@ class Recurrent(nn.Module, Generic[State]):
             sides = []
             for direction in range(self.directions):
                 i = depth * self.directions + direction
-                how = How(lengths, direction == 1, start, self.backend, self.checkpoint_every)
+                options = LoopOptions(lengths, direction == 1, start, self.backend, self.checkpoint_every)
                 if trajectories is None:
-                    side, final = outputs(cells[i], output, states[i], how)
+                    side, final = outputs(cells[i], output, states[i], options)
                 else:
-                    trajectory, final = run(cells[i], output, states[i], how)
+                    trajectory, final = run(cells[i], output, states[i], options)
                     trajectories.append(trajectory)
                     side = output_of(cells[i], trajectory, lengths)
                 if side.shape[-1] != cells[i].output_size:

@@ -1,9 +1,9 @@
-"""backend="graph": the reference loop, recorded once per kind of call as CUDA graphs and played from then on.
+"""backend="graph": the reference loop, recorded once per kind of call as CUDA graphs and replayed from then on.
 
-For what no kernel takes: large matrices, float64, operations that the compiler does not know. The host then launches a piece
-of the sequence where it launched each operation of each step. `pieces` has the equations, `capture` the recording. The
-projection runs outside, once over all time, and so does the turning round of a reversed sequence. The backward pass needs what
-`project` gave and the states at the ends of pieces. A second derivative is the reference loop's own.
+It serves cells that no kernel accepts: large matrices, float64, operations that the compiler does not know. The host launches
+a chunk of the sequence at a time, instead of each operation of each step. `chunks` has the equations, `capture` the recording.
+The projection runs outside, once over all time, and so does the reversal of a reversed sequence. The backward pass needs the
+result of `project` and the states between chunks. A second derivative is that of the reference loop.
 """
 
 import math
@@ -20,18 +20,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_tr
 
 from unfading.backends.cuda_graph import capture
 from unfading.backends.cuda_graph.capture import NotGraphable, NotNow, Watch
-from unfading.backends.cuda_graph.chunks import Gradients, Kind, Loop, Parts, gradients
+from unfading.backends.cuda_graph.chunks import CallKind, Gradients, Parts, RecordedLoop, gradients
 from unfading.cells.base import Cell
 from unfading.errors import cannot_run
-from unfading.fuse.trace.staleness import Options
+from unfading.fuse.plan import CellOptions
 from unfading.lengths import flip
+from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, leaf_names, projected, scan
 from unfading.source_lines import first_line
 from unfading.torch_state import traced
 
-# Kinds of call whose recordings a cell keeps: a batch size, a precision, training or not are of another kind each.
-KEPT = 8
-# Kinds that are recorded where nobody asked for graphs by name; a cell that has met more seems never to meet one twice.
+# Kinds of call whose recordings a cell stores. Each batch size, precision and training mode is a kind of its own.
+STORED = 8
+# Kinds of call that backend="auto" records. A cell that has met more seems never to meet one twice.
 MOST = 32
 
 
@@ -40,15 +41,13 @@ def graph(
     x: Tensor,
     state: Any,
     weights: Any,
+    options: LoopOptions = LoopOptions(),
     *,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-    start: int = 0,
     constants: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Any, Any]:
-    """As `scan.reference`, with the same arguments and results, for a step that can be recorded."""
+    """As `reference`, with the same arguments and results, for a step that can be recorded."""
     try:
-        return _graphed(cell, projected(cell, x, start, constants), state, weights, lengths, reverse)
+        return _graphed(cell, projected(cell, x, options.start, constants), state, weights, options)
     except NotGraphable as error:
         raise RuntimeError(cannot_run(cell, "as CUDA graphs", str(error))) from error
 
@@ -58,45 +57,43 @@ def graph_or_scan(
     x: Tensor,
     state: Any,
     weights: Any,
+    options: LoopOptions = LoopOptions(),
     *,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-    start: int = 0,
     constants: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Any, Any]:
-    """As `graph`, and by the reference loop where recording fails, over what is projected already: no noise is drawn twice."""
-    inputs = projected(cell, x, start, constants)
+    """As `graph`, with the reference loop where recording fails. It uses the same projection, so no noise is drawn twice."""
+    inputs = projected(cell, x, options.start, constants)
     try:
-        return _graphed(cell, inputs, state, weights, lengths, reverse, most=MOST)
+        return _graphed(cell, inputs, state, weights, options, most=MOST)
     except NotGraphable:
-        return scan(cell, inputs, state, weights, lengths=lengths, reverse=reverse)
+        return scan(cell, inputs, state, weights, lengths=options.lengths, reverse=options.reverse)
 
 
 def graph_refusal(cell: Cell) -> str | None:
-    """In words why a cell does not run as CUDA graphs at this moment; None where it does, as far as is known yet."""
+    """The reason why a cell does not run as CUDA graphs at this moment; None if none is known."""
     if traced():
-        return "torch.compile or a transform of torch.func is at work, and nothing can be recorded through it"
+        return "torch.compile or a transform of torch.func is active, and nothing can be recorded through it"
     parameter = next(cell.parameters(), None)
     device = cell.initial_state(1)[0].device if parameter is None else parameter.device
-    if device.type != capture.Captured.kind:
+    if device.type != capture.CapturedGraph.kind:
         return f"a CUDA graph needs a GPU, and the cell is on {device}"
     if torch.autograd.forward_ad._current_level >= 0:
-        return "a forward-mode derivative is being taken, which only the reference loop has"
+        return "a forward-mode derivative is being computed, which only the reference loop supports"
     if torch.is_anomaly_enabled():
-        return "anomaly detection is on, which looks at every value"
+        return "anomaly detection is on, which checks every value"
     if torch._C._is_tracing() or _get_current_dispatch_mode_stack():
-        return "something is recording the operations of torch, and would not see those of a graph"
-    if capture.Captured.under_way():
-        return "a CUDA graph is being recorded just now, and holds no other"
+        return "a dispatch mode or a tracer is recording the operations of torch, and would not see those inside a graph"
+    if capture.CapturedGraph.under_way():
+        return "a CUDA graph is being recorded just now, and cannot contain another"
     return _of(cell).reason
 
 
 def unrecordable(cell: Cell) -> str | None:
-    """In words what in a cell's step no recording can hold, found on two rows wherever the cell is; None for nothing."""
+    """The reason why a cell's step cannot be recorded, from a run over two rows on the cell's device; None if it can be."""
     state = cell.initial_state(2)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # masks are drawn in project
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # project may draw masks
         example = (cell.project(state[0].new_zeros(1, 2, cell.input_size)), state, cell.weights())
-    # Copies: a parameter that the step reads by itself is no argument.
+    # Copies, so that a parameter which the step reads by itself is no argument.
     arguments = _pytree.tree_map_only(Tensor, torch.clone, example)
     try:
         with Watch(_pytree.tree_leaves(arguments)), torch.no_grad():
@@ -106,28 +103,28 @@ def unrecordable(cell: Cell) -> str | None:
     return None
 
 
-class Known:
-    """What is known of a cell as it stands: its recordings, or why there are none."""
+class CellRecordings:
+    """The recordings of a cell with its present options, or the reason why there are none."""
 
     def __init__(self, cell: Cell):
-        self.options = Options(cell)
+        self.options = CellOptions(cell)
         self.reason: str | None = None
         self.recorded = 0
-        self.loops: OrderedDict[Kind, Loop] = OrderedDict()
+        self.loops: OrderedDict[CallKind, RecordedLoop] = OrderedDict()
 
-    def loop(self, cell: Cell, kind: Kind, T: int, most: float) -> Loop:
-        """The recordings for a call; NotGraphable where there can be none, which is remembered if it is the step's fault."""
+    def loop(self, cell: Cell, kind: CallKind, T: int, most: float) -> RecordedLoop:
+        """The recordings for a call. Raises NotGraphable where there are none; a reason that lies in the step is stored."""
         if self.reason is not None:
             raise NotGraphable(self.reason)
         try:
             loop = self.loops.pop(kind, None)
             if loop is None:
                 if self.recorded >= most:
-                    raise NotNow(f"{most} kinds of call have been recorded, and this is yet another")
+                    raise NotNow(f"{most} kinds of call have been recorded already, and this is a new one")
                 self.recorded += 1
-                loop = Loop(cell, kind)
-            self.loops[kind] = loop  # the last that was used
-            if len(self.loops) > KEPT:
+                loop = RecordedLoop(cell, kind)
+            self.loops[kind] = loop  # now the most recently used
+            if len(self.loops) > STORED:
                 self.loops.popitem(last=False)
             loop.record(cell, T)
         except NotNow:
@@ -139,36 +136,37 @@ class Known:
         return loop
 
 
-# Per cell, for training and for evaluation; gone with the cell, as nothing here holds on to it.
-_known: "WeakKeyDictionary[Cell, dict[tuple[bool, ...], Known]]" = WeakKeyDictionary()
+# For each cell, by training flags. Entries disappear with their cell.
+_recordings: "WeakKeyDictionary[Cell, dict[tuple[bool, ...], CellRecordings]]" = WeakKeyDictionary()
 
 
-def _of(cell: Cell) -> Known:
-    known = _known.setdefault(cell, {})
+def _of(cell: Cell) -> CellRecordings:
+    recordings = _recordings.setdefault(cell, {})
     training = tuple(module.training for module in cell.modules())
-    if training not in known or not known[training].options.still_holds():
-        known[training] = Known(cell)
-    return known[training]
+    if training not in recordings or not recordings[training].options.unchanged():
+        recordings[training] = CellRecordings(cell)
+    return recordings[training]
 
 
 def _graphed(
-    cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor | None, reverse: bool, most: float = math.inf
+    cell: Cell, inputs: Any, state: Any, weights: Any, options: LoopOptions, most: float = math.inf
 ) -> tuple[Any, Any]:
+    lengths, reverse = options[:2]
     T = check_inputs(cell, inputs, batch=state[0].shape[0])
     parts, kind = _sorted(cell, inputs, state, weights, lengths, reverse)
     loop = _of(cell).loop(cell, kind, T, most)
     n, flat = len(state), [each for group in parts for each in group]
     if kind.differentiable:
-        made = Graphed.apply(loop, cell, T, lengths, *flat)
+        results = GraphedLoop.apply(loop, cell, T, lengths, *flat)
     else:
         trajectory, final, _ = loop.forward(parts, lengths, T)
-        made = (*trajectory, *final)
-    trajectory = [flip(part, lengths) for part in made[:n]] if reverse else made[:n]
-    return type(state)(*trajectory), type(state)(*made[n:])
+        results = (*trajectory, *final)
+    trajectory = [flip(part, lengths) for part in results[:n]] if reverse else results[:n]
+    return type(state)(*trajectory), type(state)(*results[n:])
 
 
-def _sorted(cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor | None, reverse: bool) -> tuple[Parts, Kind]:
-    """The tensors of a call in processing order, and the kind of call it is."""
+def _sorted(cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor | None, reverse: bool) -> tuple[Parts, CallKind]:
+    """The tensors of a call in the order of processing, and its kind."""
     leaves, inputs_tree = _pytree.tree_flatten(inputs)
     weight_leaves, weights_tree = _pytree.tree_flatten(weights)
     device, tracking = state[0].device, torch.is_grad_enabled()
@@ -180,13 +178,13 @@ def _sorted(cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor |
     parts, is_timed = Parts([], [], [*state]), []
     for name, leaf in zip(leaf_names(inputs), leaves, strict=True):
         is_timed.append(name not in cell.constant)
-        turned = reverse and is_timed[-1] and name not in cell.shared
-        (parts.timed if is_timed[-1] else parts.whole).append(flip(leaf, lengths) if turned else leaf)
+        flipped = reverse and is_timed[-1] and name not in cell.shared
+        (parts.timed if is_timed[-1] else parts.whole).append(flip(leaf, lengths) if flipped else leaf)
     parts.whole.extend(weight_leaves)
     is_timed += [False] * len(weight_leaves)
     matmul = torch.backends.cuda.matmul
     shapes = ([each.shape[1:] for each in parts.timed], *([each.shape for each in group] for group in parts[1:]))
-    kind = Kind(
+    kind = CallKind(
         inputs_tree,
         weights_tree,
         type(state),
@@ -207,11 +205,13 @@ def _sorted(cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor |
     return parts, kind
 
 
-class Graphed(torch.autograd.Function):
-    """A sequence by recordings, both ways."""
+class GraphedLoop(torch.autograd.Function):
+    """A sequence run by recordings, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, loop: Loop, cell: Cell, T: int, lengths: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, loop: RecordedLoop, cell: Cell, T: int, lengths: Tensor | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.loop, ctx.cell, ctx.T = loop, cell, T
         ctx.set_materialize_grads(False)
         trajectory, final, borders = loop.forward(_grouped(loop, tensors), lengths, T)
@@ -223,23 +223,23 @@ class Graphed(torch.autograd.Function):
         lengths, *tensors = ctx.saved_tensors
         n = len(d_outputs) // 2
         tensors, borders = tensors[:-n], tensors[-n:]
-        loop: Loop = ctx.loop
-        if torch.is_grad_enabled():  # a second derivative is asked for
-            found = _twice(loop.kind, ctx.cell, _grouped(loop, tensors), lengths, d_outputs)
+        loop: RecordedLoop = ctx.loop
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            results = _twice(loop.kind, ctx.cell, _grouped(loop, tensors), lengths, d_outputs)
         else:
-            found = loop.backward(list(d_outputs), _grouped(loop, tensors), lengths, borders, ctx.T)
-        return (None,) * 4 + tuple(each for group in found for each in group)
+            results = loop.backward(list(d_outputs), _grouped(loop, tensors), lengths, borders, ctx.T)
+        return (None,) * 4 + tuple(each for group in results for each in group)
 
 
 def _twice(
-    kind: Kind, cell: Cell, parts: Parts, lengths: Tensor | None, d_outputs: tuple[Tensor | None, ...]
+    kind: CallKind, cell: Cell, parts: Parts, lengths: Tensor | None, d_outputs: tuple[Tensor | None, ...]
 ) -> tuple[Gradients, Gradients, Gradients]:
-    """The gradient as a function with a gradient: through the reference loop."""
-    # New nodes, so that it goes back to the arguments and not past them.
+    """The gradient as a differentiable function, by the reference loop."""
+    # New nodes, so that the gradient stops at the arguments.
     parts = Parts(*([each.view_as(each) for each in group] for group in parts))
     return gradients(kind.scan(cell, parts, lengths), d_outputs, parts, create_graph=True)
 
 
-def _grouped(loop: Loop, tensors: Any) -> Parts:
+def _grouped(loop: RecordedLoop, tensors: Any) -> Parts:
     timed, whole, _ = (len(group) for group in loop.kind.shapes)
     return Parts(list(tensors[:timed]), list(tensors[timed : timed + whole]), list(tensors[timed + whole :]))

@@ -1,10 +1,11 @@
-"""A function recorded once as a CUDA graph, and played again: the same kernels on the same addresses, in one launch.
+"""Record a function once as a CUDA graph and replay it: the same kernels on the same addresses, in one launch.
 
-    captured = Captured(function, buffers, room)     runs function(buffers) once to warm up, and once to record it
-    made = captured.replay()                         what it returns, until anything else is played in the same room
+    captured = CapturedGraph(function, buffers, pool)     runs function(buffers) once to warm up, and once to record it
+    results = captured.replay()                           valid until another graph is replayed in the same memory pool
 
-A recording holds addresses and no values, so what changes is copied into `buffers` beforehand, and out of `made` at once. It
-holds no Python either: no branch on a value, no random number, no tensor that only Python knows. `Watch` tells which.
+A recording contains addresses and no values. Values that change are copied into `buffers` before a replay, and results are
+copied out at once. A recording contains no Python either: no branch on a value, no random number, no tensor that only Python
+knows. `Watch` raises an error for a function that needs one of these.
 """
 
 import gc
@@ -21,94 +22,94 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unfading.source_lines import first_line, user_line
 
-# What torch itself says of its operations, and what that means for a recording.
+# The tags of torch's operations that a recording cannot contain, and the reasons.
 TAGS = {
-    torch.Tag.data_dependent_output: "looks at a value, for which the host would have to wait; torch.where chooses without",
-    torch.Tag.dynamic_output_shape: "gives a shape that depends on values; torch.where and masks keep theirs",
+    torch.Tag.data_dependent_output: "looks at a value, for which the host would have to wait; torch.where does not",
+    torch.Tag.dynamic_output_shape: "gives a shape that depends on values; torch.where and masks have fixed shapes",
     torch.Tag.nondeterministic_seeded: "draws random numbers, which a recording would repeat; draw them in project",
 }
 
 
 class NotGraphable(RuntimeError):
-    """In words why something cannot be recorded."""
+    """A function cannot be recorded; the message is the reason."""
 
 
 class NotNow(NotGraphable):
-    """The same, where it may be otherwise at the next call."""
+    """A function cannot be recorded at this moment; the next call may succeed."""
 
 
-class Captured:
-    """A function of tensors at fixed addresses as a CUDA graph. All that is CUDA about graphs is here.
+class CapturedGraph:
+    """A function of tensors at fixed addresses as a CUDA graph. All calls of the CUDA graph API are in this class.
 
     Args:
-        function: takes the buffers, may write into them, and returns tensors; without a branch on a value.
-        buffers: a tree of tensors; the recording reads and writes these very ones.
-        room: the memory of what is made inside, shared by recordings of which one is played at a time.
+        function: takes the buffers, may write into them, and returns tensors, without a branch on a value.
+        buffers: a tree of tensors, which the recording itself reads and writes.
+        pool: the memory pool of the tensors allocated inside. Recordings that share one are replayed one at a time.
     """
 
     kind: ClassVar[str] = "cuda"
     _recording: ClassVar[threading.Lock] = threading.Lock()
     _playing: ClassVar[threading.Lock] = threading.Lock()
-    # Of each device: where recordings are made, and when the last one played is done.
+    # By device: the stream on which graphs are recorded, and the event after the last replay.
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
     _done: ClassVar[dict[torch.device, torch.cuda.Event]] = {}
 
-    def __init__(self, function: Callable[[Any], list[Tensor | None]], buffers: Any, room: Any):
+    def __init__(self, function: Callable[[Any], list[Tensor | None]], buffers: Any, pool: Any):
         device = next(leaf.device for leaf in _pytree.tree_leaves(buffers) if isinstance(leaf, Tensor))
-        # Never waits: whoever records may need the very thread that would be waiting here, autograd's.
+        # Never waits: the thread that records may depend on the one that would wait here, the thread of autograd.
         if not self._recording.acquire(blocking=False):
             raise NotNow("another thread is recording a CUDA graph just now")
         try:
             with torch.cuda.device(device):
-                self._graph, self._made = self._recorded(function, buffers, room, device)
-        except Exception as error:  # CUDA, its libraries and torch have many
+                self._graph, self._results = self._record(function, buffers, pool, device)
+        except Exception as error:  # CUDA, its libraries and torch have many types
             raise NotGraphable(f"recording it failed: {type(error).__name__}: {first_line(error)}") from error
         finally:
             self._recording.release()
 
-    def _recorded(self, function: Any, buffers: Any, room: Any, device: torch.device) -> tuple[Any, list[Tensor | None]]:
+    def _record(self, function: Any, buffers: Any, pool: Any, device: torch.device) -> tuple[Any, list[Tensor | None]]:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         current = torch.cuda.current_stream(device)
         stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            # On copies: a recording that is being played may be using the buffers themselves. Recording runs nothing.
+            # On copies, since a replay may be using the buffers themselves. Recording runs nothing.
             function(_pytree.tree_map_only(Tensor, torch.clone, buffers))
-            # Other threads may do as they like meanwhile; a data loader's looks at events all the time.
-            graph.capture_begin(pool=room, capture_error_mode="thread_local")
+            # Other threads may use CUDA meanwhile; those of a data loader query events all the time.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                made = function(buffers)
+                results = function(buffers)
                 graph.capture_end()
             except BaseException:
                 with suppress(Exception):
                     graph.capture_end()
-                with suppress(Exception):  # an end that fails leaves the allocator in the room
-                    torch._C._cuda_endAllocateToPool(device.index, room)
+                with suppress(Exception):  # an end that fails leaves the allocator in the pool
+                    torch._C._cuda_endAllocateToPool(device.index, pool)
                 raise
         current.wait_stream(stream)
-        return graph, made
+        return graph, results
 
     def replay(self) -> list[Tensor | None]:
-        """Play it on the current stream; return what it makes."""
+        """Replay the graph on the current stream; return its results."""
         self._graph.replay()
-        return self._made
+        return self._results
 
     @staticmethod
-    def room(device: torch.device) -> Any:
-        """New memory for recordings."""
+    def pool(device: torch.device) -> Any:
+        """A new memory pool for recordings."""
         return torch.cuda.graph_pool_handle()
 
     @staticmethod
     def under_way() -> bool:
-        """Whether something is being recorded now: by the caller, or by another thread."""
-        return torch.cuda.is_current_stream_capturing() or Captured._recording.locked()
+        """Whether the caller or another thread is recording now."""
+        return torch.cuda.is_current_stream_capturing() or CapturedGraph._recording.locked()
 
     @classmethod
     @contextmanager
     def turn(cls, device: torch.device) -> Iterator[None]:
-        """One at a time fills its buffers, plays and takes what it made, on whatever thread and stream.
+        """A context in which one caller at a time fills buffers, replays and copies results, on any thread and stream.
 
-        Also recordings with buffers of their own: cuBLAS has one workspace for all that were recorded on one stream.
+        Recordings with separate buffers also take turns: cuBLAS has one workspace for all graphs recorded on one stream.
         """
         with cls._playing, torch.cuda.device(device):
             done = cls._done.setdefault(device, torch.cuda.Event())
@@ -121,10 +122,10 @@ class Captured:
 
 @contextmanager
 def undisturbed(kind: str) -> Iterator[None]:
-    """As if nothing stood around the call: what is recorded must not depend on where the first call happens to be."""
+    """A context without the caller's settings: a recording must not depend on where the first call happens."""
     message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     collecting = gc.isenabled()
-    # Hooks would move what is saved, or count it; the collector could free a graph while another is recorded.
+    # Hooks would move or count saved tensors; the garbage collector could free a graph while another is recorded.
     torch._C._autograd._saved_tensors_hooks_disable("a CUDA graph is being recorded", False)
     gc.disable()
     try:
@@ -140,10 +141,10 @@ def undisturbed(kind: str) -> Iterator[None]:
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operation inside its block; raises NotGraphable at one that a recording cannot hold, with its line.
+    """Observes every operation inside its block; raises NotGraphable with the line of one that cannot be recorded.
 
     Args:
-        arguments: all tensors that are handed in.
+        arguments: all tensors that the function receives.
     """
 
     def __init__(self, arguments: list[Tensor]):
@@ -156,18 +157,18 @@ class Watch(TorchDispatchMode):
         reason = next((TAGS[tag] for tag in function.tags if tag in TAGS), None)
         if function is torch.ops.aten.lift_fresh.default:
             if given[0].dim() > 0 or given[0].device.type != "cpu":
-                reason = "copies numbers from the host; hand them in by weights()"
+                reason = "copies numbers from the host; return them from weights()"
         elif any(_memory(tensor) not in self.known for tensor in given):
-            reason = "reads a tensor that is no argument of step, and may not be there later; hand it in by weights()"
-        made = None if reason else function(*arguments, **(keywords or {}))
-        results = [t for t in _pytree.tree_leaves(made) if isinstance(t, Tensor)]
+            reason = "reads a tensor that is no argument of step, and may be freed later; return it from weights()"
+        result = None if reason else function(*arguments, **(keywords or {}))
+        results = [t for t in _pytree.tree_leaves(result) if isinstance(t, Tensor)]
         if any(t.device != self.device and t.dim() > 0 for t in results):
-            reason = f"leaves {self.device}; what a step reads must lie there"
+            reason = f"leaves {self.device}; all tensors of a step must be on that device"
         if reason:
             line = user_line(traceback.extract_stack()[:-1])
             raise NotGraphable(f"{function.overloadpacket} {reason}" + ("" if line is None else f" ({line})"))
-        self.known.update({_memory(tensor): tensor for tensor in results})  # kept, so that no memory is met twice
-        return made
+        self.known.update({_memory(tensor): tensor for tensor in results})  # stored, so that no memory is allocated twice
+        return result
 
 
 def _memory(tensor: Tensor) -> int:

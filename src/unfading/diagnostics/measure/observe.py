@@ -23,6 +23,7 @@ from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
 from unfading.layers.recurrent import Recurrent
 from unfading.lengths import flip
+from unfading.loop_options import LoopOptions
 from unfading.reference import scan
 from unfading.tasks.base import Batch
 
@@ -94,9 +95,8 @@ def observe(model: nn.Module, batch: Batch) -> Observation:
     positions = _layer_positions(model)
     calls: list[Chain] = []
 
-    def scan_and_record(
-        cell: Cell, x: Tensor, state: Any, weights: Any, *, lengths: Tensor | None, reverse: bool, start: int
-    ) -> tuple[Any, Any]:
+    def scan_and_record(cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions) -> tuple[Any, Any]:
+        lengths, reverse, start = options[:3]
         position = positions.get(id(innermost(cell)))
         x = _requiring_grad(x)
         state = type(state)(*(_requiring_grad(part) for part in state))

@@ -1,8 +1,8 @@
-"""The way back through a compiled loop: gradients of inputs, initial states and weights.
+"""The backward pass of a compiled loop: gradients of inputs, initial states and weights.
 
-It is gone in pieces of time. The factors of the matrix products after the loop, dy and v of every y = v W^T, are as large as
-all gates of all steps; piece by piece they live in memory that is used again, and are still in the cache when the products
-read them. The gradient of the state is handed from piece to piece as within one.
+It runs in chunks of time. The factors of the matrix products after the loop, dy and v of every y = v W^T, are as large as all
+gates of all steps. Chunk by chunk they lie in memory that is used again, and are still in the cache when the products read
+them. The gradient of the state is passed from chunk to chunk as it is from step to step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.c.emit import Factor, factors
-from unfading.fuse.c.kernel import Kernel, Tensors, Walk, named
+from unfading.fuse.c.kernel import Kernel, Tensors, named
 from unfading.fuse.c.threads import run_tiles
 from unfading.fuse.ir.differentiate import Outer, Source
 from unfading.fuse.ir.program import InputKind, TensorKind
+from unfading.loop_options import LoopOptions
 
-PIECE = 1 << 22  # bytes of factors in one piece
+CHUNK_BYTES = 1 << 22  # of factors in one chunk
 
 
 class Backward:
-    """One way back. `wanted` says of every input, state and weight whether its gradient is wanted."""
+    """One backward pass. `wanted` has a flag for every input, state and weight: whether its gradient is wanted."""
 
     def __init__(
         self,
@@ -30,10 +31,10 @@ class Backward:
         weights: Sequence[Tensor],
         trajectory: Sequence[Tensor],
         saved: Tensor | None,
-        walk: Walk,
+        options: LoopOptions,
         wanted: Sequence[bool],
     ):
-        self.kernel, self.walk = kernel, walk
+        self.kernel, self.options = kernel, options
         self.inputs, self.states = [x.contiguous() for x in inputs], [state.contiguous() for state in states]
         self.weights, self.trajectory, self.saved = weights, trajectory, saved
         self.T, self.B = kernel.extent(inputs, states)
@@ -50,7 +51,7 @@ class Backward:
             elif kind == InputKind.CONSTANT:
                 self.d_inputs.append(states[0].new_zeros((1, self.B, n)))
             else:
-                self.d_inputs.append(kernel.blank(states[0], (self.T, self.B, n), walk))
+                self.d_inputs.append(kernel.blank(states[0], (self.T, self.B, n), options))
         self.d_weights = [
             torch.zeros_like(weight, memory_format=torch.contiguous_format) if want else None
             for weight, want in zip(weights, self.wanted_weights, strict=True)
@@ -59,14 +60,14 @@ class Backward:
     def gradients(
         self, d_trajectory: Sequence[Tensor | None], d_final: Sequence[Tensor | None]
     ) -> tuple[list[Tensor | None], list[Tensor], list[Tensor | None]]:
-        """Of inputs, initial states and weights; None where it is not wanted."""
+        """The gradients of inputs, initial states and weights; None for one that is not wanted."""
         d_trajectory = [None if d is None else d.contiguous() for d in d_trajectory]
         carried: list[Tensor | None] = [None if d is None else d.contiguous() for d in d_final]
         buffers: Tensors = {}
-        for a, b in self._pieces():
+        for a, b in self._chunks():
             self._run(a, b, [None if d is None else d[a:b] for d in d_trajectory], carried, buffers)
             carried = [buffers[TensorKind.D_INITIAL, i] for i in range(len(self.states))]
-            for i in range(len(self.states)):  # the next piece writes beside what it reads
+            for i in range(len(self.states)):  # the next chunk reads these while it writes the others
                 buffers[TensorKind.D_INITIAL, i] = buffers.pop(("spare", i), None)
         d_inputs: list[Tensor | None] = []
         for x, d, kind, want in zip(self.inputs, self.d_inputs, self.kernel.program.kinds, self.wanted_inputs, strict=True):
@@ -79,25 +80,25 @@ class Backward:
         states = [torch.zeros_like(s) if c is None else c for s, c in zip(self.states, carried, strict=True)]
         return d_inputs, states, self.d_weights
 
-    def _pieces(self) -> Iterator[tuple[int, int]]:
-        """From the last piece processed to the first."""
-        walk, T = self.walk, self.T
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """The first step and the end of each chunk, from the chunk that was processed last to the first."""
+        options, T = self.options, self.T
         width = sum(factor.width for factor in self.needed) + sum(
             n for (kind, _), n in self.widths.items() if kind == TensorKind.SEQUENCE
         )
-        steps = max(8, PIECE // (max(1, width) * self.B * self.kernel.dtype.itemsize))
-        if walk.reverse and walk.lengths is not None:
-            steps = T  # rows begin at different times: a piece would have to know where each one stands
+        steps = max(8, CHUNK_BYTES // (max(1, width) * self.B * self.kernel.dtype.itemsize))
+        if options.reverse and options.lengths is not None:
+            steps = T  # each row begins at its own time, so a chunk would have to know the position of each
         begins = range(0, T, steps)
-        for a in begins if walk.reverse else reversed(begins):
+        for a in begins if options.reverse else reversed(begins):
             yield a, min(a + steps, T)
 
     def _run(self, a: int, b: int, d_next: Sequence[Tensor | None], d_final: Sequence[Tensor | None], buffers: Tensors) -> None:
-        """Back through the steps a..b; the gradient of the state before them is left in `buffers`."""
-        walk, T, B, kernel = self.walk, self.T, self.B, self.kernel
-        own = walk.of_piece(a)
+        """Run backwards through the steps a..b; the gradient of the state before them is left in `buffers`."""
+        options, T, B, kernel = self.options, self.T, self.B, self.kernel
+        own = kernel.of_chunk(options, a)
         steps = b - a
-        first = T - b if walk.reverse else a  # the piece's first step in the order of processing
+        first = T - b if options.reverse else a  # the first step of the chunk, in the order of processing
         inputs, d_inputs, held = [], [], {}
         for i, (x, d, kind) in enumerate(zip(self.inputs, self.d_inputs, kernel.program.kinds, strict=True)):
             at = slice(first, first + steps) if kind == InputKind.SHARED else slice(a, b)
@@ -106,7 +107,7 @@ class Backward:
             if kind == InputKind.CONSTANT and d is not None:
                 held[i] = torch.empty_like(d)
             d_inputs.append(held.get(i, None if d is None else d[at]))
-        if walk.reverse:
+        if options.reverse:
             initial = self.states if b == T else [part[b] for part in self.trajectory]
         else:
             initial = self.states if a == 0 else [part[a - 1] for part in self.trajectory]
@@ -135,21 +136,23 @@ class Backward:
                 ).sum(0)
 
     def _make_buffers(self, buffers: Tensors, lines: int) -> None:
-        """What one piece needs and the next uses again."""
+        """The memory that one chunk needs and the next uses again."""
         kernel, like = self.kernel, self.states[0]
         tile = kernel.tile(self.B)
         for kind, i in kernel.back.pointers:
             n = self.widths.get((kind, i), 0)
-            had = buffers.get((kind, i))
+            existing = buffers.get((kind, i))
             if kind == TensorKind.D_INITIAL:
                 for name in (TensorKind.D_INITIAL, "spare"):
                     if buffers.get((name, i)) is None:
                         buffers[name, i] = torch.empty_like(self.states[i])
             elif kind == TensorKind.D_WEIGHT:
-                buffers[kind, i] = like.new_empty((-(-self.B // tile), n), dtype=torch.float64) if had is None else had
-            elif kind == TensorKind.SEQUENCE or (kind == TensorKind.PACKED and self.walk.lengths is not None):
+                buffers[kind, i] = (
+                    like.new_empty((-(-self.B // tile), n), dtype=torch.float64) if existing is None else existing
+                )
+            elif kind == TensorKind.SEQUENCE or (kind == TensorKind.PACKED and self.options.lengths is not None):
                 n = self.needed[i].width if kind == TensorKind.PACKED else n
-                if had is None or len(had) < lines:
+                if existing is None or len(existing) < lines:
                     buffers[kind, i] = like.new_empty((lines, n))
             elif kind == TensorKind.PACKED:
                 buffers[kind, i] = None
@@ -161,14 +164,14 @@ class Backward:
             return
         target = whole[block.r0 : block.r1, block.c0 : block.c1]
         a, v = self._factor(product.dy, block.width, tensors, lines), product.v
-        if self.walk.lengths is not None or v.kind != TensorKind.STATE:
+        if self.options.lengths is not None or v.kind != TensorKind.STATE:
             pairs = [(a, self._factor(v, block.length, tensors, lines))]
         else:
-            # Before its first step a row's state is the initial one, before any other what the step before left.
+            # The state before the first step is the initial one; before any other step, it is what the previous step stored.
             before = _columns(Factor(v._replace(kind=TensorKind.NEXT), block.length), tensors, lines)
             initial = _columns(Factor(v._replace(kind=TensorKind.INITIAL), block.length), tensors, self.B)
             rest = lines - self.B
-            if self.walk.reverse:
+            if self.options.reverse:
                 pairs = [(a[rest:], initial), (a[:rest], before[self.B :])]
             else:
                 pairs = [(a[: self.B], initial), (a[self.B :], before[:rest])]
@@ -196,7 +199,7 @@ class Backward:
     def _factor(self, source: Source, width: int, tensors: Tensors, lines: int) -> Tensor:
         """A factor as [lines, width], packed where there are lengths."""
         factor = Factor(source, width)
-        if self.walk.lengths is None or source.kind == TensorKind.SEQUENCE:
+        if self.options.lengths is None or source.kind == TensorKind.SEQUENCE:
             return _columns(factor, tensors, lines)
         tensor = tensors[TensorKind.PACKED, self.needed.index(factor)]
         assert tensor is not None

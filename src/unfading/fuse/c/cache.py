@@ -1,16 +1,17 @@
-"""C source in, loaded library out: compiled once per machine, kept on disk, checked before it is loaded.
+"""Compile C source into a library and load it. Libraries are stored on disk, one per machine, and checked before loading.
 
-The folder is `$UNFADING_CACHE`, else `$XDG_CACHE_HOME/unfading`, else `~/.cache/unfading`. In it lie `<key>.c`, to be read,
-and `<key>-<digest>.so`. The key is a hash of all that decides the library: source, flags, compiler, processor. The digest is
-a hash of the key and of the library's bytes, and since it stands in the name, one rename publishes both.
+The folder is `$UNFADING_CACHE`, else `$XDG_CACHE_HOME/unfading`, else `~/.cache/unfading`. It contains `<key>.c`, for readers,
+and `<key>-<digest>.so`. The key is a hash of everything that decides the library: source, flags, compiler, processor. The
+digest is a hash of the key and of the library's bytes. Since it is part of the name, one rename publishes both.
 
-- Loading a damaged library can kill the process, so an entry is loaded only if its bytes give its digest; else it is removed
-  and made again.
-- A loaded library is code that runs as you, so neither a folder nor an entry counts that another user owns or could write.
-- The compiler works in a folder of its own outside the cache. Where the library cannot be stored, because the cache is
-  read-only, full or not to be trusted, it is loaded from there, and serves this process. A file may go once it is loaded, so
-  nothing is left to remove at exit, and a forked child has nothing of its parent's to remove.
-- Processes do not wait for each other: two that miss at once both compile, and the later rename wins.
+- Loading a damaged library can kill the process, so an entry is loaded only if its bytes match its digest; otherwise it is
+  removed and compiled again.
+- A loaded library is code that runs with the user's rights, so a folder or an entry that another user owns or could write is
+  not used.
+- The compiler works in a temporary folder outside the cache. Where the library cannot be stored, because the cache is
+  read-only, full or not trusted, it is loaded from that folder, for this process only. The file can be removed once it is
+  loaded, so nothing is left to remove at exit, and a forked child has nothing of its parent's to remove.
+- Processes do not wait for each other: if two need the same library at once, both compile, and the later rename wins.
 """
 
 import os
@@ -28,7 +29,7 @@ from typing import NamedTuple
 from unfading.fuse.c import compiler
 from unfading.fuse.c.compiler import Compiler, NoCompiler
 
-# What `_store` writes, finished or not, and nothing else; .py are the sources of kernels for GPUs.
+# The files that `_store` writes, finished or not. The .py files are the sources of kernels for GPUs.
 OURS = re.compile(r"[0-9a-f]{32}(\.c|\.py|-[0-9a-f]{32}\.so)(\.\w{8}\.tmp)?")
 
 _loaded: dict[str, CDLL] = {}
@@ -37,7 +38,7 @@ _lock = threading.Lock()
 
 
 def _forget_the_lock() -> None:
-    """In a forked child, the thread that held the lock does not exist and would never let go of it."""
+    """In a forked child, the thread that held the lock does not exist and would never release it."""
     global _lock
     _lock = threading.Lock()
 
@@ -47,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Description(NamedTuple):
-    """What `unfading doctor` tells of the compiler and the cache."""
+    """The compiler and the cache, for `unfading doctor`."""
 
     compiler: str
     version: str
@@ -56,62 +57,61 @@ class Description(NamedTuple):
     entries: int
     bytes: int
     writable: bool
-    trouble: str  # why nothing can be compiled, or nothing be kept; empty where all is well
+    trouble: str  # why nothing can be compiled, or nothing stored; empty without trouble
 
 
 def library(source: str) -> CDLL:
-    """The library made from C11 source text. A process compiles or loads each source once, and keeps what it has loaded.
+    """The library compiled from C11 source text. A process compiles or loads each source once.
 
     Raises:
-        NoCompiler: with the reason in words. A failed compilation is not tried again in this process, unless by another
-            compiler.
+        NoCompiler: with the reason. A failed compilation is tried again in this process only with another compiler.
     """
-    found = _loaded.get(source)
-    if found is None:
+    loaded = _loaded.get(source)
+    if loaded is None:
         with _lock:
-            found = _loaded.get(source)
-            if found is None:
-                found = _loaded[source] = _fetch(source)
-    return found
+            loaded = _loaded.get(source)
+            if loaded is None:
+                loaded = _loaded[source] = _fetch(source)
+    return loaded
 
 
 def folder() -> Path:
-    """Where the libraries lie. The folder may not exist yet."""
+    """The folder of the libraries. It may not exist yet."""
     own = os.environ.get("UNFADING_CACHE", "")
     if own:
         return Path(os.path.abspath(os.path.expanduser(own)))
     for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(base):
             return Path(base, "unfading")
-    # A user without a home, as in many containers.
+    # The user has no home folder, as in many containers.
     return Path(tempfile.gettempdir(), f"unfading-{os.getuid()}")
 
 
-def keep(name: str, content: bytes) -> Path | None:
-    """A file with this content in the folder; None where it cannot be written there, or another user could write it."""
-    place = folder()
-    if _distrust(place):
+def write_file(name: str, content: bytes) -> Path | None:
+    """A file with this content in the folder; None where it cannot be written, or another user could write it."""
+    parent = folder()
+    if _distrust(parent):
         return None
-    path = place / name
+    path = parent / name
     with suppress(OSError):
         if _ours(path.lstat(), stat.S_IFREG) and path.read_bytes() == content:
             return path
     with suppress(OSError):
-        return _store(place, name, content)
+        return _store(parent, name, content)
     return None
 
 
-def kept(name: str) -> bytes | None:
-    """What a file of the folder holds; None where there is none, or another user could have written it."""
-    place = folder()
+def read_file(name: str) -> bytes | None:
+    """The content of a file in the folder; None where there is none, or another user could have written it."""
+    parent = folder()
     with suppress(OSError):
-        if not _distrust(place) and _ours((place / name).lstat(), stat.S_IFREG):
-            return (place / name).read_bytes()
+        if not _distrust(parent) and _ours((parent / name).lstat(), stat.S_IFREG):
+            return (parent / name).read_bytes()
     return None
 
 
 def clear() -> tuple[int, int]:
-    """Remove what this module has written to the folder, and nothing else; return how many libraries, and bytes in all."""
+    """Remove the files that this module has written, and no others; return the number of libraries and the bytes of all."""
     libraries = size = 0
     for path, bytes_ in _files(folder()):
         path.unlink(missing_ok=True)
@@ -120,29 +120,29 @@ def clear() -> tuple[int, int]:
 
 
 def describe() -> Description:
-    """The compiler and the cache as they stand. Runs the compiler."""
-    program = told = flags = ""
+    """The present compiler and cache. Runs the compiler."""
+    program = version = flags = ""
     troubles = []
     try:
-        found = compiler.find()
-        program = " ".join(found.command)
-        told, flags = compiler.version(found), " ".join(compiler.flags(found))
+        cc = compiler.find()
+        program = " ".join(cc.command)
+        version, flags = compiler.version(cc), " ".join(compiler.flags(cc))
     except NoCompiler as error:
         troubles.append(str(error))
-    place = folder()
-    trouble = _distrust(place)
+    parent = folder()
+    trouble = _distrust(parent)
     if not trouble:
         try:
-            with tempfile.TemporaryFile(dir=place) as file:
+            with tempfile.TemporaryFile(dir=parent) as file:
                 file.write(b"unfading")
         except OSError as error:
-            trouble = f"{place} cannot be written: {error.strerror}"
-    files = _files(place)
+            trouble = f"{parent} cannot be written: {error.strerror}"
+    files = _files(parent)
     return Description(
         compiler=program,
-        version=told,
+        version=version,
         flags=flags,
-        folder=place,
+        folder=parent,
         entries=sum(path.suffix == ".so" for path, _ in files),
         bytes=sum(size for _, size in files),
         writable=not trouble,
@@ -155,22 +155,22 @@ def _fetch(source: str) -> CDLL:
     key = sha256(repr((source, compiler.FLAGS, compiler.NATIVE, cc.identity, compiler.cpu())).encode()).hexdigest()[:32]
     if key in _refused:
         raise NoCompiler(_refused[key])
-    place = folder()
-    trouble = _distrust(place)
+    parent = folder()
+    trouble = _distrust(parent)
     if not trouble:
-        found = _stored(place, key)
-        if found:
-            return found
+        stored = _stored(parent, key)
+        if stored:
+            return stored
     try:
-        return _made(source, cc, key, place, trouble)
+        return _compile(source, cc, key, parent, trouble)
     except NoCompiler as error:
         _refused[key] = str(error)
         raise
 
 
-def _stored(place: Path, key: str) -> CDLL | None:
-    """The entry under this key, if there is a sound one; whatever else goes by its name is removed."""
-    for path in place.glob(f"{key}-*.so"):
+def _stored(parent: Path, key: str) -> CDLL | None:
+    """The intact entry with this key, if there is one; damaged ones are removed."""
+    for path in parent.glob(f"{key}-*.so"):
         with suppress(OSError):
             if _ours(path.lstat(), stat.S_IFREG) and path.name == _name(key, path.read_bytes()):
                 return CDLL(str(path))
@@ -179,37 +179,37 @@ def _stored(place: Path, key: str) -> CDLL | None:
     return None
 
 
-def _made(source: str, cc: Compiler, key: str, place: Path, trouble: str) -> CDLL:
-    """Compile, store if it can be stored, load."""
+def _compile(source: str, cc: Compiler, key: str, parent: Path, trouble: str) -> CDLL:
+    """Compile, store if possible, load."""
     text = source.encode()
-    # Inside a folder that others may write, a private folder is not private: they could put another in its place.
-    scratch = _scratch([None] if trouble else [None, place], f"{key}.c", text)
+    # Inside a folder that others may write, a private folder is not private: they could replace it.
+    scratch = _scratch([None] if trouble else [None, parent], f"{key}.c", text)
     try:
         if not trouble:
             try:
-                _store(place, f"{key}.c", text)
+                _store(parent, f"{key}.c", text)
             except OSError as error:
-                trouble = f"{place} cannot be written: {error.strerror}"
-        made = scratch / f"{key}.so"
-        compiler.build(cc, scratch / f"{key}.c", made)
+                trouble = f"{parent} cannot be written: {error.strerror}"
+        output = scratch / f"{key}.so"
+        compiler.build(cc, scratch / f"{key}.c", output)
         if not trouble:
             with suppress(OSError):
-                # A cache on a file system without leave to execute stores, and does not load.
-                return CDLL(str(_store(place, _name(key, content := made.read_bytes()), content)))
+                # On a file system without execute permission the cache can store a library, but not load it.
+                return CDLL(str(_store(parent, _name(key, content := output.read_bytes()), content)))
         try:
-            return CDLL(str(made))
+            return CDLL(str(output))
         except OSError as error:
             raise NoCompiler(f"{' '.join(cc.command)} made a library that does not load: {error}") from None
     except NoCompiler as error:
-        kept = f"the source was not kept, as {trouble}" if trouble else f"the source is kept in {place / f'{key}.c'}"
-        raise NoCompiler(f"{error}; {kept}") from None
+        place = f"the source was not kept, as {trouble}" if trouble else f"the source is kept in {parent / f'{key}.c'}"
+        raise NoCompiler(f"{error}; {place}") from None
     finally:
-        # Not a TemporaryDirectory: a child forked meanwhile, by another thread, would remove that at its own exit.
+        # Not a TemporaryDirectory: a child that another thread forks meanwhile would remove it at its own exit.
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _scratch(parents: list[Path | None], name: str, text: bytes) -> Path:
-    """A new private folder with the source in it, in the first place with room for it; None is where temporary files go."""
+    """A new private folder with the source in it, in the first parent with room; None stands for the temporary folder."""
     reasons = []
     for parent in parents:
         scratch = None
@@ -224,35 +224,35 @@ def _scratch(parents: list[Path | None], name: str, text: bytes) -> Path:
     raise NoCompiler(f"there is nowhere to compile: {' | '.join(reasons)}; set UNFADING_CACHE or TMPDIR to a writable folder")
 
 
-def _store(place: Path, name: str, content: bytes) -> Path:
-    """Write a file that is there whole or not at all, also if the machine stops."""
-    handle, temporary = tempfile.mkstemp(prefix=f"{name}.", suffix=".tmp", dir=place)
+def _store(parent: Path, name: str, content: bytes) -> Path:
+    """Write a file whole or not at all, also if the machine stops."""
+    handle, temporary = tempfile.mkstemp(prefix=f"{name}.", suffix=".tmp", dir=parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, place / name)
+        os.replace(temporary, parent / name)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    return place / name
+    return parent / name
 
 
 def _name(key: str, content: bytes) -> str:
     return f"{key}-{sha256(key.encode() + content).hexdigest()[:32]}.so"
 
 
-def _distrust(place: Path) -> str:
-    """Why no library in this folder is to be loaded; empty if it may be. Makes the folder where there is none."""
+def _distrust(parent: Path) -> str:
+    """The reason why no library of this folder may be loaded; empty if they may be. Creates the folder if needed."""
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = place.stat()
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = parent.stat()
     except OSError as error:
-        return f"{place} cannot be made: {error.strerror}"
+        return f"{parent} cannot be made: {error.strerror}"
     if not _ours(info, stat.S_IFDIR):
-        return f"{place} could be written by another user, whose code would then run as you; make it yours and chmod it to 700"
+        return f"{parent} could be written by another user, whose code would then run as you; make it yours and chmod it to 700"
     return ""
 
 
@@ -261,10 +261,10 @@ def _ours(info: os.stat_result, kind: int) -> bool:
     return stat.S_IFMT(info.st_mode) == kind and info.st_uid == os.geteuid() and not info.st_mode & 0o022
 
 
-def _files(place: Path) -> list[tuple[Path, int]]:
-    """What this module has written to the folder, with sizes."""
+def _files(parent: Path) -> list[tuple[Path, int]]:
+    """The files that this module has written to the folder, with their sizes."""
     files = []
-    for path in place.glob("*"):
+    for path in parent.glob("*"):
         if OURS.fullmatch(path.name):
             # Another process may be clearing the folder.
             with suppress(FileNotFoundError):

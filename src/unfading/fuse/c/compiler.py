@@ -1,9 +1,9 @@
-"""The machine's C compiler: which one it is, what tells it from another, and how it is called.
+"""The C compiler of this machine: which one it is, how it is identified, and how it is called.
 
-`$CC` is obeyed or refused, never replaced; without it the first of cc, gcc and clang on PATH serves. What a library is
-filed under is told without running anything: the compiler by path, size and time of change of its file, since asking for
-its version would cost 10 ms in every process; the processor by what the system says of it. A wrapper that hides a changed
-compiler thus goes on giving the old library, which is still a right one.
+`$CC` is used or refused, never replaced; without it, the first of cc, gcc and clang on PATH is used. A stored library is
+identified without running anything: the compiler by path, size and modification time of its file, since asking for its version
+would cost 10 ms in every process; the processor by the system's description. A wrapper script around a changed compiler thus
+still gives the old library, which is still correct.
 """
 
 import os
@@ -16,9 +16,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-# -ffast-math is not here, nor any part of it that moves NaN, inf or signed zero: linked with it, a library flushes denormals
-# for the whole process. Loops over features say themselves that they are to be vectorised, which -fopenmp-simd reads, and no
-# runtime of OpenMP is needed; beyond that -O3 gains nothing here and compiles three times as long.
+from unfading.errors import NoKernel
+
+# No -ffast-math, nor any part of it that changes NaN, inf or signed zero: a library linked with it flushes denormals in the
+# whole process. Loops over features carry pragmas for vectorisation, which -fopenmp-simd reads, and no runtime of OpenMP is
+# needed. Beyond that, -O3 gains nothing here and takes three times as long to compile.
 FLAGS = (
     "-O2",
     "-fopenmp-simd",
@@ -30,13 +32,13 @@ FLAGS = (
     "-std=gnu11",
 )
 
-# The first that the compiler takes is added: some for ARM know only the second, and some neither. Which one that is follows
-# from compiler and processor, so a library can be filed without asking.
+# The first flag that the compiler accepts is added: some compilers for ARM know only the second, and some neither. Which one
+# it is follows from compiler and processor, so a library is identified without asking.
 NATIVE = ("-march=native", "-mcpu=native")
 
 NAMES = ("cc", "gcc", "clang")
 
-# What /proc/cpuinfo says of one processor and not of one moment, over the architectures.
+# The fields of /proc/cpuinfo that describe the processor and not its present state, over the architectures.
 CPU_FIELDS = re.compile(
     r"(vendor_id|cpu family|model|model name|stepping|flags|cpu|isa|uarch|mvendorid|marchid|mimpid|features"
     r"|cpu (implementer|architecture|variant|part|revision))\s*:",
@@ -44,35 +46,35 @@ CPU_FIELDS = re.compile(
 )
 
 
-class NoCompiler(Exception):
-    """Nothing could be compiled here; the text is the reason, in words and without a full stop."""
+class NoCompiler(NoKernel):
+    """C source cannot be compiled here; the message is the reason, without a full stop."""
 
 
 class Compiler(NamedTuple):
-    """How the compiler is called, and what tells it from every other."""
+    """How the compiler is called, and a text that identifies it."""
 
     command: tuple[str, ...]  # the program, then the arguments that $CC carries
     identity: str
 
 
 def find() -> Compiler:
-    """The compiler that this process is to use, looked for anew at each call."""
+    """The compiler that this process uses, searched for at each call."""
     if os.name != "posix":
-        raise NoCompiler("compiled loops are made on Linux and macOS only")
+        raise NoCompiler("loops are compiled on Linux and macOS only")
     wanted = os.environ.get("CC", "").strip()
     if not wanted:
-        found = next(filter(None, map(shutil.which, NAMES)), None)
-        if found is None:
+        path = next(filter(None, map(shutil.which, NAMES)), None)
+        if path is None:
             raise NoCompiler(f"no C compiler was found: none of {', '.join(NAMES)} is on PATH; install one or set CC")
-        return _identified((os.path.abspath(found),))
+        return _identified((os.path.abspath(path),))
     try:
         program, *arguments = shlex.split(wanted)
     except ValueError as error:
-        raise NoCompiler(f"CC={wanted!r} cannot be read as a command: {error}; mend it or unset it") from None
-    found = shutil.which(program)
-    if found is None:
-        raise NoCompiler(f"CC={wanted!r} names {program!r}, which is no program on this machine; mend it or unset it")
-    return _identified((os.path.abspath(found), *arguments))
+        raise NoCompiler(f"CC={wanted!r} cannot be read as a command: {error}; correct it or unset it") from None
+    path = shutil.which(program)
+    if path is None:
+        raise NoCompiler(f"CC={wanted!r} names {program!r}, which is no program on this machine; correct it or unset it")
+    return _identified((os.path.abspath(path), *arguments))
 
 
 def _identified(command: tuple[str, ...]) -> Compiler:
@@ -84,20 +86,20 @@ def _identified(command: tuple[str, ...]) -> Compiler:
 
 @cache
 def cpu() -> str:
-    """The processor: its model and what it can do."""
+    """The processor: its model and its capabilities."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            # The first block speaks for all; on a large machine the whole file is slow to read.
+            # The first block stands for all cores; on a large machine the whole file is slow to read.
             block = list(takewhile(str.strip, file))
     except OSError:
         block = []
-    # Where there is no such file, macOS names the chip in the version of its kernel.
-    told = [line for line in block if CPU_FIELDS.match(line)] or [os.uname().version]
-    return os.uname().machine + "\n" + "".join(told)
+    # macOS has no such file, and names the chip in the version of its kernel.
+    lines = [line for line in block if CPU_FIELDS.match(line)] or [os.uname().version]
+    return os.uname().machine + "\n" + "".join(lines)
 
 
 def build(compiler: Compiler, source: Path, output: Path) -> None:
-    """Compile the file `source` into the shared library `output`; what the compiler leaves lying goes beside it."""
+    """Compile the file `source` into the shared library `output`. Temporary files of the compiler go into the same folder."""
     command = [*compiler.command, *flags(compiler), str(source), "-o", str(output), "-lm"]
     answer = _run(command, scratch=output.parent)
     if answer.returncode == 0 and output.is_file():
@@ -113,7 +115,7 @@ def build(compiler: Compiler, source: Path, output: Path) -> None:
 
 @cache
 def flags(compiler: Compiler) -> tuple[str, ...]:
-    """The flags for this compiler, with the first of NATIVE that it takes."""
+    """The flags for this compiler, with the first of NATIVE that it accepts."""
     for flag in NATIVE:
         if _run([*compiler.command, flag, "-fsyntax-only", "-x", "c", os.devnull]).returncode == 0:
             return (*FLAGS, flag)
@@ -121,9 +123,9 @@ def flags(compiler: Compiler) -> tuple[str, ...]:
 
 
 def version(compiler: Compiler) -> str:
-    """The first line of what the compiler says of itself."""
+    """The first line of the compiler's answer to --version."""
     answer = _run([*compiler.command, "--version"])
-    return (answer.stdout.splitlines() or ["it does not tell its version"])[0]
+    return (answer.stdout.splitlines() or ["it does not print its version"])[0]
 
 
 def _run(command: list[str], scratch: Path | None = None) -> subprocess.CompletedProcess[str]:

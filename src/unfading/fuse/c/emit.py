@@ -1,34 +1,34 @@
-"""From programs to C: the whole loop over time, forward and backward, as functions of plain pointers.
+"""C source of the whole loop over time, forward and backward, as functions of plain pointers.
 
     int forward(void** tensors, T, B, tile, first, last, reverse, order, lengths)
 
-A *tile* of rows runs through all of its time before the next one starts: its state stays in the nearest cache, and no
-thread waits for another. `order` lists the rows by falling length, so that at every step the rows still running are the
-first m of their tile. A row that has ended is touched no more. With lengths, the factors of the products after the loop are
-kept packed, without the steps that no row has. `step.h` holds what all kernels share, `products.c` the matrix products,
+A *tile* of batch rows runs through all of its steps before the next tile starts: its state stays in the L1 cache, and no
+thread waits for another. `order` lists the rows by falling length, so that at every step the rows that still run are the first
+m of their tile. A row that has ended is not touched again. With lengths, the factors of the products after the loop are stored
+packed, without the steps that a row does not have. `step.h` contains what all kernels share, `products.c` the matrix products;
 `emit_step.py` writes the step itself.
 """
 
 from importlib.resources import files
 from typing import NamedTuple
 
-from unfading.fuse.c.emit_step import Step
+from unfading.fuse.c.emit_step import StepWriter
 from unfading.fuse.c.schedule import schedule
 from unfading.fuse.ir.differentiate import Outer, Reversed, Source, Total
 from unfading.fuse.ir.program import Block, InputKind, Program, TensorId, TensorKind
 
-OWN = ("exp", "tanh", "sigmoid")  # of step.h
+OWN = ("exp", "tanh", "sigmoid")  # defined in step.h
 LIBM = ("expm1", "log", "log1p", "fabs", "sqrt", "sin", "cos", "erf", "pow")
 
 
-class Function(NamedTuple):
-    """A C function: its source, and what its array of pointers holds after the product, in order."""
+class CFunction(NamedTuple):
+    """A C function: its source, and the contents of its array of pointers after the first, which is the product function."""
 
     name: str
     source: str
     pointers: tuple[TensorId, ...]
-    blocks: tuple[Block, ...]  # packed matrices, after the pointers
-    optional: frozenset[int]  # inputs whose gradient may be left out, by a null pointer
+    blocks: tuple[Block, ...]  # of matrices, packed; they follow the pointers
+    optional: frozenset[int]  # inputs whose gradient is not computed if its pointer is null
 
 
 class Factor(NamedTuple):
@@ -39,15 +39,15 @@ class Factor(NamedTuple):
 
 
 def factors(outer: tuple[Outer, ...], totals: tuple[Total, ...]) -> list[Factor]:
-    """All factors, each once; those of kind sequence are stored by the step itself."""
-    found = {Factor(total.dy, total.width): None for total in totals}
+    """All factors, each once. The step itself stores those of kind sequence."""
+    unique = {Factor(total.dy, total.width): None for total in totals}
     for product in outer:
-        found[Factor(product.dy, product.block.width)] = None
-        found[Factor(product.v, product.block.length)] = None
-    return list(found)
+        unique[Factor(product.dy, product.block.width)] = None
+        unique[Factor(product.v, product.block.length)] = None
+    return list(unique)
 
 
-def source(real: str, functions: list[Function]) -> str:
+def source(real: str, functions: list[CFunction]) -> str:
     """A whole translation unit in the precision `real`, float or double."""
     own, libm = ("_f", "f") if real == "float" else ("_d", "")
     names = [f"#define {name}_x {name}{own}" for name in OWN] + [f"#define {name}_x {name}{libm}" for name in LIBM]
@@ -55,17 +55,17 @@ def source(real: str, functions: list[Function]) -> str:
 
 
 def shared(real: str, name: str) -> str:
-    """A C file of this folder in a precision, after the layout that all of them agree on."""
+    """A C file of this folder in a precision, after the layout that all of them share."""
     folder = files("unfading.fuse.c")
     return "\n".join([f"typedef {real} real;", *(folder.joinpath(file).read_text() for file in ("layout.h", name))])
 
 
-def emit_forward(name: str, program: Program) -> Function:
+def emit_forward(name: str, program: Program) -> CFunction:
     """The loop of a forward program."""
-    step = Step(program, schedule(program), backward=False)
+    writer = StepWriter(program, schedule(program), backward=False)
     load, final, swap = [], [], []
     for i, n in _states(program).items():
-        initial, last = step.pointer(TensorKind.INITIAL, i), step.pointer(TensorKind.FINAL, i)
+        initial, last = writer.pointer(TensorKind.INITIAL, i), writer.pointer(TensorKind.FINAL, i)
         load.append(f"memcpy(now{i} + r * PAD({n}), {initial} + row[r] * {n}, sizeof(real) * {n});")
         final.append(f"memcpy({last} + row[m] * {n}, now{i} + m * PAD({n}), sizeof(real) * {n});")
         swap.append(f"{{ real* swap = now{i}; now{i} = new{i}; new{i} = swap; }}")
@@ -80,20 +80,20 @@ def emit_forward(name: str, program: Program) -> Function:
       }}
       if (m == 0) break;
       for (int r = 0; r < m; r++) place[r] = (reverse ? len[r] - 1 - s : s) * B + row[r];
-{_lines(step.lines, 6)}
+{_lines(writer.lines, 6)}
 {_lines(swap, 6)}
     }}"""
-    return _function(name, step, program, frame)
+    return _function(name, writer, program, frame)
 
 
-def emit_backward(name: str, made: Reversed) -> Function:
+def emit_backward(name: str, both: Reversed) -> CFunction:
     """The loop of a reverse program, from each row's last step to its first."""
-    program = made.reverse
-    step = Step(program, schedule(program), backward=True)
+    program = both.reverse
+    writer = StepWriter(program, schedule(program), backward=True)
     join, add, write, swap = [], [], [], []
     for i, n in _states(program).items():
         d_final, d_next, d_initial = (
-            step.pointer(kind, i) for kind in (TensorKind.D_FINAL, TensorKind.D_NEXT, TensorKind.D_INITIAL)
+            writer.pointer(kind, i) for kind in (TensorKind.D_FINAL, TensorKind.D_NEXT, TensorKind.D_INITIAL)
         )
         join.append(f"if ({d_final}) memcpy(now{i} + m * PAD({n}), {d_final} + row[m] * {n}, sizeof(real) * {n});")
         join.append(f"else memset(now{i} + m * PAD({n}), 0, sizeof(real) * {n});")
@@ -105,13 +105,13 @@ def emit_backward(name: str, made: Reversed) -> Function:
         write.append(f"memcpy({d_initial} + row[r] * {n}, now{i} + r * PAD({n}), sizeof(real) * {n});")
         swap.append(f"{{ real* swap = now{i}; now{i} = new{i}; new{i} = swap; }}")
     for i, n in _held(program).items():
-        target = step.pointer(TensorKind.D_INPUT, i)
+        target = writer.pointer(TensorKind.D_INPUT, i)
         write.append(f"if ({target}) memcpy({target} + row[r] * {n}, held{i} + r * PAD({n}), sizeof(real) * {n});")
     summed = [
-        f"memcpy((double*){step.pointer(TensorKind.D_WEIGHT, i)} + number * {n}, sum{i}, sizeof(double) * {n});"
+        f"memcpy((double*){writer.pointer(TensorKind.D_WEIGHT, i)} + number * {n}, sum{i}, sizeof(double) * {n});"
         for i, n in _summed(program).items()
     ]
-    packing = [line for k, factor in enumerate(factors(made.outer, made.totals)) for line in _packing(step, k, factor)]
+    packing = [line for k, factor in enumerate(factors(both.outer, both.totals)) for line in _packing(writer, k, factor)]
     frame = f"""    int m = 0;
     int64_t packed = 0;
     if (order) for (int64_t b = 0; b < b0; b++) packed += LENGTH(order[b]);
@@ -126,7 +126,7 @@ def emit_backward(name: str, made: Reversed) -> Function:
         line[r] = order ? packed + r : place[r];
       }}
 {_lines(add, 6)}
-{_lines(step.lines, 6)}
+{_lines(writer.lines, 6)}
 {_lines(packing, 6)}
       packed += m;
 {_lines(swap, 6)}
@@ -139,16 +139,16 @@ def emit_backward(name: str, made: Reversed) -> Function:
 {_lines(write, 6)}
     }}
 {_lines(summed, 4)}"""
-    return _function(name, step, program, frame)
+    return _function(name, writer, program, frame)
 
 
-def _function(name: str, step: Step, program: Program, frame: str) -> Function:
-    """The function around the loop: tensors by name, buffers, and the rows of each tile."""
-    names = [f"{kind}{index}" for kind, index in step.pointers] + [f"m{k}" for k in range(len(step.blocks))]
+def _function(name: str, writer: StepWriter, program: Program, frame: str) -> CFunction:
+    """The function around the loop: it names the tensors, allocates buffers, and lists the rows of each tile."""
+    names = [f"{kind}{index}" for kind, index in writer.pointers] + [f"m{k}" for k in range(len(writer.blocks))]
     tensors = ["const Product product = (Product)tensors[0]; (void)product;"]
     tensors += [f"real* {name} = tensors[{i}]; (void){name};" for i, name in enumerate(names, start=1)]
     buffers, taken = [], "0"
-    widths = [(f"s{k}", size) for k, size in enumerate(step.plan.sizes)]
+    widths = [(f"s{k}", size) for k, size in enumerate(writer.schedule.sizes)]
     for i, n in _states(program).items():
         widths += [(f"now{i}", n), (f"new{i}", n)]
     widths += [(f"held{i}", n) for i, n in _held(program).items()]
@@ -188,19 +188,19 @@ int {name}(void** tensors, int64_t T, int64_t B, int64_t tile, int64_t first, in
 }}
 #undef LENGTH
 """
-    return Function(name, text, tuple(step.pointers), tuple(step.blocks), step.optional())
+    return CFunction(name, text, tuple(writer.pointers), tuple(writer.blocks), writer.optional())
 
 
-def _packing(step: Step, k: int, factor: Factor) -> list[str]:
-    """Copy a factor of a product after the loop to its line, where lines are packed."""
+def _packing(writer: StepWriter, k: int, factor: Factor) -> list[str]:
+    """Copy a factor of a product after the loop to its packed line, if there are lengths."""
     kind, index, start = factor.source
     if kind == TensorKind.SEQUENCE:
         return []
-    target, n = step.pointer(TensorKind.PACKED, k), factor.width
+    target, n = writer.pointer(TensorKind.PACKED, k), factor.width
     if kind == TensorKind.D_INPUT:
-        base = f"{step.pointer(kind, index)} + place[r] * {step.program.widths[kind, index]}"
+        base = f"{writer.pointer(kind, index)} + place[r] * {writer.program.widths[kind, index]}"
     else:
-        base = step.base(kind, index)
+        base = writer.base(kind, index)
     copy = f"memcpy({target} + line[r] * {n}, {base} + {start}, sizeof(real) * {n});"
     return [f"if ({target}) for (int r = 0; r < m; r++) {copy}"]
 
@@ -210,13 +210,13 @@ def _states(program: Program) -> dict[int, int]:
 
 
 def _held(program: Program) -> dict[int, int]:
-    """Gradients of inputs that hold for all time: summed over it, row by row."""
+    """Gradients of constant inputs, which are summed over time, row by row."""
     stored = sorted({store.index for store in program.stores if store.kind == TensorKind.D_INPUT})
     return {i: program.widths[TensorKind.D_INPUT, i] for i in stored if program.kinds[i] == InputKind.CONSTANT}
 
 
 def _summed(program: Program) -> dict[int, int]:
-    """Gradients of weights used entry by entry: summed over rows and time, in double."""
+    """Gradients of weights that are used entry by entry, which are summed over rows and time, in double."""
     stored = sorted({store.index for store in program.stores if store.kind == TensorKind.D_WEIGHT})
     return {i: program.widths[TensorKind.D_WEIGHT, i] for i in stored}
 

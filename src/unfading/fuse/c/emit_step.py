@@ -1,11 +1,11 @@
-"""The body of a kernel: one step of a program in C, for the first m rows of a tile.
+"""The body of a C kernel: one step of a program, for the first m rows of a tile.
 
-Written for a frame (`emit_c.py`) in which s is the number of the step, `place[r]` row r's step in a tensor [T, B, ...],
-`before[r]` the step before it, `row[r]` its row of the batch, `line[r]` its line in a sequence kept for after the loop, and
-now0, new0, ... the state, or its gradient, before and after.
+The surrounding loop (`emit.py`) defines s, the number of the step; for row r of the tile `row[r]`, its row in the batch,
+`place[r]`, the position of this step in a tensor [T, B, ...], `before[r]`, that of the previous step, and `line[r]`, its line
+in a sequence that is stored for after the loop; and now0, new0, ..., the state, or its gradient, before and after the step.
 """
 
-from unfading.fuse.c.schedule import Schedule
+from unfading.fuse.c.schedule import StepSchedule
 from unfading.fuse.ir.program import (
     NUMBERS,
     REDUCTIONS,
@@ -55,15 +55,15 @@ EXPRESSIONS: dict[Op, str] = {
 }
 
 
-class Step:
-    """Writes the lines of a step, and notes which tensors they need."""
+class StepWriter:
+    """Writes the lines of a step, and collects the tensors that they need."""
 
-    def __init__(self, program: Program, plan: Schedule, *, backward: bool):
-        self.program, self.plan, self.backward = program, plan, backward
+    def __init__(self, program: Program, schedule: StepSchedule, *, backward: bool):
+        self.program, self.schedule, self.backward = program, schedule, backward
         self.blocks = program.blocks()
         self.pointers: dict[TensorId, None] = {}  # in order of use
         self.lines: list[str] = []
-        for level in plan.levels:
+        for level in schedule.levels:
             for shape, values in level.loops:
                 self._guarded(values[0], self._loop(shape, values))
             for value in level.rest:
@@ -71,28 +71,30 @@ class Step:
                 self._guarded(value, write(value))
 
     def _guarded(self, value: Value, lines: list[str]) -> None:
-        """What only the gradient of an input needs is left out where that is not wanted."""
-        index = self.plan.only_for.get(value.id)
+        """Lines that only the gradient of an input needs run only where that gradient is wanted."""
+        index = self.schedule.only_for.get(value.id)
         self.lines += lines if index is None else [f"if ({self.pointer(TensorKind.D_INPUT, index)}) {{", *lines, "}"]
 
     def optional(self) -> frozenset[int]:
-        """The inputs whose gradient is stored by guarded lines alone."""
+        """The inputs whose gradient is stored by guarded lines only."""
         stored = {
             (index, value)
-            for value, targets in self.plan.stores.items()
+            for value, targets in self.schedule.stores.items()
             for kind, index, _ in targets
             if kind == TensorKind.D_INPUT
         }
-        return frozenset(index for index, _ in stored) - {index for index, value in stored if value not in self.plan.only_for}
+        return frozenset(index for index, _ in stored) - {
+            index for index, value in stored if value not in self.schedule.only_for
+        }
 
     def pointer(self, kind: TensorKind, index: int) -> str:
         self.pointers[kind, index] = None
         return f"{kind}{index}"
 
-    # -- where things lie: a base for row r, declared once per loop, and an index into it ---------------------------------
+    # -- addresses: a base for row r, declared once per loop, and an index into it ----------------------------------------
 
     def base(self, kind: TensorKind, i: int) -> str:
-        """Of what row r reads."""
+        """The base of a tensor that row r reads."""
         width = self.program.widths[kind, i]
         if kind == TensorKind.WEIGHT:
             return self.pointer(kind, i)
@@ -107,7 +109,7 @@ class Step:
         return f"{self.pointer(kind, i)} + {place} * {width}"
 
     def _target(self, kind: TensorKind, index: int) -> tuple[str, str]:
-        """The base for row r of what a store writes, and how it is written."""
+        """The base of a tensor that row r writes, and the assignment operator."""
         width = self.program.widths[kind, index]
         if kind == TensorKind.D_STATE:
             return f"new{index} + r * PAD({width})", "="
@@ -123,45 +125,45 @@ class Step:
     # -- loops ------------------------------------------------------------------------------------------------------------
 
     def _loop(self, shape: Shape, values: list[Value]) -> list[str]:
-        loop = _Loop(self, shape)
+        loop = _LoopWriter(self, shape)
         for value in values:
             args = [loop.read(arg) for arg in value.args]
             expression = EXPRESSIONS[value.op].format(*args, attr=_number(value.number) if value.op is Op.POWER else "")
             loop.body.append(f"const real v{value.id} = {expression};")
             loop.local[value.id] = f"v{value.id}"
-            if value.id in self.plan.slots:
-                loop.write(f"s{self.plan.slots[value.id]} + r * PAD({value.size})", "=", loop.flat, f"v{value.id}")
-            for kind, index, start in self.plan.stores.get(value.id, ()):
-                base, how = self._target(kind, index)
-                loop.write(base, how, _plus(start, loop.flat), f"v{value.id}")
-                if kind == TensorKind.NEXT:  # the state of the next step, beside the trajectory
+            if value.id in self.schedule.slots:
+                loop.write(f"s{self.schedule.slots[value.id]} + r * PAD({value.size})", "=", loop.flat, f"v{value.id}")
+            for kind, index, start in self.schedule.stores.get(value.id, ()):
+                base, assignment = self._target(kind, index)
+                loop.write(base, assignment, _plus(start, loop.flat), f"v{value.id}")
+                if kind == TensorKind.NEXT:  # also the state that the next step reads
                     width = self.program.widths[kind, index]
                     loop.write(f"new{index} + r * PAD({width})", "=", _plus(start, loop.flat), f"v{value.id}")
         return loop.written()
 
     def _join(self, value: Value) -> list[str]:
-        """A concatenation that could not be lifted: each piece is copied to its place."""
+        """A concatenation that could not be simplified away: each part is copied to its place."""
         lines = []
-        for start, _, piece in pieces_of(value.args, value.axis):
-            loop = _Loop(self, piece.shape)
+        for start, _, part in pieces_of(value.args, value.axis):
+            loop = _LoopWriter(self, part.shape)
             index = list(loop.index)
             index[value.axis] = _plus(start, index[value.axis])
-            target = f"s{self.plan.slots[value.id]} + r * PAD({value.size})"
-            loop.write(target, "=", _flatten(value.shape, index), loop.read(piece))
+            target = f"s{self.schedule.slots[value.id]} + r * PAD({value.size})"
+            loop.write(target, "=", _flatten(value.shape, index), loop.read(part))
             lines += loop.written()
         return lines
 
     def _reduction(self, value: Value) -> list[str]:
         x, over = value.args[0], value.axes
-        kept = ["0" if axis in over else index for axis, index in enumerate(_indices(x.shape))]
-        target = f"s{self.plan.slots[value.id]}[r * PAD({value.size}) + {_flatten(value.shape, kept)}]"
-        loop = _Loop(self, x.shape)
+        reduced = ["0" if axis in over else index for axis, index in enumerate(_indices(x.shape))]
+        target = f"s{self.schedule.slots[value.id]}[r * PAD({value.size}) + {_flatten(value.shape, reduced)}]"
+        loop = _LoopWriter(self, x.shape)
         entry = loop.read(x)
         outside = [axis for axis in range(len(x.shape)) if axis not in over]
         first = ["for (int r = 0; r < m; r++) {", *loop.bases_declared()]
         if value.op is Op.SUM and outside and outside[-1] == len(x.shape) - 1 and x.shape[-1] > 1:
-            # The last axis stays: whole vectors are added.
-            first.append(f"  memset(&s{self.plan.slots[value.id]}[r * PAD({value.size})], 0, sizeof(real) * {value.size});")
+            # The last axis is not reduced, so whole vectors are added.
+            first.append(f"  memset(&s{self.schedule.slots[value.id]}[r * PAD({value.size})], 0, sizeof(real) * {value.size});")
             return [*first, *loop.inside([*over, *outside], ["#pragma omp simd"], f"{target} += {entry};"), "}"]
         start, each = ("0", "q += {x};") if value.op is Op.SUM else ("-INFINITY", "q = {x} > q || {x} != {x} ? {x} : q;")
         simd = ["#pragma omp simd reduction(+:q)"] if value.op is Op.SUM else []
@@ -175,16 +177,16 @@ class Step:
             if v.op is Op.LEAF:
                 base, width = f"now{v.leaf.index} + {v.leaf.start}", self.program.widths[v.leaf.kind, v.leaf.index]
             else:
-                base, width = f"s{self.plan.slots[v.id]}", v.size
+                base, width = f"s{self.schedule.slots[v.id]}", v.size
             parts.append(f"{{{base}, PAD({width}), m{k}, {v.size}}}")
-        slot = self.plan.slots[value.id]
+        slot = self.schedule.slots[value.id]
         return [f"{{ const Part parts[] = {{{', '.join(parts)}}}; product(parts, {len(parts)}, m, {value.size}, s{slot}); }}"]
 
 
-class _Loop:
-    """One loop over rows and features while it is written: bases of rows, then loads, then the body."""
+class _LoopWriter:
+    """Writes one loop over rows and features: bases of rows, then loads, then the body."""
 
-    def __init__(self, step: Step, shape: Shape):
+    def __init__(self, step: StepWriter, shape: Shape):
         self.step, self.shape = step, shape
         self.index = _indices(shape)
         self.flat = _flatten(shape, self.index)
@@ -194,7 +196,7 @@ class _Loop:
         self.body: list[str] = []
 
     def read(self, value: Value) -> str:
-        """A value at the loop's index."""
+        """An expression for a value at the index of the loop."""
         if value.op is Op.CONST:
             return _number(value.number)
         if value.op is Op.ZERO:
@@ -210,14 +212,14 @@ class _Loop:
             self.body.append(f"const real {self.loaded[entry]} = {entry};")
         return self.loaded[entry]
 
-    def write(self, base: str, how: str, index: str, value: str) -> None:
-        self.body.append(f"{self._name(base)}[{index}] {how} {value};")
+    def write(self, base: str, assignment: str, index: str, value: str) -> None:
+        self.body.append(f"{self._name(base)}[{index}] {assignment} {value};")
 
     def _name(self, base: str) -> str:
         return self.bases.setdefault(base, f"b{len(self.bases)}")
 
     def _entry(self, value: Value, index: list[str]) -> tuple[str, str | None]:
-        """The base and the flat index of an entry, through all views."""
+        """The base and the flat index of an entry, through all views; no index for a number."""
         while value.op in VIEWS:
             inner = value.args[0]
             if value.op is Op.EXPAND:
@@ -237,7 +239,7 @@ class _Loop:
         flat = _flatten(value.shape, index)
         if value.op is Op.LEAF:
             return self.step.base(value.leaf.kind, value.leaf.index), _plus(value.leaf.start, flat)
-        return f"s{self.step.plan.slots[value.id]} + r * PAD({value.size})", flat
+        return f"s{self.step.schedule.slots[value.id]} + r * PAD({value.size})", flat
 
     def bases_declared(self) -> list[str]:
         return [f"  {_type(base)} {name} = {base};" for base, name in self.bases.items()]
@@ -247,7 +249,7 @@ class _Loop:
         return ["for (int r = 0; r < m; r++) {", *self.bases_declared(), *self.inside(axes, ["#pragma omp simd"]), "}"]
 
     def inside(self, axes: list[int], pragma: list[str], *last: str) -> list[str]:
-        """The body, and these lines after it, in loops over the axes; the pragma is for the innermost."""
+        """The body, and these lines after it, in loops over the axes. The pragma belongs to the innermost loop."""
         nest = _nest(self.shape, axes)
         return [*nest[:-1], *pragma, nest[-1] + " {", *(f"    {line}" for line in (*self.body, *last)), "  }"]
 
@@ -261,7 +263,7 @@ def _indices(shape: Shape) -> list[str]:
 
 
 def _nest(shape: Shape, axes: list[int]) -> list[str]:
-    """Loops over these axes, outermost first; a loop of one where there is none."""
+    """Loops over these axes, outermost first; without any axis, a loop of one pass."""
     return [f"  for (int i{axis} = 0; i{axis} < {shape[axis]}; i{axis}++)" for axis in axes] or [
         "  for (int one = 0; one < 1; one++)"
     ]

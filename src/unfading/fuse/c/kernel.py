@@ -1,9 +1,9 @@
-"""A compiled step: tensors in, tensors out, the loop over time in C between them.
+"""The compiled loops of a program on the CPU.
 
-    trajectory, final, saved = kernel.forward(inputs, states, weights, ...)
+    trajectory, final, saved = kernel.forward(inputs, states, weights, options, keep=True)
 
-`backward.py` goes the way back. All tensors are those of one call, on the CPU and in the kernel's precision. Nothing is kept
-between calls.
+`backward.py` runs the backward pass. All tensors are on the CPU and in the precision of the kernel. A kernel stores nothing
+between two calls.
 """
 
 import ctypes
@@ -15,106 +15,88 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.c.cache import library
-from unfading.fuse.c.emit import Function, emit_backward, emit_forward, shared, source
+from unfading.fuse.c.emit import CFunction, emit_backward, emit_forward, shared, source
 from unfading.fuse.c.threads import run_tiles
 from unfading.fuse.ir.differentiate import Reversed, differentiate
 from unfading.fuse.ir.program import InputKind, Program, TensorKind
+from unfading.loop_options import LoopOptions
 
 Pointer = ctypes.c_void_p
 Long = ctypes.c_int64
 Tensors = dict[tuple[str, int], Tensor | None]
 
-REAL = {torch.float32: "float", torch.float64: "double"}  # the precisions that are compiled, as C calls them
+REAL = {torch.float32: "float", torch.float64: "double"}  # the precisions that are compiled, and their names in C
 
-ROWS = 24  # of a tile, at most: a multiple of the six rows of a product's registers, and small enough for the first cache
-ADVISED = 1 << 22  # bytes from which memory is asked for in large pages: first touches cost more than the arithmetic
-
-
-class Walk(NamedTuple):
-    """How time is gone through: the direction, and each row's length with the order of rows by it."""
-
-    reverse: bool
-    lengths: Tensor | None
-    order: Tensor | None
-
-    @staticmethod
-    def of(lengths: Tensor | None, reverse: bool) -> "Walk":
-        if lengths is None:
-            return Walk(reverse, None, None)
-        lengths = lengths.to("cpu", torch.int64).contiguous()
-        return Walk(reverse, lengths, torch.argsort(lengths, descending=True, stable=True))
-
-    def of_piece(self, start: int) -> "Walk":
-        """As a piece of time that begins at this step sees it: lengths below 0 have ended, or not yet begun."""
-        return self if self.lengths is None else self._replace(lengths=self.lengths - start)
+ROWS = 24  # of a tile at most: a multiple of the six rows that a product holds in registers, and few enough for the L1 cache
+ADVISED = 1 << 22  # bytes from which memory is requested in large pages: first touches cost more than the arithmetic
 
 
 @cache
 def products(dtype: torch.dtype) -> ctypes.CDLL:
     """The matrix products of a precision."""
-    made = library(shared(REAL[dtype], "products.c"))
-    made.pack_all.argtypes = [Pointer, Long, Pointer, Pointer]
-    made.pack_all.restype = None
-    made.outer.argtypes = [Pointer, Long, Pointer, Long, Long, Long, Long, Pointer, Long, ctypes.c_double]
-    made.outer.restype = None
-    made.packed_size.argtypes = [Long, Long]
-    made.packed_size.restype = Long
-    made.advise.argtypes = [Pointer, Long]
-    made.advise.restype = None
-    return made
+    functions = library(shared(REAL[dtype], "products.c"))
+    functions.pack_all.argtypes = [Pointer, Long, Pointer, Pointer]
+    functions.pack_all.restype = None
+    functions.outer.argtypes = [Pointer, Long, Pointer, Long, Long, Long, Long, Pointer, Long, ctypes.c_double]
+    functions.outer.restype = None
+    functions.packed_size.argtypes = [Long, Long]
+    functions.packed_size.restype = Long
+    functions.advise.argtypes = [Pointer, Long]
+    functions.advise.restype = None
+    return functions
 
 
-class Loops(NamedTuple):
-    """A program, its reverse, and the C functions of both."""
+class CLoops(NamedTuple):
+    """A program, its reverse program, and the C functions of both."""
 
     program: Program
     reversed: Reversed
-    infer: Function
-    train: Function
-    back: Function
+    infer: CFunction  # runs the loop
+    train: CFunction  # runs it, and saves what the gradient needs
+    back: CFunction  # runs backwards through it
 
     @staticmethod
-    def of(program: Program, suffix: str = "") -> "Loops":
-        made = differentiate(program)
-        return Loops(
+    def of(program: Program, suffix: str = "") -> "CLoops":
+        both = differentiate(program)
+        return CLoops(
             program,
-            made,
+            both,
             emit_forward(f"infer{suffix}", program),
-            emit_forward(f"train{suffix}", made.forward),
-            emit_backward(f"back{suffix}", made),
+            emit_forward(f"train{suffix}", both.forward),
+            emit_backward(f"back{suffix}", both),
         )
 
 
 def compiled(programs: Sequence[Program], dtype: torch.dtype) -> "list[Kernel]":
-    """The kernels of some programs, compiled together."""
-    loops = [Loops.of(program, f"_{i}") for i, program in enumerate(programs)]
+    """The kernels of some programs, compiled into one library."""
+    loops = [CLoops.of(program, f"_{i}") for i, program in enumerate(programs)]
     functions = [function for loop in loops for function in (loop.infer, loop.train, loop.back)]
-    made = library(source(REAL[dtype], functions))
-    return [Kernel(loop, dtype, made) for loop in loops]
+    shared_library = library(source(REAL[dtype], functions))
+    return [Kernel(loop, dtype, shared_library) for loop in loops]
 
 
 class Packed(NamedTuple):
-    """Where the packed blocks of a function's matrices lie, and the memory they lie in."""
+    """The addresses of the packed blocks of a function's matrices, and the memory that holds them."""
 
     addresses: list[int]
     memory: Tensor | None = None
 
 
 class Kernel:
-    """The three loops of one program, in one precision: to run, to run keeping what the gradient needs, and back."""
+    """The three loops of one program in one precision: infer, train and back."""
 
-    def __init__(self, loops: "Loops", dtype: torch.dtype, made: ctypes.CDLL):
+    def __init__(self, loops: CLoops, dtype: torch.dtype, functions: ctypes.CDLL):
         self.program, self.reverse_program = loops.program, loops.reversed.reverse
         self.outer, self.totals = loops.reversed.outer, loops.reversed.totals
         self.infer, self.train, self.back = loops.infer, loops.train, loops.back
         self.dtype = dtype
         self.entries = {}
         for function in (self.infer, self.train, self.back):
-            entry = getattr(made, function.name)
+            entry = getattr(functions, function.name)
             entry.argtypes = [Pointer, Long, Long, Long, Long, Long, ctypes.c_int, Pointer, Pointer]
             entry.restype = ctypes.c_int
             self.entries[function.name] = entry
-        self.specs: dict[str, Any] = {}  # what is packed for each function, and where it comes to lie
+        self.specs: dict[str, Any] = {}  # for each function, which blocks are packed and where
         self.products = products(dtype)
         self.product = ctypes.cast(self.products.product, Pointer).value
         widths = loops.reversed.forward.widths
@@ -126,65 +108,79 @@ class Kernel:
         self.always = (set(range(len(self.program.kinds))) - self.back.optional) | read
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
+    @staticmethod
+    def options(lengths: Tensor | None, reverse: bool) -> LoopOptions:
+        """The options of a call as the loops take them: lengths on the CPU, and the rows ordered by them."""
+        if lengths is None:
+            return LoopOptions(None, reverse)
+        lengths = lengths.to("cpu", torch.int64).contiguous()
+        return LoopOptions(lengths, reverse, order=torch.argsort(lengths, descending=True, stable=True))
+
+    @staticmethod
+    def of_chunk(options: LoopOptions, start: int) -> LoopOptions:
+        """The options for a chunk of time that begins at step `start`. A row with a length below 0 has no step in it."""
+        return options if options.lengths is None else options._replace(lengths=options.lengths - start)
+
     def forward(
         self,
         inputs: Sequence[Tensor],
         states: Sequence[Tensor],
         weights: Sequence[Tensor],
-        walk: Walk,
+        options: LoopOptions,
         *,
         keep: bool,
         packed: "Packed | None" = None,
         first: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        """The states after every step [T, B, n], the final ones [B, n], and what the gradient needs, if it is to be kept.
+        """The states after every step [T, B, n], the final states [B, n], and, with `keep`, what the gradient needs.
 
-        `first`, where given, is memory for the first part of the states.
+        `options` are those of `Kernel.options`. `first` is memory for the first part of the trajectory; without it, new memory.
         """
         T, B = self.extent(inputs, states)
         trajectory = [] if first is None else [first]
-        trajectory += [self.blank(states[0], (T, B, n), walk) for n in self.states[len(trajectory) :]]
+        trajectory += [self.blank(states[0], (T, B, n), options) for n in self.states[len(trajectory) :]]
         final = [state.new_empty((B, n)) for state, n in zip(states, self.states, strict=True)]
         saved = self.advised(states[0].new_empty((T, B, self.saved))) if keep and self.saved else None
         tensors = named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
-        self.launch(self.train if keep else self.infer, tensors, weights, walk, T, B, packed)
+        self.launch(self.train if keep else self.infer, tensors, weights, options, T, B, packed)
         return trajectory, final, saved
 
     def launch(
         self,
-        function: Function,
+        function: CFunction,
         tensors: Tensors,
         weights: Sequence[Tensor],
-        walk: Walk,
+        options: LoopOptions,
         T: int,
         B: int,
         packed: "Packed | None" = None,
     ) -> None:
+        """Run a loop on tensors by kind and number."""
         held: list[Tensor | None] = []
         for kind, i in function.pointers:
             tensor = weights[i] if kind == TensorKind.WEIGHT else tensors[kind, i]
             held.append(tensor if tensor is None or kind in WRITTEN else tensor.contiguous())
         packed = packed or self.packed(function, weights)
         self.call(
-            function, [*(None if tensor is None else tensor.data_ptr() for tensor in held), *packed.addresses], walk, T, B
+            function, [*(None if tensor is None else tensor.data_ptr() for tensor in held), *packed.addresses], options, T, B
         )
 
-    def call(self, function: Function, addresses: Sequence[int | None], walk: Walk, T: int, B: int) -> None:
+    def call(self, function: CFunction, addresses: Sequence[int | None], options: LoopOptions, T: int, B: int) -> None:
         """Run a loop on tensors given by address."""
         entry = self.entries[function.name]
         array = (Pointer * (1 + len(addresses)))(self.product, *addresses)
         tile = self.tile(B)
-        order = None if walk.order is None else walk.order.data_ptr()
-        lengths = None if walk.lengths is None else walk.lengths.data_ptr()
+        order = None if options.order is None else options.order.data_ptr()
+        lengths = None if options.lengths is None else options.lengths.data_ptr()
 
         def run(first: int, last: int) -> None:
-            if entry(array, T, B, tile, first, last, walk.reverse, order, lengths):
-                raise MemoryError(f"no memory for the buffers of a fused step over {tile} rows.")
+            if entry(array, T, B, tile, first, last, options.reverse, order, lengths):
+                raise MemoryError(f"there is no memory for the buffers of a fused step over {tile} batch rows.")
 
         run_tiles(run, -(-B // tile), T * B * self.work)
 
-    def packed(self, function: Function, weights: Sequence[Tensor]) -> "Packed":
-        """The blocks of the matrices as products read them, in memory that lives as long as what is returned."""
+    def packed(self, function: CFunction, weights: Sequence[Tensor]) -> "Packed":
+        """The blocks of the matrices in the layout that products read."""
         specs = self.specs.get(function.name)
         if specs is None:
             specs = self.specs[function.name] = _pack_specs(function, [weight.shape for weight in weights], self.products)
@@ -199,26 +195,29 @@ class Kernel:
         return Packed([first + start * item for start in starts], to)
 
     def tile(self, B: int) -> int:
-        """Rows of a tile: near ROWS, the same for all tiles, at least one tile for each thread."""
+        """The rows of a tile: near ROWS, equal for all tiles, with at least one tile per thread."""
         tiles = max(-(-B // ROWS), min(B, torch.get_num_threads()))
         return -(-B // tiles)
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int]:
+        """T and B."""
         T = next((len(x) for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != InputKind.CONSTANT), 0)
         return T, states[0].shape[0]
 
-    def blank(self, like: Tensor, shape: tuple[int, ...], walk: Walk) -> Tensor:
-        """Memory for a sequence; with lengths it begins as zeros, for what lies past a row's end is not written."""
-        made = self.advised(like.new_empty(shape))
-        return made if walk.lengths is None else made.zero_()
+    def blank(self, like: Tensor, shape: tuple[int, ...], options: LoopOptions) -> Tensor:
+        """Memory for a sequence. With lengths it is zeroed, since nothing is written past a row's end."""
+        memory = self.advised(like.new_empty(shape))
+        return memory if options.lengths is None else memory.zero_()
 
     def advised(self, tensor: Tensor) -> Tensor:
+        """The tensor, in large pages if it is large."""
         size = tensor.numel() * tensor.element_size()
         if size >= ADVISED:
             self.products.advise(tensor.data_ptr(), size)
         return tensor
 
 
+# The kinds that a loop writes to. Their memory must be contiguous already.
 WRITTEN = frozenset(
     [
         *(TensorKind.NEXT, TensorKind.FINAL, TensorKind.SAVED, TensorKind.SEQUENCE, TensorKind.PACKED),
@@ -228,11 +227,12 @@ WRITTEN = frozenset(
 
 
 def named(**groups: Sequence[Tensor | None]) -> Tensors:
+    """The tensors of every group by kind and number."""
     return {(kind, i): tensor for kind, group in groups.items() for i, tensor in enumerate(group)}
 
 
-def _pack_specs(function: Function, shapes: Sequence[torch.Size], products: ctypes.CDLL) -> Any:
-    """Per block: weight, first entry, steps down and right, length, width, and where it comes to lie."""
+def _pack_specs(function: CFunction, shapes: Sequence[torch.Size], products: ctypes.CDLL) -> Any:
+    """For each block: weight, first entry, strides down and right, length, width, and its place in the packed memory."""
     numbers, starts, size = [], [], 0
     for block in function.blocks:
         columns = shapes[block.weight][1]

@@ -1,8 +1,8 @@
 """The order of work inside one step: loops over features, reductions and dots, level by level, and the buffers between.
 
-A level is a set of elementwise loops, one per shape, and then the reductions, dots and joins that read them. A value that
-is read in its own loop only is a local variable there; every other one has a *slot*, a buffer of a row's size that is used
-again once its last reader has passed.
+A level is a set of elementwise loops, one per shape, followed by the reductions, dots and joins that read them. A value that
+only its own loop reads is a local variable there. Every other value has a *slot*, a buffer of one row per batch row, which is
+used again after the last level that reads it.
 """
 
 from collections.abc import Iterator
@@ -14,19 +14,24 @@ CHEAP = (Op.LEAF, Op.CONST, Op.ZERO)
 
 
 class Level(NamedTuple):
+    """Elementwise loops, and the other operations that read them."""
+
     loops: list[tuple[Shape, list[Value]]]
     rest: list[Value]  # reductions, dots and joins
 
 
-class Schedule(NamedTuple):
-    only_for: dict[int, int]  # value id -> the input whose gradient alone needs it
-    stores: dict[int, list[tuple[TensorKind, int, int]]]  # value id -> (kind, index, start) of where it goes
+class StepSchedule(NamedTuple):
+    """The levels of a step, and where its values are stored."""
+
+    only_for: dict[int, int]  # value id -> the input, where only the gradient of that input needs the value
+    stores: dict[int, list[tuple[TensorKind, int, int]]]  # value id -> (kind, index, start) of its targets
     levels: list[Level]
     slots: dict[int, int]  # value id -> slot
     sizes: list[int]  # of each slot, in features
 
 
-def schedule(program: Program) -> Schedule:
+def schedule(program: Program) -> StepSchedule:
+    """The schedule of a program."""
     stores, order = _addressable(program)
     only_for = _only_for(order, stores)
     level = _levels(order, stores, only_for)
@@ -40,19 +45,22 @@ def schedule(program: Program) -> Schedule:
                 loops.setdefault((value.shape, only_for.get(value.id)), []).append(value)
         grouped = [(shape, values) for (shape, _), values in loops.items()]
         levels.append(Level(grouped, [value for value in here if value.op not in ELEMENTWISE]))
-    return Schedule(only_for, stores, levels, slots, sizes)
+    return StepSchedule(only_for, stores, levels, slots, sizes)
 
 
 def bases(value: Value) -> Value:
-    """What a chain of views looks at."""
+    """The value behind a chain of views."""
     while value.op in VIEWS:
         value = value.args[0]
     return value
 
 
 def _addressable(program: Program) -> tuple[dict[int, list[tuple[TensorKind, int, int]]], list[Value]]:
-    """Every stored value elementwise, every factor of a dot in a buffer of its own: by copies where it is not so."""
-    made: dict[int, Value] = {}
+    """The stores and the values of a program in which every stored value is elementwise and every factor of a dot is a buffer.
+
+    Copies are inserted where that is not the case.
+    """
+    rewritten: dict[int, Value] = {}
     copies: dict[int, Value] = {}
     number = max((value.id for value in program.values()), default=0)
 
@@ -67,15 +75,15 @@ def _addressable(program: Program) -> tuple[dict[int, list[tuple[TensorKind, int
         return copies[value.id]
 
     for value in program.values():
-        args = tuple(made[arg.id] for arg in value.args)
+        args = tuple(rewritten[arg.id] for arg in value.args)
         if value.op is Op.DOT:
             args = tuple(arg if _is_buffer(arg) else copied(arg) for arg in args)
         changed = any(a is not b for a, b in zip(args, value.args, strict=True))
-        made[value.id] = new(value.op, args, value) if changed else value
+        rewritten[value.id] = new(value.op, args, value) if changed else value
     stores: dict[int, list[tuple[TensorKind, int, int]]] = {}
     roots = []
     for store in program.stores:
-        value = made[store.value.id]
+        value = rewritten[store.value.id]
         value = value if value.op in ELEMENTWISE else copied(value)
         roots.append(value)
         stores.setdefault(value.id, []).append((store.kind, store.index, store.start))
@@ -83,7 +91,7 @@ def _addressable(program: Program) -> tuple[dict[int, list[tuple[TensorKind, int
 
 
 def _only_for(order: list[Value], stores: dict[int, list[tuple[TensorKind, int, int]]]) -> dict[int, int]:
-    """What the gradient of one input alone needs: a kernel leaves it out where that gradient is not wanted."""
+    """The values that only the gradient of one input needs. A kernel skips them where that gradient is not wanted."""
     users: dict[int, set[int | None]] = {}
     for value in reversed(order):
         mine = users.setdefault(value.id, set())
@@ -112,7 +120,7 @@ def _levels(
     for value in scheduled:
         waits = [level[base.id] + _gap(value, arg, base, only_for) for arg, base in _read(value)]
         level[value.id] = max(waits, default=0)
-    # Work that only a later level reads goes there, into its reader's loop, rather than through a buffer.
+    # An elementwise value that only a later level reads moves there, into the loop of its reader, and needs no buffer.
     readers: dict[int, list[tuple[Value, Value]]] = {}
     for value in scheduled:
         for arg, base in _read(value):
@@ -124,14 +132,14 @@ def _levels(
 
 
 def _gap(reader: Value, arg: Value, base: Value, only_for: dict[int, int]) -> int:
-    """Levels between a value and one that reads it, directly or through views."""
+    """The levels between a value and a value that reads it, directly or through views."""
     if base.op in ELEMENTWISE and reader.op not in ELEMENTWISE:
         return 0
     return 0 if arg is base and _same_loop(reader, base, only_for) else 1
 
 
 def _read(value: Value) -> Iterator[tuple[Value, Value]]:
-    """(argument, what it looks at) of all arguments that are computed."""
+    """(argument, the value behind its views) for all arguments that are computed."""
     for arg in value.args:
         base = bases(arg)
         if base.op not in CHEAP:
@@ -139,6 +147,29 @@ def _read(value: Value) -> Iterator[tuple[Value, Value]]:
 
 
 def _slots(order: list[Value], level: dict[int, int], only_for: dict[int, int]) -> tuple[dict[int, int], list[int]]:
+    """The slot of every value that needs one, and the sizes of the slots. A slot is free after the last level that reads it."""
+    needed, last = _buffered(order, level, only_for)
+    slots: dict[int, int] = {}
+    sizes: list[int] = []
+    free: dict[int, list[int]] = {}  # by size
+    ends: list[tuple[int, int]] = []  # (last level, slot)
+    for number in range(max(level.values(), default=-1) + 1):
+        for end, slot in [pair for pair in ends if pair[0] < number]:
+            ends.remove((end, slot))
+            free.setdefault(sizes[slot], []).append(slot)
+        for value in (value for value in order if value.id in needed and level.get(value.id) == number):
+            if free.get(value.size):
+                slot = free[value.size].pop()
+            else:
+                slot = len(sizes)
+                sizes.append(value.size)
+            slots[value.id] = slot
+            ends.append((last.get(value.id, number), slot))
+    return slots, sizes
+
+
+def _buffered(order: list[Value], level: dict[int, int], only_for: dict[int, int]) -> tuple[set[int], dict[int, int]]:
+    """The values that need a buffer, and the last level that reads each value."""
     needed: set[int] = set()
     last: dict[int, int] = {}
     for value in order:
@@ -150,21 +181,4 @@ def _slots(order: list[Value], level: dict[int, int], only_for: dict[int, int]) 
             last[base.id] = max(last.get(base.id, 0), level[value.id])
             if not (arg is base and _same_loop(value, base, only_for) and level[base.id] == level[value.id]):
                 needed.add(base.id)
-    slots: dict[int, int] = {}
-    sizes: list[int] = []
-    free: dict[int, list[int]] = {}
-    ends: list[tuple[int, int]] = []  # (last level, slot)
-    for number in range(max(level.values(), default=-1) + 1):
-        for end, slot in [pair for pair in ends if pair[0] < number]:
-            ends.remove((end, slot))
-            free.setdefault(sizes[slot], []).append(slot)
-        for value in order:
-            if value.id in needed and level.get(value.id) == number:
-                if free.get(value.size):
-                    slot = free[value.size].pop()
-                else:
-                    slot = len(sizes)
-                    sizes.append(value.size)
-                slots[value.id] = slot
-                ends.append((last.get(value.id, number), slot))
-    return slots, sizes
+    return needed, last

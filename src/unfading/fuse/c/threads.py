@@ -1,4 +1,4 @@
-"""Tiles of rows over threads: as many as torch has, from a pool that is made when first needed and anew after a fork."""
+"""Tiles of batch rows over as many threads as torch has. The pool is created on first use, and again after a fork."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-WORTH = 20_000_000  # multiply-adds below which a second thread is not worth waking: about a millisecond
+WORTH = 20_000_000  # multiply-adds below which a second thread does not pay: about a millisecond
 
 
 @cache
@@ -15,30 +15,30 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="unfading")
 
 
-# The child of a fork has the pool's object and none of its threads.
+# A forked child inherits the object of the pool and none of its threads.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def run_tiles(run: Callable[[int, int], None], tiles: int, work: int) -> None:
-    """Call `run(first, last)` over 0..tiles, in equal shares for the threads if there is enough work."""
+    """Call `run(first, last)` over 0..tiles, in equal shares on several threads if there is enough work."""
     threads = min(torch.get_num_threads(), tiles) if work >= WORTH else 1
     if threads == 1:
         run(0, tiles)
         return
     edges = [tiles * k // threads for k in range(threads + 1)]
-    # ctypes lets go of the interpreter's lock inside the kernel.
+    # ctypes releases the interpreter lock while a kernel runs.
     others = [_pool().submit(run, edges[k], edges[k + 1]) for k in range(1, threads)]
     try:
         run(edges[0], edges[1])
     finally:
-        _outlast(others)
+        _wait_for_all(others)
     for other in others:
         other.result()
 
 
-def _outlast(others: list[Future[None]]) -> None:
-    """Wait for all, however often that is interrupted: they write into memory that must outlive them."""
+def _wait_for_all(others: list[Future[None]]) -> None:
+    """Wait for all threads, also if that is interrupted: they write into memory that must not be freed before they end."""
     interruption: BaseException | None = None
     while True:
         try:

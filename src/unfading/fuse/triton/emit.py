@@ -1,10 +1,9 @@
-"""From programs to Triton: the whole loop over time, forward and backward, each as one kernel.
+"""Triton source of the whole loop over time, forward and backward, each as one kernel.
 
-One program of the grid takes a block of ROWS rows of the batch, of one model, through all of its time. Matrices are loaded
-once as long as they fit (the first RESIDENT of them), the state stays in registers, and what the next step reads is on its
-way while a step computes. T and B are ordinary arguments, and so are the strides of the model axis, which are 0 where models
-share a tensor.
-`frame.py` writes loads and stores, `tiles.py` the step itself.
+One program of the grid runs a block of ROWS batch rows of one model through all steps. The first RESIDENT matrices are loaded
+once and stay on chip, the state stays in registers, and the inputs of the next step are loaded while a step computes. T and B
+are ordinary arguments, and so are the strides of the model axis, which are 0 where models share a tensor. `frame.py` writes
+loads and stores, `tiles.py` the step itself.
 """
 
 import re
@@ -12,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unfading.fuse.ir.program import Program, TensorId, TensorKind
-from unfading.fuse.triton.frame import Frame, Names, Piece, indented
+from unfading.fuse.plan import TensorNames
+from unfading.fuse.triton.frame import Frame, RowSlice, indented
 from unfading.fuse.triton.language import PRELUDE
 from unfading.fuse.triton.tile_shapes import wide
 from unfading.fuse.triton.tiles import is_vector
@@ -31,33 +31,33 @@ def place(step, length, wide, first, REVERSE: tl.constexpr):
 COLUMNS = re.compile(r"\bcol\d+\b")
 
 
-class Function(NamedTuple):
-    """A kernel: its source, and what it takes before lengths, T and B."""
+class TritonFunction(NamedTuple):
+    """A kernel: its source, and its arguments before lengths, T and B."""
 
     name: str
     source: str
-    pointers: tuple[TensorId, ...]  # tensors of lines; vectors of weights among them
-    matrices: tuple[tuple[int, bool], ...]  # weights, as they are or transposed
-    sizes: tuple[int, ...]  # entries of each block of them, padded
+    pointers: tuple[TensorId, ...]  # tensors by lines, vectors of weights among them
+    matrices: tuple[tuple[int, bool], ...]  # (weight, whether it is transposed)
+    sizes: tuple[int, ...]  # of each block of the matrices in entries, padded
 
 
-def source(functions: Sequence[Function]) -> str:
-    """A whole module."""
+def source(functions: Sequence[TritonFunction]) -> str:
+    """The source of a whole module."""
     return PRELUDE + PLACE + "".join(function.source for function in functions)
 
 
-def emit_forward(name: str, program: Program, names: Names) -> Function:
+def emit_forward(name: str, program: Program, names: TensorNames) -> TritonFunction:
     """The loop of a forward program."""
     frame = Frame(program, names, backward=False)
     carried = frame.carry(TensorKind.NEXT, names.states)
-    for i, pieces in carried.items():
-        frame.read_carried(TensorKind.STATE, i, pieces)
+    for i, slices in carried.items():
+        frame.read_carried(TensorKind.STATE, i, slices)
     loads = frame.read_loads()
     frame.tiles.write()
     body = [*frame.tiles.lines, *(frame.store(store) for store in program.stores)]
     body += frame.carried_on(carried, TensorKind.NEXT)
-    initial = [f"{piece.name} = {frame.load(TensorKind.INITIAL, i, piece, 'first', 'inside')}" for i, piece in _each(carried)]
-    final = [frame.write(TensorKind.FINAL, i, piece, piece.name, "first", "inside") for i, piece in _each(carried)]
+    initial = [f"{part.name} = {frame.load(TensorKind.INITIAL, i, part, 'first', 'inside')}" for i, part in _each(carried)]
+    final = [frame.write(TensorKind.FINAL, i, part, part.name, "first", "inside") for i, part in _each(carried)]
     first = [f"{load.name} = {frame.read(load, '0')}" for load in loads]
     ahead = [f"{load.name}_ahead = {frame.read(load, 'step + 1')}" for load in loads]
     moved = [f"{load.name} = {load.name}_ahead" for load in loads]
@@ -69,7 +69,7 @@ def emit_forward(name: str, program: Program, names: Names) -> Function:
     return _function(name, says, frame, [*initial, *first, *loop, *final])
 
 
-def emit_backward(name: str, program: Program, names: Names) -> Function:
+def emit_backward(name: str, program: Program, names: TensorNames) -> TritonFunction:
     """The loop of a reverse program, from each row's last step to its first."""
     frame = Frame(program, names, backward=True)
     carried = frame.carry(TensorKind.D_STATE, [f"d_{name}" for name in names.states])
@@ -79,22 +79,24 @@ def emit_backward(name: str, program: Program, names: Names) -> Function:
     first: list[str] = []
     ahead: list[str] = []
     moved: list[str] = []
-    for i, piece in _each(carried):
-        tile, here = f"(ROWS, {wide(piece.size)})", f"{piece.name}_here"
-        d_final = frame.load(TensorKind.D_FINAL, i, piece, "first", "inside")
-        join += _if(f"dfinal{i}", f"{piece.name} = {d_final}", f"{piece.name} = tl.zeros({tile}, tl.float32)")
+    for i, part in _each(carried):
+        tile, here = f"(ROWS, {wide(part.size)})", f"{part.name}_here"
+        d_final = frame.load(TensorKind.D_FINAL, i, part, "first", "inside")
+        join += _if(f"dfinal{i}", f"{part.name} = {d_final}", f"{part.name} = tl.zeros({tile}, tl.float32)")
         for step, target, to in (("steps - 1", first, here), ("step - 1", ahead, f"{here}_ahead")):
-            target += _if(f"dnext{i}", f"{to} = {frame.load(TensorKind.D_NEXT, i, piece, *frame.at(step))}", f"{to} = 0.0")
+            target += _if(f"dnext{i}", f"{to} = {frame.load(TensorKind.D_NEXT, i, part, *frame.at(step))}", f"{to} = 0.0")
         moved.append(f"{here} = {here}_ahead")
-        add += _if(f"dnext{i}", f"{piece.name}_now = {piece.name} + {here}", f"{piece.name}_now = {piece.name}")
-        initial.append(frame.write(TensorKind.D_INITIAL, i, piece, piece.name, "first", "inside"))
-    for i, pieces in carried.items():
-        frame.read_carried(TensorKind.CARRY, i, [piece._replace(name=f"{piece.name}_now") for piece in pieces])
+        add += _if(f"dnext{i}", f"{part.name}_now = {part.name} + {here}", f"{part.name}_now = {part.name}")
+        initial.append(frame.write(TensorKind.D_INITIAL, i, part, part.name, "first", "inside"))
+    for i, slices in carried.items():
+        frame.read_carried(TensorKind.CARRY, i, [part._replace(name=f"{part.name}_now") for part in slices])
     loads = frame.read_loads()
     before = {load.leaf[1:]: load.name for load in loads if load.leaf.kind == TensorKind.STATE}
     for load in sorted(loads, key=lambda load: load.leaf.kind):  # next before state
         first.append(f"{load.name} = {frame.read(load, 'steps - 1')}")
-        if load.leaf.kind == TensorKind.NEXT and load.leaf[1:] in before:  # what a step before left is what this one found
+        if (
+            load.leaf.kind == TensorKind.NEXT and load.leaf[1:] in before
+        ):  # the state after the previous step is the state before this one
             moved.append(f"{load.name} = {before[load.leaf[1:]]}")
         else:
             ahead.append(f"{load.name}_ahead = {frame.read(load, 'step - 1')}")
@@ -110,7 +112,7 @@ def emit_backward(name: str, program: Program, names: Names) -> Function:
     return _function(name, "backward", frame, [*join, *first, *frame.sums, *loop, *initial, *frame.summed])
 
 
-def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
+def _function(name: str, summary: str, frame: Frame, lines: list[str]) -> TritonFunction:
     pointers, matrices = tuple(frame.pointers), tuple(frame.matrices)
     named = [f"{kind}{index}" for kind, index in pointers] + [_matrix(i, turned) for i, turned in matrices]
     taken = [*(part for name in named for part in (name, f"{name}_model")), "lengths", "lengths_model", "T", "B"]
@@ -130,27 +132,28 @@ def _function(name: str, says: str, frame: Frame, lines: list[str]) -> Function:
         "    length = T",
         "    steps = T",
     ]
-    # What does not start each row at a multiple of 16 bytes is the same kernel wherever it begins.
+    # Rows of a tensor that do not all start at a multiple of 16 bytes gain nothing from an aligned first row: one kernel for
+    # both.
     widths = frame.program.widths
     narrow = [f"{kind}{i}" for kind, i in pointers if widths.get((kind, i), widths.get((TensorKind.NEXT, i), 0)) % 4]
     typed = [f"{name}: tl.{'int64' if name.endswith('_model') else 'int32'}" if name in varying else name for name in taken]
     arguments = ", ".join([*typed, *(f"{name}: tl.constexpr" for name in known)])
     body = [*frame.before, *frame.tiles.before, *frame.resident_loads(), *lines]
     columns = [f"{name} = tl.arange(0, {name[3:]})[None, :]" for name in sorted(set(COLUMNS.findall("\n".join(body))))]
-    text = "\n".join(indented([*head, *columns, *body]))
+    lines_text = "\n".join(indented([*head, *columns, *body]))
     legend = "".join(f"#   {line}\n" for line in frame.legend())
     fixed = f"do_not_specialize={varying!r}, do_not_specialize_on_alignment={narrow!r}"
-    made = f"\n\n# {name}: {says}.\n{legend}@triton.jit({fixed})\ndef {name}({arguments}):\n{text}\n"
+    text = f"\n\n# {name}: {summary}.\n{legend}@triton.jit({fixed})\ndef {name}({arguments}):\n{lines_text}\n"
     sizes = tuple(wide(block.length) * wide(block.width) for block in frame.blocks if not is_vector(block))
-    return Function(name, made, pointers, matrices, sizes)
+    return TritonFunction(name, text, pointers, matrices, sizes)
 
 
 def _matrix(weight: int, turned: bool) -> str:
     return f"W{weight}_t" if turned else f"W{weight}"
 
 
-def _each(carried: dict[int, list[Piece]]) -> list[tuple[int, Piece]]:
-    return [(i, piece) for i, pieces in carried.items() for piece in pieces]
+def _each(carried: dict[int, list[RowSlice]]) -> list[tuple[int, RowSlice]]:
+    return [(i, part) for i, slices in carried.items() for part in slices]
 
 
 def _if(pointer: str, given: str, absent: str) -> list[str]:

@@ -1,8 +1,7 @@
-"""The words of a program in Triton: each elementwise operation as an expression, and the functions these call.
+"""The operations of a program in Triton: an expression for each elementwise operation, and the functions that these call.
 
-`FAST` is set where dots run in tf32 or shorter: tanh and sigmoid are then the processor's own, right to about 2^-11, which is
-what such a dot leaves. Elsewhere they are right to rounding, as in C. An operation means the same for NaN and infinity as in
-torch.
+`FAST` is set where dots run in tf32 or less: tanh and sigmoid are then hardware instructions, accurate to about 2^-11, as such
+a dot is. Otherwise they are accurate to rounding, as in C. NaN and infinity give the same results as in torch.
 """
 
 import math
@@ -134,7 +133,7 @@ EXPRESSIONS: dict[Op, str] = {
     Op.NE: "({0} != {1}).to(tl.float32)",
     Op.WHERE: "tl.where({0} != 0.0, {1}, {2})",
 }
-SLOPES = {  # d times what is made of a y that was loaded
+SLOPES = {  # products of d with a function of y, where y was loaded from memory
     "1 - y": "rest({0}, {1}, FAST)",
     "y (1 - y)": "rest({0} * {1}, {1}, FAST)",
     "1 - y y": "one_less_square({0}, {1}, FAST)",
@@ -148,7 +147,7 @@ def number(x: float) -> str:
 
 
 def power(x: str, exponent: float) -> str:
-    """x to a constant power that is no small whole number: those are products already."""
+    """x to a constant power. Small whole powers are products in the program already."""
     if exponent != int(exponent):
         return f"tl.exp2({number(exponent)} * tl.log2({x}))"
     size = f"tl.exp2({number(exponent)} * tl.log2(tl.abs({x})))"

@@ -1,7 +1,7 @@
-"""Launching a Triton kernel: which of its compiled forms fits the tensors at hand, and their memory as it takes them.
+"""Launch a Triton kernel: look up the compiled variant for the tensors of a call, and pass their addresses.
 
-Triton finds the form anew at every call, by a text made of all arguments; here it is found by what the form depends on. That
-is how far lines lie apart, which tensors are there and which begin at a multiple of 16 bytes: never T or B.
+Triton looks its variant up at every call, by a text made of all arguments. Here the key is only what a variant depends on: the
+distance between lines, which tensors are given, and which begin at a multiple of 16 bytes; never T or B.
 """
 
 from collections.abc import Sequence
@@ -11,41 +11,46 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.fuse.triton.emit import Function
+from unfading.fuse.triton.emit import TritonFunction
 
 
-class Known(NamedTuple):
-    """What is known when a kernel is compiled, beside the layout of its tensors."""
+class LaunchConstants(NamedTuple):
+    """The constants of a compiled kernel, beside the layout of its tensors."""
 
-    rows: int  # of a block
+    rows: int  # of the batch in one block of the grid
     reverse: bool
     resident: int  # how many matrices stay on chip
     precision: str  # of a dot: tf32, tf32x3, bf16 or fp16
-    fast: bool  # tanh and sigmoid by the processor's own
+    fast: bool  # whether tanh and sigmoid are hardware instructions
 
 
 class Launcher:
-    """The compiled forms of the kernels of one module."""
+    """The compiled variants of the kernels of one module."""
 
     def __init__(self, module: Any):
         self.module = module
         self.compiled: dict[tuple[Any, ...], Any] = {}
 
     def launch(
-        self, function: Function, tensors: Sequence[Tensor | None], sizes: tuple[int, int, int], known: Known, warps: int
+        self,
+        function: TritonFunction,
+        tensors: Sequence[Tensor | None],
+        sizes: tuple[int, int, int],
+        constants: LaunchConstants,
+        warps: int,
     ) -> None:
-        """Run a kernel on its tensors, in the order of its arguments; the last of them are its matrices, and lengths."""
+        """Run a kernel on its tensors, in the order of its arguments; the last ones are its matrices, then lengths."""
         E, T, B = sizes
         first = len(function.pointers)
-        taken: list[Any] = []  # tensors, each with the lines from one model to the next
-        places: list[Any] = []  # the same, tensors as their addresses
+        arguments: list[Any] = []  # tensors, each followed by the lines from one model to the next
+        addresses: list[Any] = []  # the same, with addresses in place of tensors
         apart: list[int] = []
         form: list[bool | None] = []
         last = len(tensors) - 1
         for k, tensor in enumerate(tensors):
             if tensor is None:
-                taken += (None, 0)
-                places += (None, 0)
+                arguments += (None, 0)
+                addresses += (None, 0)
                 apart.append(1)
                 form.append(None)
                 continue
@@ -56,25 +61,26 @@ class Launcher:
             else:
                 between, row = tensor.stride(0), 1
             address = tensor.data_ptr()
-            taken += (tensor, between)
-            places += (address, between)
+            arguments += (tensor, between)
+            addresses += (address, between)
             apart.append(row)
             form.append(address % 16 == 0)
         apart.pop()
         device = next(tensor.device for tensor in tensors if tensor is not None)
-        key = (function.name, device.index, known, warps, *apart, *form)
-        grid = (-(-B // known.rows), E, 1)
+        key = (function.name, device.index, constants, warps, *apart, *form)
+        grid = (-(-B // constants.rows), E, 1)
         compiled = self.compiled.get(key)
         with _on(device):
             if compiled is not None:
-                compiled[grid](*places, T, B, *apart, *known)
+                compiled[grid](*addresses, T, B, *apart, *constants)
             else:
                 kernel = getattr(self.module, function.name)[grid]
-                self.compiled[key] = kernel(*taken, T, B, *apart, *known, num_warps=warps, num_stages=1)
+                self.compiled[key] = kernel(*arguments, T, B, *apart, *constants, num_warps=warps, num_stages=1)
 
 
 def lines(tensor: Tensor) -> tuple[Tensor, int, int]:
-    """A tensor [models, ..., n] as a table of lines: itself or a copy, lines from one model to the next, entries of a line."""
+    """A tensor [models, ..., n] as a table of lines: itself or a copy, the lines from one model to the next, and the entries
+    from one line to the next."""
     shape, stride = tensor.shape, tensor.stride()
     E, n, row = shape[0], shape[-1], stride[-2]
     dense = row >= n and (n == 1 or stride[-1] == 1) and (E == 1 or stride[0] % row == 0)
@@ -85,7 +91,7 @@ def lines(tensor: Tensor) -> tuple[Tensor, int, int]:
 
 
 def packed(matrix: Tensor) -> Tensor:
-    """With one row after the other; models that share a matrix still do."""
+    """The matrix with contiguous rows. Models that share a matrix still share it."""
     if matrix.stride(-1) == 1 and matrix.stride(-2) >= matrix.shape[-1]:
         return matrix
     if matrix.shape[0] > 1 and matrix.stride(0) == 0:
@@ -94,7 +100,7 @@ def packed(matrix: Tensor) -> Tensor:
 
 
 def _on(device: torch.device) -> Any:
-    """Triton launches on the current device, which is mostly the right one."""
+    """A context in which a device is current, since Triton launches on the current device."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)

@@ -1,7 +1,8 @@
-"""The fastest way to cut a cell's loops on the GPU at hand: searched for once, on request, and remembered on disk.
+"""Search for the fastest launch settings of a cell's loops on this GPU, and store them on disk.
 
-Each loop is timed at its usual setting, then with other numbers of warps, then with vectors cut or whole. What is found is
-filed by the loops' source, the GPU, Triton's version and the precision of dots; T and B change nothing about it.
+Each loop is timed with its usual settings, then with other numbers of warps, then with vectors divided or whole. The result is
+stored under a hash of the source of the loops, the GPU, the version of Triton and the precision of dots. It does not depend on
+T and B.
 """
 
 import json
@@ -12,77 +13,79 @@ from typing import NamedTuple
 
 import torch
 
-from unfading.fuse.c.cache import keep, kept
+from unfading.fuse.c.cache import read_file, write_file
 from unfading.fuse.triton.kernel import TritonKernel
-from unfading.fuse.triton.launch_settings import Loop, Setting
+from unfading.fuse.triton.launch_settings import LaunchSettings, LoopShape
 
 WARPS = (4, 8, 16)
 ROUNDS = 5
 
 
 class Choice(NamedTuple):
-    """The setting that a loop has from now on, and its time beside that of the usual one."""
+    """The settings that were chosen for a loop, its time with them, and its time with the usual ones."""
 
     loop: str
-    setting: Setting
+    setting: LaunchSettings
     milliseconds: float
     usual: float
 
 
-def best(loop: Loop, usual: Setting, time: Callable[[Setting], float]) -> tuple[Setting, float, float]:
-    """The fastest setting, its time, and that of the usual one. One that does not run takes for ever."""
+def best(
+    loop: LoopShape, usual: LaunchSettings, time: Callable[[LaunchSettings], float]
+) -> tuple[LaunchSettings, float, float]:
+    """The fastest settings, their time, and the time of the usual ones. `time` is infinite for settings that do not run."""
     first = time(usual)
-    found, least = usual, first
+    fastest, least = usual, first
     for candidates in (_warps, _widths):
-        for setting in candidates(loop, found):
-            taken = time(setting)
-            if taken < least:
-                found, least = setting, taken
-    return found, least, first
+        for setting in candidates(loop, fastest):
+            milliseconds = time(setting)
+            if milliseconds < least:
+                fastest, least = setting, milliseconds
+    return fastest, least, first
 
 
-def _warps(loop: Loop, start: Setting) -> Iterator[Setting]:
+def _warps(loop: LoopShape, start: LaunchSettings) -> Iterator[LaunchSettings]:
     yield from (start._replace(warps=warps) for warps in WARPS if warps != start.warps)
 
 
-def _widths(loop: Loop, start: Setting) -> Iterator[Setting]:
+def _widths(loop: LoopShape, start: LaunchSettings) -> Iterator[LaunchSettings]:
     if loop.flat and loop.widest > 64:
         yield start._replace(width=64 if start.width is None else None)
 
 
 def tuned(kernel: TritonKernel, precision: str, run: Callable[[str], None], device: torch.device) -> list[Choice]:
-    """Search for every loop; `run` runs the loop of a name as the kernel's settings stand."""
+    """Search for the settings of every loop. `run` runs a loop by name, with the present settings of the kernel."""
     choices = []
-    for name, loop in kernel.about.items():
+    for name, loop in kernel.shapes.items():
         usual = kernel.setting(name, precision)
 
-        def time(setting: Setting, name: str = name) -> float:
+        def time(setting: LaunchSettings, name: str = name) -> float:
             kernel.settings[name, precision] = setting
             try:
                 return _milliseconds(lambda: run(name), device)
             except torch.cuda.OutOfMemoryError:
                 raise
-            except Exception:  # Triton and the driver have many, for too little room on chip
+            except Exception:  # Triton and the driver have many types, for too little memory on chip
                 return float("inf")
 
         setting, least, first = best(loop, usual, time)
         kernel.settings[name, precision] = setting
         choices.append(Choice(name, setting, least, first))
     text = json.dumps({choice.loop: choice.setting._asdict() for choice in choices})
-    keep(_name(kernel, precision, device), text.encode())
+    write_file(_name(kernel, precision, device), text.encode())
     return choices
 
 
 def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None:
-    """Take the settings that were once found for these loops, if any were."""
-    text = kept(_name(kernel, precision, device))
+    """Load the settings that an earlier search stored for these loops, if there are any."""
+    text = read_file(_name(kernel, precision, device))
     if text is None:
         return
     try:
-        found = {name: Setting(**setting) for name, setting in json.loads(text).items()}
+        settings = {name: LaunchSettings(**setting) for name, setting in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
-        return  # of another version, or damaged: it is as if nobody had searched
-    kernel.settings |= {(name, precision): setting for name, setting in found.items() if name in kernel.about}
+        return  # the file is from another version or damaged: use the usual settings
+    kernel.settings |= {(name, precision): setting for name, setting in settings.items() if name in kernel.shapes}
 
 
 def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:
@@ -93,13 +96,13 @@ def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:
 
 
 def _milliseconds(run: Callable[[], None], device: torch.device) -> float:
-    """The median of a few runs, after one that compiles."""
-    taken = []
+    """The median time of a few runs, after one that compiles."""
+    times = []
     for _ in range(ROUNDS + 1):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         run()
         stop.record()
         torch.cuda.synchronize(device)
-        taken.append(start.elapsed_time(stop))
-    return median(taken[1:])
+        times.append(start.elapsed_time(stop))
+    return median(times[1:])

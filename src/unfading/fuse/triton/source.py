@@ -1,6 +1,6 @@
-"""Triton source in, module out: written to the cache folder, for Triton reads the source of a kernel from a file.
+"""Turn Triton source into a module. The source is written to the cache folder, since Triton reads kernels from files.
 
-What runs is the text at hand, not what the file says; the file is for Triton's reading of it, for tracebacks and for people.
+The text in memory is what runs. The file serves Triton, tracebacks and readers.
 """
 
 import atexit
@@ -14,18 +14,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from unfading.fuse.c.cache import keep
+from unfading.errors import NoKernel
+from unfading.fuse.c.cache import write_file
 
 
-class NoTriton(Exception):
-    """The kernels of a GPU cannot be made here; the text says why."""
+class NoTriton(NoKernel):
+    """Triton cannot be used here; the message is the reason, without a full stop."""
 
 
 @cache
 def triton_missing() -> str | None:
-    """Why there is no Triton; None where there is."""
+    """The reason why Triton cannot be used; None where it can."""
     if find_spec("triton") is None:
-        return "Triton is not installed; `pip install triton` gives it on Linux"
+        return "Triton is not installed; on Linux, `pip install triton` installs it"
     try:
         import triton.language  # noqa: F401
     except Exception as error:
@@ -34,12 +35,12 @@ def triton_missing() -> str | None:
 
 
 def module(source: str) -> Any:
-    """The names that a source text defines."""
+    """The names that a source text defines, as a namespace."""
     missing = triton_missing()
     if missing:
         raise NoTriton(missing)
     name = f"{sha256(source.encode()).hexdigest()[:32]}.py"
-    path = keep(name, source.encode()) or _kept_here(name, source)
+    path = write_file(name, source.encode()) or _write_private(name, source)
     names: dict[str, Any] = {"__name__": f"unfading_kernel_{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), names)
     return SimpleNamespace(**{key: value for key, value in names.items() if not key.startswith("__")})
@@ -47,18 +48,18 @@ def module(source: str) -> Any:
 
 @cache
 def _private() -> Path:
-    """A folder for this process alone, where the cache cannot be written or trusted."""
-    made, own = Path(tempfile.mkdtemp(prefix="unfading-")), os.getpid()
+    """A folder of this process, for when the cache cannot be written or trusted."""
+    folder, own = Path(tempfile.mkdtemp(prefix="unfading-")), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == own:  # a forked child leaves it to its parent
-            shutil.rmtree(made, ignore_errors=True)
+        if os.getpid() == own:  # not in a forked child
+            shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
-    return made
+    return folder
 
 
-def _kept_here(name: str, source: str) -> Path:
+def _write_private(name: str, source: str) -> Path:
     path = _private() / name
     path.write_text(source)
     return path

@@ -1,7 +1,7 @@
-"""Shapes of tiles, and texts that take a tile from one shape to another.
+"""Shapes of tiles, and expressions that reshape a tile.
 
-A value of shape (n,) is a tile [ROWS, N], N the next power of two and at least 16, for that is what a dot takes; a value of
-several axes has each of them at its next power of two; an axis of size 1 stays 1.
+A value of shape (n,) is a tile [ROWS, N] with N the next power of two and at least 16, as a dot requires. In a value of several
+axes each axis is padded to its next power of two. An axis of size 1 stays 1.
 """
 
 import math
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from unfading.fuse.ir.program import Op, Shape, Value
 
-LEAST = 16  # what a dot takes along every axis
+LEAST = 16  # that a dot accepts along an axis
 
 
 class Tile(NamedTuple):
-    """A value as it is written: the name of a variable or a number, and whether it has a row for each of the batch."""
+    """A value in the source: the name of a variable or a number, and whether it has one row per batch row."""
 
     text: str
     rows: bool
-    is_number: bool = False  # which has no shape of its own
+    is_number: bool = False  # and so has no shape
 
 
 def padded(shape: Shape) -> Shape:
@@ -33,12 +33,12 @@ def wide(n: int) -> int:
 
 
 def columns(size: int) -> str:
-    """The numbers of the entries of a row, [1, size]; a frame defines what a kernel uses of them."""
+    """The name of the indices of a row's entries, [1, size]. `emit.py` defines those that a kernel uses."""
     return f"col{size}"
 
 
 def reshaped(tile: Tile, before: Shape, after: Shape) -> str | None:
-    """A tile in another shape; None where entries would have to change places within a row, for padding is in between."""
+    """A tile in another shape; None where padding between the entries would have to move."""
     own, to = [tuple(_power_of_two(n) for n in shape) or (1,) for shape in (before, after)]
     tight = math.prod(own) == math.prod(before) and math.prod(to) == math.prod(after)
     if not tight and [n for n in before if n != 1] != [n for n in after if n != 1]:
@@ -46,18 +46,18 @@ def reshaped(tile: Tile, before: Shape, after: Shape) -> str | None:
     text, have, want = tile.text, padded(before), padded(after)
     if have == want:
         return text
-    if have != own:  # a row of fewer than 16 entries: its first ones, as the first line of a table
+    if have != own:  # a row of fewer than 16 entries: its first ones are the first line of a table
         lines = (have[0] // own[0], own[0])
         first = f"tl.where({along(lines, 0)} == 0, tl.reshape({text}, {dims(tile, lines)}), 0.0)"
         text = f"tl.sum({first}, axis=1)"
     if to == want:
         return f"tl.reshape({text}, {dims(tile, want)})"
-    lines = (want[0] // to[0], to[0])  # and back: a row of them, repeated
+    lines = (want[0] // to[0], to[0])  # the other way round: the row, repeated
     return f"tl.reshape(tl.broadcast_to(tl.reshape({text}, {dims(tile, (1, to[0]))}), {dims(tile, lines)}), {dims(tile, want)})"
 
 
 def inner_index(value: Value) -> list[str]:
-    """Where an entry i0, i1, ... of a view lies in what it looks at."""
+    """The index of entry i0, i1, ... of a view in the value behind it."""
     x, index = value.args[0], indices(value.shape)
     if value.op is Op.EXPAND:
         own = index[len(value.shape) - len(x.shape) :]

@@ -1,9 +1,9 @@
 """One step of a program in Triton: every value is a tile of registers, its rows those of the batch.
 
-What lies in the padding of a tile is anything: it is masked where it would be summed or multiplied with a matrix, and is
-never stored. A value that is the same in every row, as a parameter is, has one row and is broadcast where it meets others.
+The padding of a tile has undefined contents: it is masked where it would be summed or multiplied with a matrix, and is never
+stored. A value that is the same in every row, such as a parameter, has one row and is broadcast where needed.
 
-Written for a frame (`emit_triton.py`) in which `row` is [ROWS, 1] and what is written in capitals is known.
+The surrounding kernel (`emit.py`) defines `row` as [ROWS, 1]. Names in capitals are compile-time constants.
 """
 
 import math
@@ -21,21 +21,21 @@ class Tiles:
     def __init__(self, program: Program, blocks: dict[Block, str]):
         self.program, self.blocks = program, blocks
         matrices = [block for block in blocks if not is_vector(block)]
-        self.stays = {block: f"RESIDENT > {k}" for k, block in enumerate(matrices)}  # which of them stay on chip
-        self.before: list[str] = []  # what does not change from step to step
+        self.stays = {block: f"RESIDENT > {k}" for k, block in enumerate(matrices)}  # whether each of them stays on chip
+        self.before: list[str] = []  # the loop: what does not change from step to step
         self.lines: list[str] = []
-        self.found: dict[int, Tile] = {}  # the frame puts the leaves here
+        self.tiles: dict[int, Tile] = {}  # by value; the frame adds the leaves
         self.late = _late_sums(program)  # sums over features that can wait until after the loop
 
     def write(self) -> None:
-        """All values that are not there yet."""
+        """Write all values that have no tile yet."""
         skipped = {value.id for summed in self.late.values() for value in summed.between}
         for value in self.program.values():
-            if value.id not in self.found and value.id not in skipped:
-                self.found[value.id] = self._made(value)
+            if value.id not in self.tiles and value.id not in skipped:
+                self.tiles[value.id] = self._new_tile(value)
 
     def tile(self, value: Value) -> Tile:
-        return self.found[value.id]
+        return self.tiles[value.id]
 
     def full(self, value: Value) -> str:
         """A value as [ROWS, N], flat and with all its rows."""
@@ -44,7 +44,7 @@ class Tiles:
 
     # -- one value --------------------------------------------------------------------------------------------------------
 
-    def _made(self, value: Value) -> Tile:
+    def _new_tile(self, value: Value) -> Tile:
         if value.op in NUMBERS:
             return Tile(number(value.number if value.op is Op.CONST else 0.0), False, True)
         if value.op in ELEMENTWISE:
@@ -74,7 +74,7 @@ class Tiles:
         return self._named(value, text, any(tile.rows for tile in args))
 
     def _dot(self, value: Value) -> Tile:
-        """Each part is added to those before it, in the accumulator of the dot where there is one."""
+        """Each part is added to the sum of those before it, in the accumulator of the dot where there is one."""
         total = ""
         for v, block in value.factors:
             matrix = self.blocks[block]
@@ -96,8 +96,8 @@ class Tiles:
         tile = self.tile(x)
         text = self._masked(tile.text, x.shape, "0.0" if value.op is Op.SUM else 'float("-inf")')
         for axis in value.axes:
-            how = f"tl.sum({text}, axis={axis + 1}" if value.op is Op.SUM else f"tl.reduce({text}, {axis + 1}, larger"
-            text = f"{how}, keep_dims=True)"
+            reduction = f"tl.sum({text}, axis={axis + 1}" if value.op is Op.SUM else f"tl.reduce({text}, {axis + 1}, larger"
+            text = f"{reduction}, keep_dims=True)"
         return self._named(value, text, tile.rows)
 
     def _masked(self, text: str, shape: Shape, other: str) -> str:
@@ -137,31 +137,31 @@ class Tiles:
         return Tile(self._gathered(f"flat_{value.id}", flat, value, inner_index(flat)), tile.rows)
 
     def _cat(self, value: Value) -> Tile:
-        text, rows = "0.0", any(self.tile(piece).rows for piece in value.args)
+        text, rows = "0.0", any(self.tile(part).rows for part in value.args)
         sizes = padded(value.shape)
-        for start, stop, piece in pieces_of(value.args, value.axis):
+        for start, stop, part in pieces_of(value.args, value.axis):
             index = indices(value.shape)
             index[value.axis] = f"tl.minimum(tl.maximum({index[value.axis]} - {start}, 0), {stop - start - 1})"
-            made = self.tile(piece).text
-            if not self.tile(piece).is_number:
-                made = self._gathered(f"index_{value.id}_{start}", value, piece, index)
+            gathered = self.tile(part).text
+            if not self.tile(part).is_number:
+                gathered = self._gathered(f"index_{value.id}_{start}", value, part, index)
             axis = along(sizes, value.axis)
-            text = f"tl.where(({axis} >= {start}) & ({axis} < {stop}), {made}, {text})"
+            text = f"tl.where(({axis} >= {start}) & ({axis} < {stop}), {gathered}, {text})"
         return self._named(value, text, rows)
 
-    def joined(self, name: str, pieces: Sequence[tuple[str, int, int]], start: int, stop: int) -> None:
-        """Entries start..stop of a row that lies in the tiles of its pieces (name, start, stop), under one name."""
+    def joined(self, name: str, slices: Sequence[tuple[str, int, int]], start: int, stop: int) -> None:
+        """Entries start..stop of a row that lies in the tiles of several slices (name, start, stop), under one name."""
         text, size = "0.0", wide(stop - start)
-        for piece, a, b in pieces:
+        for part, a, b in slices:
             if a < stop and start < b:
                 index = f"tl.minimum(tl.maximum({columns(size)} + {start - a}, 0), {b - a - 1})"
-                made = f"tl.gather({piece}, tl.broadcast_to({index}, (ROWS, {size})), 1)"
+                gathered = f"tl.gather({part}, tl.broadcast_to({index}, (ROWS, {size})), 1)"
                 axis = columns(size)
-                text = f"tl.where(({axis} >= {a - start}) & ({axis} < {b - start}), {made}, {text})"
+                text = f"tl.where(({axis} >= {a - start}) & ({axis} < {b - start}), {gathered}, {text})"
         self.lines.append(f"{name} = {text}")
 
     def _gathered(self, name: str, value: Value, x: Value, index: list[str]) -> str:
-        """The entries of x at an index, for every entry of `value`. The index is written in i0, i1, ... of `value`."""
+        """The entries of x at an index, for every entry of `value`. The index is an expression in i0, i1, ... of `value`."""
         outer, inner, tile = padded(value.shape), padded(x.shape), self.tile(x)
         total = math.prod(outer)
         entry, stride = columns(total), total
@@ -175,8 +175,8 @@ class Tiles:
         self.before.append(f"{name} = {entry} * 0 + {' + '.join(place)}")
         rows = "ROWS" if tile.rows else "1"
         source = tile.text if len(inner) == 1 else f"tl.reshape({tile.text}, ({rows}, {stride}))"
-        made = f"tl.gather({source}, tl.broadcast_to({name}, ({rows}, {total})), 1)"
-        return made if len(outer) == 1 else f"tl.reshape({made}, {dims(tile, outer)})"
+        gathered = f"tl.gather({source}, tl.broadcast_to({name}, ({rows}, {total})), 1)"
+        return gathered if len(outer) == 1 else f"tl.reshape({gathered}, {dims(tile, outer)})"
 
     def _broadcast(self, tile: Tile, sizes: Shape) -> str:
         if tile.rows:
@@ -186,7 +186,7 @@ class Tiles:
 
 
 def _slope(value: Value) -> tuple[str, Value, Value] | None:
-    """The name of y's function f, d and y, where a value is d f(y), y was loaded and d was made."""
+    """The name of f, d and y, where a value is d f(y), y was loaded from memory and d was computed."""
     if value.op is not Op.MUL:
         return None
     for d, f in (value.args, value.args[::-1]):
@@ -213,21 +213,21 @@ def _one_less(value: Value) -> Value | None:
     return value.args[1] if value.op is Op.SUB and value.args[0].constant == 1.0 else None
 
 
-class Late(NamedTuple):
-    """A sum over features whose only reader is the gradient of a parameter: the summand is added up, and summed at the end."""
+class LateSum(NamedTuple):
+    """A sum over features that only the gradient of a parameter reads. The summand is added up over time and summed once."""
 
     summand: Value
-    between: tuple[Value, ...]  # what need not be computed
+    between: tuple[Value, ...]  # values that need not be computed
 
 
-def _late_sums(program: Program) -> dict[Store, Late]:
+def _late_sums(program: Program) -> dict[Store, LateSum]:
     readers: dict[int, int] = {}
     for value in program.values():
         for arg in value.args:
             readers[arg.id] = readers.get(arg.id, 0) + 1
     for store in program.stores:
         readers[store.value.id] = readers.get(store.value.id, 0) + 1
-    found = {}
+    late = {}
     for store in program.stores:
         value, between = store.value, [store.value]
         while value.op is Op.RESHAPE and value.size == 1 and readers[value.id] == 1:
@@ -235,18 +235,20 @@ def _late_sums(program: Program) -> dict[Store, Late]:
             between.append(value)
         once = store.kind == TensorKind.D_WEIGHT and value.op is Op.SUM and value.size == 1 and readers[value.id] == 1
         if once and len(value.args[0].shape) == 1:
-            found[store] = Late(value.args[0], tuple(between))
-    return found
+            late[store] = LateSum(value.args[0], tuple(between))
+    return late
 
 
 def is_vector(block: Block) -> bool:
-    """A block of one row or one column, which is no matter of room."""
+    """True for a single row or column, which always fits on chip."""
     return block.length == 1 or block.width == 1
 
 
 def load_of(block: Block) -> str:
-    """A block of a matrix as [length, width], from memory in which its columns lie one after the other: what a dot sums over is
-    next to each other then, and comes on chip and from there in whole vectors."""
+    """A load of a block of a matrix as [length, width], from memory in which its columns are contiguous.
+
+    The entries that a dot sums over are then adjacent, and are loaded in whole vectors.
+    """
     name, r0, c0 = (f"W{block.weight}_t", block.c0, block.r0) if block.transposed else (f"W{block.weight}", block.r0, block.c0)
     K, N = wide(block.length), wide(block.width)
     if block.width == 1 and block.length > 1:  # a row, to be multiplied entry by entry

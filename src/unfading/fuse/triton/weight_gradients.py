@@ -1,4 +1,4 @@
-"""Gradients of weights after the loop on a GPU: products and sums over all steps and rows of what the loop has stored."""
+"""Gradients of weights on a GPU, computed after the loop: products and sums over all steps and rows of stored tensors."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,18 +10,18 @@ from unfading.fuse.ir.differentiate import Outer, Source, Total
 from unfading.fuse.ir.program import TensorKind
 
 Tensors = Mapping[tuple[str, int], Tensor | None]
-LEAST = 4  # columns: rows of 16 bytes, which a product in tf32 takes
+LEAST = 4  # columns: a product in tf32 needs rows of 16 bytes
 
 
-class Sums:
+class WeightSums:
     """Adds to the gradients of weights, from the tensors of a backward loop [models, T, B, n].
 
-    What an input of one feature is multiplied with, and what is only summed, are columns of one product: [x, 1] with all
-    that the loop stores for it.
+    Sums, and products with an input of one feature, are computed together, as one product of [x, 1] with all sequences that the
+    loop has stored.
 
     Args:
         stored: the sequences that the loop has stored, as parts of one tensor, and the entry at which each begins.
-        lengths: of each row, where time has been gone through in reverse with lengths.
+        lengths: of each row, for a loop in reverse with lengths.
     """
 
     def __init__(self, tensors: Tensors, stored: tuple[Tensor | None, Sequence[int]], *, reverse: bool, lengths: Tensor | None):
@@ -37,8 +37,8 @@ class Sums:
             and product.v.kind == TensorKind.INPUT
             and product.dy.kind == TensorKind.SEQUENCE
         ):
-            made = self._column(product.dy, block.width, product.v.index)
-            part.add_(made.unsqueeze(-1), alpha=product.scale)
+            column = self._column(product.dy, block.width, product.v.index)
+            part.add_(column.unsqueeze(-1), alpha=product.scale)
             return
         dy = self._factor(product.dy, block.width)
         for own, v in self._pairs(dy, product.v, block.length):
@@ -53,7 +53,7 @@ class Sums:
             part += self._factor(total.dy, total.width).sum((1, 2))
 
     def _pairs(self, dy: Tensor, v: Source, width: int) -> list[tuple[Tensor, Tensor]]:
-        """Both factors, step by step; the state before a step is that after another, or the initial one."""
+        """Both factors, step by step. The state before a step is the one after another step, or the initial one."""
         if v.kind != TensorKind.STATE:
             return [(dy, self._factor(v, width))]
         here = slice(v.start, v.start + width)
@@ -69,7 +69,7 @@ class Sums:
         return [(dy, torch.where(last.unsqueeze(-1), first, torch.cat([after[:, 1:], first], dim=1)))]
 
     def _column(self, dy: Source, width: int, of: int | None) -> Tensor:
-        """The sum over steps and rows of dy times an input of one feature, or of dy alone, [models, width]."""
+        """The sum over steps and rows of dy times an input of one feature, or, for None, of dy alone; [models, width]."""
         if not self._columns:
             self._columns = self._all_columns()
         start = self.stored[1][dy.index] + dy.start
@@ -85,14 +85,14 @@ class Sums:
         features = list(inputs.values())
         table = features[0] if len(features) == 1 else torch.cat(features, -1) if features else whole[..., :0]
         table = functional.pad(table, (0, max(LEAST - len(features), 1)), value=1.0)
-        made = torch.bmm(table.flatten(1, 2).mT, whole.flatten(1, 2))
-        return dict(zip([*inputs, None], made.unbind(1), strict=False))
+        sums = torch.bmm(table.flatten(1, 2).mT, whole.flatten(1, 2))
+        return dict(zip([*inputs, None], sums.unbind(1), strict=False))
 
     def _factor(self, source: Source, width: int) -> Tensor:
-        """A factor of a product [models, T, B, width]; zeros, or something finite, past a row's end."""
+        """A factor of a product [models, T, B, width]. Past a row's end it is zero or at least finite."""
         return self._of(source.kind, source.index)[..., source.start : source.start + width]
 
     def _of(self, kind: TensorKind, index: int) -> Tensor:
-        found = self.tensors[kind, index]
-        assert found is not None
-        return found
+        tensor = self.tensors[kind, index]
+        assert tensor is not None
+        return tensor
