@@ -1,4 +1,4 @@
-"""Sentences for wrong arguments: each names the thing, what came, what was wanted and the nearest way out."""
+"""Checks of arguments and their error messages: the name, the value, what was expected, and the nearest valid value."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -44,24 +44,24 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_max_lag(max_lag: int | None, bias: bool) -> None:
-    """Raise where a chrono start is asked for and cannot be."""
+    """Raise if a chrono start is requested and impossible."""
     if max_lag is None:
         return
     check_count("max_lag", max_lag, least=2)
     if not bias:
-        raise ValueError(f"max_lag={max_lag} starts a bias, and bias=False leaves none. Drop one of the two.")
+        raise ValueError(f"max_lag={max_lag} initialises a bias, and bias=False leaves none. Drop one of the two.")
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
-    """The sentence for a name that does not exist, with the nearest that does."""
+    """The message for an unknown name, with the nearest known one."""
     known = sorted(known)
-    lower = {one.lower(): one for one in known}
+    lower = {each.lower(): each for each in known}
     close = get_close_matches(str(name).lower(), lower, n=1)
     hint = f"Did you mean {lower[close[0]]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
     return f"unknown {what} {name!r}. {hint}"
 
 
 def cannot_run(cell: object, way: str, reason: str) -> str:
-    """For a backend that was asked for by name and refuses."""
+    """The message for a backend that was requested by name and refuses the cell."""
     name = type(cell).__name__
-    return f"{name} cannot run {way}: {reason}. backend='auto' takes the reference loop where nothing faster runs."
+    return f"{name} cannot run {way}: {reason}. backend='auto' runs the reference loop where no faster backend can."

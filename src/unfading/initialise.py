@@ -1,7 +1,7 @@
-"""Where weights start: orthogonal, identity, Gaussian, uniform, chrono. Each fills its tensor in place.
+"""Initial values: orthogonal, identity, Gaussian, uniform, chrono. Each function fills its tensor in place.
 
-Each that draws takes a generator; None draws from torch's global one. A generator may live on another device than the tensor:
-the numbers are drawn where the generator lives and copied, so one CPU generator gives one set of weights on every device.
+Functions that draw random numbers take a generator; None uses torch's global one. A generator may be on another device than the
+tensor: the numbers are drawn on its device and copied, so that one CPU generator gives the same weights on every device.
 """
 
 import torch
@@ -21,7 +21,7 @@ def orthogonal_(tensor: Tensor, *, blocks: int = 1, generator: Generator | None 
 
 
 def orthogonal_linear_(layer: nn.Linear, *, blocks: int, generator: Generator | None = None) -> None:
-    """Each of the `blocks` matrices stacked in the layer's weight orthogonal, its bias zero."""
+    """Make each of the `blocks` matrices stacked in the layer's weight orthogonal, and its bias zero."""
     orthogonal_(layer.weight, blocks=blocks, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -48,9 +48,9 @@ def uniform_(tensor: Tensor, bound: float, *, generator: Generator | None = None
 
 @torch.no_grad()
 def chrono_(tensor: Tensor, max_lag: int, *, generator: Generator | None = None) -> Tensor:
-    """log U[1, max_lag - 1]: the bias of a gate whose forgetting times spread over [1, max_lag] (Tallec & Ollivier 2018).
+    """log U[1, max_lag - 1]: a gate bias that spreads the forgetting times over [1, max_lag] (Tallec & Ollivier 2018).
 
-    A gate sigmoid(b) that keeps the state holds it for about 1 + e^b steps.
+    A gate sigmoid(b) that multiplies the old state keeps it for about 1 + e^b steps.
     """
     check_count("max_lag", max_lag, least=2)
     times = _blank(tensor, generator).uniform_(1.0, max_lag - 1.0, generator=generator)
@@ -59,5 +59,5 @@ def chrono_(tensor: Tensor, max_lag: int, *, generator: Generator | None = None)
 
 def _blank(tensor: Tensor, generator: Generator | None, dtype: torch.dtype | None = None) -> Tensor:
     device = tensor.device if generator is None else generator.device
-    # Like the tensor, so that under `torch.func.vmap` each of many cells gets numbers of its own.
+    # empty_like, so that under `torch.func.vmap` each of several cells draws its own numbers.
     return torch.empty_like(tensor, dtype=dtype or tensor.dtype, device=device, memory_format=torch.contiguous_format)

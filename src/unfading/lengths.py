@@ -1,17 +1,17 @@
-"""Rows of different lengths in one tensor [T, B, ...]: what stands past a row's end, and a row in reverse."""
+"""Rows of different lengths in one tensor [T, B, ...]: set what is past a row's end to zero, and reverse rows."""
 
 import torch
 from torch import Tensor
 
 
 def zero_past(value: Tensor, lengths: Tensor) -> Tensor:
-    """[T, B, ...] with zeros after each row's last step, whatever stood there."""
+    """[T, B, ...] with zeros after each row's last step."""
     past = _time(value) >= lengths.to(value.device)
     return value.masked_fill(_like(past, value), 0.0)
 
 
 def flip(value: Tensor, lengths: Tensor | None) -> Tensor:
-    """[T, B, ...] with each row's first `length` steps in reverse order, the rest in place."""
+    """[T, B, ...] with each row's first `length` steps in reverse order and the rest unchanged."""
     if lengths is None:
         return value.flip(0)
     t = _time(value)
@@ -25,5 +25,5 @@ def _time(value: Tensor) -> Tensor:
 
 
 def _like(rows: Tensor, value: Tensor) -> Tensor:
-    """[T, B] with as many axes as `value`."""
+    """[T, B] with axes of size 1 appended, so that it broadcasts with `value`."""
     return rows.reshape(*rows.shape, *[1] * (value.dim() - 2))

@@ -1,7 +1,7 @@
 """THE REFERENCE: the plain loop over time that every other implementation is tested against.
 
-Never removed, never optimised. The loop runs over `unbind(0)`, not over `x[t]`: under autograd the backward of a select
-writes a whole tensor of zeros per step, which makes the loop quadratic in T.
+It is never removed and never optimised. The loop runs over `unbind(0)`, not over `x[t]`: the backward pass of a select writes a
+whole tensor of zeros per step, which would make the loop quadratic in T.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ def scan(
     """Run `cell.step` over time; return the states after every step, each part [T, B, n], and the final state.
 
     Args:
-        inputs: what `cell.project` gave: fields [T, B, n], or [T, 1, n] if named in `cell.shared`, or [1, B, n] if named
+        inputs: the result of `cell.project`: fields [T, B, n], or [T, 1, n] if named in `cell.shared`, or [1, B, n] if named
             in `cell.constant`.
-        state: before the first step, each part [B, n].
-        lengths: int64 [B], at most T. A row's state stands still after its last step; the states past it come back as zeros.
-        reverse: run each row from its own last step to its first. Shared fields are read by processing step, the others
-            by time; the states come back in the order of time.
+        state: the state before the first step, each part [B, n].
+        lengths: int64 [B], at most T. A row's state stays the same after its last step; the returned states past it are zeros.
+        reverse: run each row from its own last step to its first. Shared fields are read in the order of processing, the
+            others in the order of time; the returned states are in the order of time.
     """
     leaves, tree = _pytree.tree_flatten(inputs)
     T = check_inputs(cell, inputs, batch=state[0].shape[0])
@@ -66,17 +66,17 @@ def reference(
     *,
     constants: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Any, Any]:
-    """Project x [T, B, I] and `scan`: what every implementation does, in the plainest way.
+    """Project x [T, B, I] and `scan`: what every implementation computes, in the simplest form.
 
     Args:
-        constants: values for the fields named in `cell.constant`, where x is a piece of a sequence that has them already.
+        constants: values for the fields named in `cell.constant`, if x is a chunk of a sequence that already has them.
     """
     inputs = projected(cell, x, options.start, constants)
     return scan(cell, inputs, state, weights, lengths=options.lengths, reverse=options.reverse)
 
 
 def projected(cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> Any:
-    """What `cell.project` gives, with the fields that hold for all time taken from `constants`, where they are there."""
+    """The result of `cell.project`, with the fields that hold for all time taken from `constants` if it has them."""
     inputs = cell.project(x, start)
     if not constants:
         return inputs
@@ -86,7 +86,7 @@ def projected(cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]
 
 
 def constants_of(cell: Cell, x: Tensor, start: int) -> dict[str, Tensor]:
-    """The fields that hold for all time, from the first step of x alone."""
+    """The fields that hold for all time, computed from the first step of x."""
     if not cell.constant:
         return {}
     inputs = cell.project(x[:1], start)
@@ -103,7 +103,7 @@ def leaf_names(inputs: Any, prefix: str = "") -> list[str]:
 
 
 def check_inputs(cell: Cell, inputs: Any, batch: int) -> int:
-    """Hold what `project` gave to what the cell declares of it; return T."""
+    """Check the result of `project` against what the cell declares; return T."""
     name = type(cell).__name__
     if not hasattr(inputs, "_fields"):
         raise TypeError(f"{name}.project must return a NamedTuple of tensors; got {type(inputs).__name__}.")
@@ -111,20 +111,20 @@ def check_inputs(cell: Cell, inputs: Any, batch: int) -> int:
     for kind, declared in (("shared", cell.shared), ("constant", cell.constant)):
         for field in declared:
             if field not in leaves:
-                raise ValueError(f"{name}.{kind} names {field!r}, which is no field of its inputs: {', '.join(leaves)}.")
+                raise ValueError(f"{name}.{kind} names {field!r}, which is not a field of its inputs: {', '.join(leaves)}.")
     T = next((len(value) for field, value in leaves.items() if field not in cell.constant), 0)
     for field, value in leaves.items():
         wanted = (1, batch) if field in cell.constant else (T, 1) if field in cell.shared else (T, batch)
         if tuple(value.shape[:2]) != wanted:
             raise ValueError(
-                f"{name}.project must give {field} of shape [{wanted[0]}, {wanted[1]}, n]; got {list(value.shape)}. One row "
-                f"for the whole batch is declared in `shared`, one value for all time in `constant`."
+                f"{name}.project must return {field} of shape [{wanted[0]}, {wanted[1]}, n]; got {list(value.shape)}. Fields "
+                f"with one row for the whole batch are named in `shared`, with one value for all time in `constant`."
             )
     return T
 
 
 def _checked(cell: Cell, new: Any, old: Any) -> Any:
-    """The new state, held to the shape and dtype of the old one: under autocast cast back to it, else refused."""
+    """The new state, which must have the shapes and dtypes of the old one; under autocast it is cast to them."""
     name = type(cell).__name__
     if not isinstance(new, tuple) or len(new) != len(old):
         raise TypeError(f"{name}.step must return its state, {_describe(old)}; got {_describe(new)}.")

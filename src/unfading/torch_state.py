@@ -1,4 +1,4 @@
-"""Questions about torch's global state: is a tracer or transform active, and how precise are float32 products on a GPU."""
+"""Read and set torch's global state: whether a tracer or transform is active, and the precision of float32 products."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ def traced() -> bool:
 
 @contextmanager
 def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """Inside the block float32 products, ours and cuDNN's, are exact to float32 ("ieee") or rounded to tf32's three digits."""
+    """Set the precision of float32 products inside the block, ours and cuDNN's: float32 ("ieee") or tf32, with three digits."""
     cudnn: Any = torch.backends.cudnn
     settings: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.rnn, cudnn.conv)
     before = [setting.fp32_precision for setting in settings]

@@ -1,4 +1,4 @@
-"""Layers: `layer(XCell)` makes the class `X`, a stack of that cell which is constructed like torch.nn's recurrent layers."""
+"""`layer(XCell)` returns the class `X`: a stack of that cell, constructed like torch.nn's recurrent layers."""
 
 import inspect
 import re
@@ -71,10 +71,10 @@ class Layer(Recurrent[State]):
 
     @classmethod
     def released(cls, input_size: int, hidden_size: int, *arguments: Any, **options: Any) -> Self:
-        """The form of the authors' released code, where it differs from the paper's; arguments as the class's own."""
+        """The layer with the equation of the authors' released code, where it differs from the paper. Same arguments."""
         if cls.cell.released is None:
             raise ValueError(
-                f"{cls.__name__} offers no released form; the docstring of {cls.cell.__module__} says what differs."
+                f"{cls.__name__} offers no released form; the docstring of {cls.cell.__module__} explains the differences."
             )
         return cls(input_size, hidden_size, *arguments, **{**cls.cell.released, **options})
 
@@ -84,7 +84,7 @@ def layer(cell: type[Cell]) -> type[Layer]:
     """The layer class of a cell class: `STAR = layer(STARCell)`. Its signature and docstring include those of the cell.
 
     The cell's constructor must be `(input_size, hidden_size, *, bias=True, <options with defaults>)`. One cell has one
-    layer class, however often this is called.
+    layer class: later calls return the same.
     """
     name = cell.__name__.removesuffix("Cell")
     ours = cell.__module__.startswith("unfading.")

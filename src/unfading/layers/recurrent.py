@@ -181,7 +181,7 @@ class Recurrent(nn.Module, Generic[State]):
         # Imported here, since it loads the compiler.
         from unfading.layers.stream import Stream
 
-        return Stream(self.runners, [type(s)(*(part.detach() for part in s)) for s in states], start, self.backend)
+        return Stream(self.runners, states, start, self.backend)
 
     def _run(
         self,

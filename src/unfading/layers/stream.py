@@ -1,10 +1,10 @@
-"""One step at a time, for sensors and other sources that never end.
+"""Stream: run a layer one step at a time, for sensors and other endless sources.
 
     stream = layer.eval().stream()
     for sample in source:
         output = stream.push(sample)          # [B, I] -> [B, n]
 
-Matrices are built and packed once, when the stream is made; a push is the step itself and little else. No gradient is kept.
+Matrices are built and packed once, when the stream is created; a push does little more than the step. There are no gradients.
 """
 
 import copy
@@ -22,22 +22,22 @@ from unfading.reference import projected
 
 
 class Stream:
-    """A layer that is fed one step after the other, and remembers its state.
+    """A layer that receives one step after the other and stores its state.
 
     Args:
-        cells: from the lowest layer up.
-        states: of each cell, before the first step.
-        start: index of the first step.
-        backend: as the layer's.
+        cells: the cells, from the lowest layer up.
+        states: the state of each cell before the first step.
+        start: absolute index of the first step.
+        backend: the layer's backend.
     """
 
     def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str):
         if any(isinstance(cell, WrapperCell) and cell.noisy for cell in cells):
             raise ValueError(
-                "a stream draws no noise, and the layer is in training with dropout or zoneout; call eval() first."
+                "a stream draws no noise, and the layer is in training mode with dropout or zoneout; call eval() first."
             )
         self.start = start
-        cells = copy.deepcopy(cells)  # what becomes of the layer afterwards does not reach the stream
+        cells = copy.deepcopy(cells)  # a later change of the layer does not affect the stream
         self._first = [type(state)(*(part.detach().clone() for part in state)) for state in states]
         self._steps: list[OneStep | ReferenceStep] = []
         with torch.no_grad():
@@ -49,22 +49,22 @@ class Stream:
         self.reset()
 
     def reset(self) -> None:
-        """Go back to the state and the step the stream began with."""
+        """Return to the state and the step index at which the stream began."""
         self.index = self.start
         for step, state in zip(self._steps, self._first, strict=True):
             step.begin(state)
 
     @property
     def states(self) -> list[Any]:
-        """The state of each layer, after the last push; copies."""
+        """Copies of the state of each layer after the last push."""
         return [step.state() for step in self._steps]
 
     @torch.no_grad()
     def push(self, x: Tensor) -> Tensor:
-        """The output of the last layer for the next step's input x [B, I]."""
+        """Take the input of the next step, x [B, I]; return the output of the last layer."""
         if x.shape != self._shape or x.dtype != self._dtype or x.device != self._device:
             raise ValueError(
-                f"push takes {self._dtype} {list(self._shape)} on {self._device}, one step of every row; got {x.dtype} "
+                f"push takes {self._dtype} {list(self._shape)} on {self._device}, one step for every row; got {x.dtype} "
                 f"{list(x.shape)} on {x.device}."
             )
         for step in self._steps:
@@ -74,7 +74,7 @@ class Stream:
 
 
 class ReferenceStep:
-    """A step in plain torch, for cells that do not run fused."""
+    """One step in plain torch, for cells that do not run fused."""
 
     def __init__(self, cell: Cell):
         self.cell = cell

@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time: a long sequence in pieces, the state carried, the graph cut between them."""
+"""Truncated backpropagation through time: run a long sequence in chunks, pass the state on, and stop gradients between them."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,43 +10,43 @@ from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent, detach
 
 
-class Piece(NamedTuple):
-    """A stretch of the sequence that has been run."""
+class Chunk(NamedTuple):
+    """The result of running one chunk of the sequence."""
 
-    output: Tensor  # of the layer, or prediction of the model, for these steps
-    state: Any  # after the last of them, still in its graph
+    output: Tensor  # output of the layer, or prediction of the model, for the steps of the chunk
+    state: Any  # after the last step, with its history in the autograd graph
     start: int  # absolute index of the first step
-    stop: int  # and past the last
+    stop: int  # absolute index after the last step
 
 
-def truncated(network: Recurrent | Model, x: Tensor, every: int, *, state: Any = None, start: int = 0) -> Iterator[Piece]:
-    """Run `network` over x in pieces of `every` steps; take a backward pass and an optimiser step between them as you like.
+def truncated(network: Recurrent | Model, x: Tensor, every: int, *, state: Any = None, start: int = 0) -> Iterator[Chunk]:
+    """Run `network` over x in chunks of `every` steps, with a backward pass and an optimiser step in between.
 
-        for piece in truncated(model, x, 150):
-            loss(piece.output, target[piece.start : piece.stop]).backward()
+        for chunk in truncated(model, x, 150):
+            loss(chunk.output, target[chunk.start : chunk.stop]).backward()
             optimiser.step()
             optimiser.zero_grad()
 
-    Each piece runs with the parameters as they are when it is asked for. Gradients do not cross from piece to piece.
+    A chunk is run when the loop asks for it, with the parameters of that moment. Gradients do not flow from chunk to chunk.
 
     Args:
-        network: one direction only, since a reverse one would have to begin at the end.
-        x: as the network takes it, batched or unbatched.
-        every: steps per piece; the last may be shorter.
-        state: to begin with; None starts anew.
-        start: absolute index of x's first step.
+        network: a layer or model that is not bidirectional, since a reverse direction would begin at the end.
+        x: input in the network's layout, batched or unbatched.
+        every: steps per chunk; the last chunk may be shorter.
+        state: the state before the first step; None starts from the initial state.
+        start: absolute index of the first step of x.
     """
     rnn = network.rnn if isinstance(network, Model) else network
     check_count("every", every)
     if rnn.bidirectional:
-        raise ValueError("a bidirectional network reads each piece from its end and cannot carry state; wanted one direction.")
+        raise ValueError("a bidirectional network cannot pass its state from chunk to chunk; got one. Use one direction.")
     time = 1 if rnn.batch_first and x.dim() == 3 else 0
-    return _pieces(network, x.split(every, dim=time), time, state, start)
+    return _chunks(network, x.split(every, dim=time), time, state, start)
 
 
-def _pieces(network: Recurrent | Model, xs: tuple[Tensor, ...], time: int, state: Any, start: int) -> Iterator[Piece]:
+def _chunks(network: Recurrent | Model, xs: tuple[Tensor, ...], time: int, state: Any, start: int) -> Iterator[Chunk]:
     for x in xs:
         output, state = network(x, state, start=start)
         stop = start + x.shape[time]
-        yield Piece(output, state, start, stop)
+        yield Chunk(output, state, start, stop)
         state, start = detach(state), stop

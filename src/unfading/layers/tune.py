@@ -1,4 +1,4 @@
-"""`unfading.tune(layer)`: the fastest way to cut a layer's loops on the GPU it is on, searched for and remembered."""
+"""`unfading.tune(layer)`: search for the fastest launch settings of a layer's kernels on its GPU, and store them."""
 
 from typing import Any
 
@@ -11,26 +11,28 @@ from unfading.layers.recurrent import Recurrent
 
 
 def tune(layer: Recurrent, *, steps: int = 200, batch: int = 128) -> dict[str, list[Any]]:
-    """Time the loops of every cell with other numbers of warps and other tiles; later processes take what was best.
+    """Time the kernels of every cell with different numbers of warps and tile sizes; store the fastest for later processes.
 
-    Minutes at most, for each way is compiled. Nothing need be tuned: without it the settings are those that were best on an
-    H200 over many cells and sizes. Autocast, and whether torch allows tf32, count as they are now.
+    This takes up to some minutes, since every setting is compiled. Tuning is optional: the default settings were the fastest on
+    an H200 over many cells and sizes. The result is valid for the present autocast mode and tf32 setting of torch.
 
     Args:
-        layer: on a GPU.
-        steps: of the sequence that is timed.
-        batch: its rows.
+        layer: a layer on a GPU.
+        steps: length of the timed sequence.
+        batch: number of its rows.
     """
     check_count("steps", steps)
     check_count("batch", batch)
     device = next(layer.parameters()).device
     if device.type != "cuda":
         raise ValueError(f"tune times kernels on a GPU; the layer is on {device}. Move it there first: layer.cuda().")
-    found: dict[str, list[Any]] = {}
+    choices: dict[str, list[Any]] = {}
     with torch.cuda.device(device):
         for i, cell in enumerate(layer.runners):
             try:
-                found[f"cells.{i}"] = tune_cell(cell, T=steps, B=batch)
+                choices[f"cells.{i}"] = tune_cell(cell, T=steps, B=batch)
             except NotFusable as error:
-                raise ValueError(f"{type(cell).__name__} has no loops to tune, for it does not run fused: {error}.") from None
-    return found
+                raise ValueError(
+                    f"{type(cell).__name__} has no kernels to tune: it does not run fused, since {error}."
+                ) from None
+    return choices
