@@ -1,1 +1,1 @@
-"""The recurrence compiler: a cell's `step` becomes a small program, its reverse, and one loop over time in C."""
+"""The recurrence compiler: a cell's `step` becomes a program, its reverse, and one loop over time in C or Triton."""
