@@ -1,4 +1,4 @@
-"""What the microscope measures is what autograd says by brute force: Jacobians, lags, gradients, gates, memory."""
+"""Jacobians, norms over the lag, gradients, activations and memory maps agree with brute-force autograd."""
 
 import inspect
 import math
@@ -16,14 +16,14 @@ from unfading.diagnostics.measure.observe import observe
 from unfading.layers.factory import layer
 from unfading.tasks.base import Batch
 
-# Float64 all through; what is left is the order of sums, over a few steps of a few units.
+# Everything is in float64, so only the order of sums over a few steps of a few units differs.
 CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 T, B, I = 6, 3, 4
 CELLS = pytest.mark.parametrize("cell", [pytest.param(c, id=name(c)) for c in catalogue.cells()])
 
 
 def chain_of(cell):
-    # A cell that counts its steps does something else at each, and no parameter is zero.
+    # A cell with a table over steps behaves differently at each step; the noise makes every parameter non-zero.
     counts = {"steps": T} if "steps" in inspect.signature(cell).parameters else {}
     rnn = layer(cell)(I, hidden_size(cell), dtype=torch.float64, **counts)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def brute(chain, t, row):
 
 
 @pytest.mark.parametrize(("cell", "options"), every_cell())
-def test_watching_changes_nothing(cell, options):
+def test_observing_does_not_change_the_output(cell, options):
     rnn = layer(cell)(I, hidden_size(cell), num_layers=2, bidirectional=True, dtype=torch.float64, **options)
     x, lengths = torch.randn(T, B, I, dtype=torch.float64), torch.tensor([T, 1, 3])
     watched = observe(rnn, Batch(x, x, lengths)).prediction
@@ -82,7 +82,7 @@ def test_step_jacobians_are_those_of_autograd(cell):
     K = jacobian.input_jacobians(chain, [0, 3, T - 1], [2, 0])
     for i, t in enumerate([0, 3, T - 1]):
         for k, row in enumerate([2, 0]):
-            # One step alone: from t to t + 1, of this row alone.
+            # The step from t to t + 1, for this row only.
             one = [v if v.shape[0] == 1 else v[row : row + 1] for v in leaves(chain.inputs[t])]
             sizes = list(chain.parts.values())
 
@@ -98,23 +98,23 @@ def test_step_jacobians_are_those_of_autograd(cell):
                 inputs = chain.cell.project(x.reshape(1, 1, I), t)
                 return chain.cell.step(rebuilt(inputs, [v[0] for v in leaves(inputs)]), state, chain.weights)[0]
 
-            seen = torch.autograd.functional.jacobian(fed, chain.x[t][row]).reshape(-1, I)
-            torch.testing.assert_close(K[i, k], seen, **CLOSE)
+            of_input = torch.autograd.functional.jacobian(fed, chain.x[t][row]).reshape(-1, I)
+            torch.testing.assert_close(K[i, k], of_input, **CLOSE)
 
 
 @CELLS
 def test_lags_are_those_of_autograd(cell):
     chain = chain_of(cell)
-    found = {(each.part, each.lag): each for each in lag.exact_norms(chain, [1], lag.choose_lags(T))}
+    norms = {(each.part, each.lag): each for each in lag.exact_norms(chain, [1], lag.choose_lags(T))}
     for t in range(1, T):
         P = brute(chain, t, row=1)
         for part, size in chain.blocks.items():
-            got = found[part, T - t]
+            got = norms[part, T - t]
             want = torch.linalg.svdvals(P[:size, :size])
             assert got.spectral == pytest.approx(float(want[0]), rel=1e-8, abs=1e-10)
             assert got.frobenius == pytest.approx(float(want.square().sum().sqrt()), rel=1e-8, abs=1e-10)
             assert got.spectral_low == got.spectral == got.spectral_high
-    ratio = lag.ratio(list(found.values()), "layer 1")
+    ratio = lag.ratio(list(norms.values()), "layer 1")
     h = next(iter(chain.parts.values()))
     first, last = (float(torch.linalg.svdvals(brute(chain, t, 1)[:h, :h])[0]) for t in (1, T - 1))
     assert ratio == (pytest.approx(first / last, rel=1e-8) if last > 0 else None)
@@ -124,9 +124,9 @@ def test_lags_are_those_of_autograd(cell):
 def test_norms_obey_their_inequalities(cell):
     chain = chain_of(cell)
     part = "all" if "all" in chain.blocks else "h"
-    found = {each.lag: each for each in lag.exact_norms(chain, [0], lag.choose_lags(T)) if each.part == part}
+    norms = {each.lag: each for each in lag.exact_norms(chain, [0], lag.choose_lags(T)) if each.part == part}
     steps = torch.linalg.svdvals(jacobian.state_jacobians(chain, range(T), [0]))[:, 0, 0]
-    for k, each in found.items():
+    for k, each in norms.items():
         assert each.spectral <= each.frobenius * (1 + 1e-12)
         assert each.frobenius <= math.sqrt(chain.size) * each.spectral * (1 + 1e-12)
         assert each.spectral <= float(steps[T - k :].prod()) * (1 + 1e-12)
@@ -134,7 +134,7 @@ def test_norms_obey_their_inequalities(cell):
 
 @CELLS
 def test_gradients_of_all_layers_are_those_of_autograd(cell):
-    """A leaf of zeros is added to every state of a two-layer stack that is written out here: its gradient is dL/ds_t."""
+    """Zeros are added to every state of a two-layer stack that is written out here; their gradient is dL/ds_t."""
     rnn = layer(cell)(I, hidden_size(cell), num_layers=2, dtype=torch.float64)
     x = torch.randn(T, B, I, dtype=torch.float64)
     below, above = rnn.cells
@@ -152,9 +152,11 @@ def test_gradients_of_all_layers_are_those_of_autograd(cell):
     target = torch.randn_like(value)
     (value - target).square().mean().backward()
 
-    seen = observe(rnn, Batch(x, target))
-    found = lag.gradient_norms(seen.chains, lag.state_gradients(seen.chains, (seen.prediction - target).square().mean()))
-    for each in found:
+    observation = observe(rnn, Batch(x, target))
+    norms = lag.gradient_norms(
+        observation.chains, lag.state_gradients(observation.chains, (observation.prediction - target).square().mean())
+    )
+    for each in norms:
         zeros = added[int(each.layer[-1]) - 1, T - 1 - each.lag]
         grads = [zero.grad if zero.grad is not None else torch.zeros_like(zero) for zero in zeros]
         whole = torch.cat(grads, dim=-1).norm(dim=-1).mean()
@@ -176,7 +178,7 @@ def test_products_with_vectors_are_those_with_the_matrix(cell):
 
 
 def spectrum(kind, n, generator):
-    """Matrices on which estimates find it easy, and hard."""
+    """A matrix with a spectrum that is easy or hard to estimate."""
     left, right = (torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))[0] for _ in range(2))
     values = {
         "one": torch.eye(n, dtype=torch.float64)[0],
@@ -188,30 +190,30 @@ def spectrum(kind, n, generator):
 
 
 @pytest.mark.parametrize("kind", ["one", "equal", "falling", "two"])
-def test_estimates_hold_what_they_promise_in_two_hundred_trials(kind):
-    """Each interval fails in at most one of a thousand trials: three failures in 200 would be a wonder (p < 0.002)."""
+def test_intervals_contain_the_norm_in_two_hundred_trials(kind):
+    """Each interval fails in at most one of 1,000 trials, so three failures in 200 have a probability below 0.002."""
     generator = torch.Generator().manual_seed(1)
     P = spectrum(kind, 24, generator)
     sigma, frobenius = float(torch.linalg.matrix_norm(P, 2)), float(P.norm())
     misses = [0, 0]
     for _ in range(200):
         g = torch.randn(16, 1, 24, dtype=torch.float64, generator=generator)
-        (found,) = random_probes.spectral_norms(lambda v: v @ P.T, lambda w: w @ P, g)
-        misses[0] += not found.low * (1 - 1e-9) <= sigma <= found.high * (1 + 1e-9)
-        assert found.high <= 1.4 * found.low
+        (interval,) = random_probes.spectral_norms(lambda v: v @ P.T, lambda w: w @ P, g)
+        misses[0] += not interval.low * (1 - 1e-9) <= sigma <= interval.high * (1 + 1e-9)
+        assert interval.high <= 1.4 * interval.low
         estimate = random_probes.frobenius_norm((g[:, 0] @ P).square().sum(dim=-1))
         misses[1] += not estimate.low <= frobenius <= estimate.high
     assert max(misses) <= 2, misses
 
 
-def test_an_estimate_that_promises_too_much_is_caught(monkeypatch):
+def test_an_interval_that_is_too_narrow_is_caught(monkeypatch):
     monkeypatch.setattr(random_probes, "DELTA", 0.2)
     with pytest.raises(AssertionError):
-        test_estimates_hold_what_they_promise_in_two_hundred_trials("one")
+        test_intervals_contain_the_norm_in_two_hundred_trials("one")
 
 
 @pytest.mark.parametrize("cell", ["STAR", "LSTM", "NRU"])
-def test_estimates_of_a_chain_hold_the_exact_value(cell):
+def test_intervals_of_a_chain_contain_the_exact_value(cell):
     chain = chain_of(getattr(unfading, cell).cell)
     lags = [1, 3, T - 1]
     exact = {(each.part, each.lag): each for each in lag.exact_norms(chain, [0], lags)}
@@ -238,8 +240,8 @@ def test_spectral_radius_and_singular_values_at_a_known_step():
     with torch.no_grad():
         rnn.cells[0].W_h.copy_(torch.tensor([[0.0, 2.0, 0.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.3]]))
     x = torch.randn(4, 1, 2, dtype=torch.float64)
-    (found, *_) = jacobian.spectra(observe(rnn, Batch(x, x)).chains[0], [1], [0])
-    assert (found.largest, found.median, found.smallest, found.radius) == pytest.approx((2.0, 0.5, 0.3, 1.0))
+    (step, *_) = jacobian.spectra(observe(rnn, Batch(x, x)).chains[0], [1], [0])
+    assert (step.largest, step.median, step.smallest, step.radius) == pytest.approx((2.0, 0.5, 0.3, 1.0))
 
 
 def test_a_row_among_longer_ones_is_measured_as_if_it_were_alone():
@@ -264,7 +266,7 @@ def test_backward_is_forward_on_the_reversed_sequence():
     ]
 
 
-def test_pieces_that_are_joined_are_the_whole_and_those_that_are_cut_end_there():
+def test_joined_calls_equal_one_call_and_a_detached_state_ends_the_gradient():
     rnn = unfading.STAR(I, 5, num_layers=2, dtype=torch.float64)
     x = torch.randn(T, B, I, dtype=torch.float64)
 
@@ -293,11 +295,11 @@ def test_gates_are_found_and_their_shares_are_right():
     with torch.no_grad():
         rnn.cells[0].from_input.bias[:5] = torch.tensor([20.0, 20.0, -20.0, 0.0, 0.0])  # input gates
     x = torch.randn(T, B, I, dtype=torch.float64)
-    found = {each.name: each for each in saturation.activations(observe(rnn, Batch(x, x)).chains[0], [0, 1])}
-    assert set(found) == {f"torch.{gate}" for gate in ("sigmoid(i)", "sigmoid(f)", "tanh(z)", "sigmoid(o)", "tanh(c)")}
-    gate = found["torch.sigmoid(i)"]
+    activations = {each.name: each for each in saturation.activations(observe(rnn, Batch(x, x)).chains[0], [0, 1])}
+    assert set(activations) == {f"torch.{gate}" for gate in ("sigmoid(i)", "sigmoid(f)", "tanh(z)", "sigmoid(o)", "tanh(c)")}
+    gate = activations["torch.sigmoid(i)"]
     assert (gate.kind, gate.units, gate.low, gate.high) == ("sigmoid", 5, pytest.approx(0.2), pytest.approx(0.4))
-    assert found["torch.sigmoid(f)"].saturated == 0
+    assert activations["torch.sigmoid(f)"].saturated == 0
 
 
 def test_dead_units_are_those_that_are_zero_throughout():
@@ -306,10 +308,10 @@ def test_dead_units_are_those_that_are_zero_throughout():
         rnn.cells[0].from_input.bias[:2] = -100.0
     x = torch.randn(T, B, I, dtype=torch.float64)
     chain = observe(rnn, Batch(x, x)).chains[0]
-    (found,) = saturation.activations(chain, [0, 1, 2])
+    (activation,) = saturation.activations(chain, [0, 1, 2])
     output, _ = rnn(x)
-    assert found.dead == pytest.approx((output == 0).all(0).all(0).double().mean().item())
-    assert found.low == pytest.approx((output == 0).double().mean().item())
+    assert activation.dead == pytest.approx((output == 0).all(0).all(0).double().mean().item())
+    assert activation.low == pytest.approx((output == 0).double().mean().item())
     sizes = saturation.state_sizes(chain)
     assert [each.rms for each in sizes] == pytest.approx(output.square().mean(dim=(1, 2)).sqrt().tolist())
 
@@ -319,14 +321,14 @@ def test_a_memory_map_is_change_and_sensitivity(h):
     rnn = unfading.NRU(I, h, memory_size=4, heads=1, dtype=torch.float64)
     x = torch.randn(T, B, I, dtype=torch.float64)
     chain = observe(rnn, Batch(x, x)).chains[0]
-    found = memory.memory_map(chain, [0, 1], probes=32, generator=torch.Generator().manual_seed(0))
+    tiles = memory.memory_map(chain, [0, 1], probes=32, generator=torch.Generator().manual_seed(0))
     m = rnn.trajectory(x).m[:, 0, :2]
     change = torch.cat([m[:1], m[1:] - m[:-1]]).square().mean(1).sqrt()
     read = jacobian.state_jacobians(chain, range(T), [0, 1])[:, :, :h, h:].square().sum(2).mean(1).sqrt()
-    assert [(each.step, each.entry) for each in found] == [(t + 1, j) for t in range(T) for j in range(4)]
-    assert [each.write for each in found] == pytest.approx(change.flatten().tolist())
-    # With 32 probes, of two rows: within a half where h is too large to be exact.
-    assert [each.read for each in found] == pytest.approx(read.flatten().tolist(), rel=1e-8 if h == 5 else 0.5)
+    assert [(each.step, each.entry) for each in tiles] == [(t + 1, j) for t in range(T) for j in range(4)]
+    assert [each.write for each in tiles] == pytest.approx(change.flatten().tolist())
+    # With 32 probes and two rows, the estimate for the larger h is within a half.
+    assert [each.read for each in tiles] == pytest.approx(read.flatten().tolist(), rel=1e-8 if h == 5 else 0.5)
 
 
 def test_measured_lags_are_dense_at_first_and_reach_the_end():
@@ -338,10 +340,10 @@ def test_measured_lags_are_dense_at_first_and_reach_the_end():
     assert len(lag.choose_lags(784)) < 110
 
 
-def test_a_gradient_beyond_all_floats_is_told_as_such():
+def test_a_norm_beyond_the_range_of_floats_is_capped():
     rnn = unfading.LinearRNN(2, 3)
     with torch.no_grad():
         rnn.cells[0].W_h.copy_(1000.0 * torch.eye(3))
     x = torch.zeros(150, 1, 2)
-    found = lag.exact_norms(observe(rnn, Batch(x, x)).chains[0], [0], [1, 90, 149])
-    assert [each.spectral for each in found] == pytest.approx([1e3, 1e270, 1e300])
+    norms = lag.exact_norms(observe(rnn, Batch(x, x)).chains[0], [0], [1, 90, 149])
+    assert [each.spectral for each in norms] == pytest.approx([1e3, 1e270, 1e300])

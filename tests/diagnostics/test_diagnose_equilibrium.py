@@ -1,4 +1,4 @@
-"""What is measured of incremental cells, against brute force in float64."""
+"""The measurements of incremental cells agree with brute force in float64."""
 
 import json
 
@@ -35,7 +35,7 @@ INCREMENTAL = [param for param in every_cell() if issubclass(param.values[0], In
 
 
 def contractive(activation="tanh", *, eta=0.5, alpha=1.0, norm=0.6, seed=0, **options):
-    """Eq. 5 with a full U of norm 0.6 alpha: what the propositions ask for."""
+    """Eq. 5 with a full U of norm 0.6 alpha, which satisfies the assumptions of the propositions."""
     torch.manual_seed(seed)
     cell = IncrementalRNNCell(
         3, D, **{"rank": D, "projection_rank": 0, "inner_steps": 4, **options}, eta=eta, alpha=alpha, activation=activation
@@ -54,16 +54,16 @@ def inputs(T=5, B=2):
 
 @pytest.mark.parametrize(("cell", "options"), INCREMENTAL)
 def test_the_path_ends_where_the_cell_does(cell, options):
-    made = laws.make(cell, options)
+    own = laws.make(cell, options)
     x = laws.random_input()
-    path = inner_path(made, x, start=2)
-    assert_close(path.h[1:], laws.run(made, x, start=2)[0].h.detach(), **laws.EXACT)
-    before = -path.h[:-1] if made.minus else path.h[:-1]
+    path = inner_path(own, x, start=2)
+    assert_close(path.h[1:], laws.run(own, x, start=2)[0].h.detach(), **laws.EXACT)
+    before = -path.h[:-1] if own.minus else path.h[:-1]
     assert_close(path.s[:, -1], path.h[1:] + before, **laws.EXACT)
 
 
 @pytest.mark.parametrize(("cell", "options"), INCREMENTAL)
-def test_steps_that_are_visited_again_are_those_of_the_path(cell, options):
+def test_the_path_of_observed_steps_is_part_of_the_whole_path(cell, options):
     rnn = layer(cell)(3, 8, dtype=torch.float64, **{"steps": 6, **options})
     with torch.no_grad():
         rnn.cells[0].eta.add_(0.1 * torch.rand_like(rnn.cells[0].eta))
@@ -75,7 +75,7 @@ def test_steps_that_are_visited_again_are_those_of_the_path(cell, options):
     assert_close(again.h, path.h[[1, 2, 5, 6]].detach(), **laws.EXACT)
 
 
-def test_a_cell_in_float32_is_looked_at_in_float64_and_left_as_it_is():
+def test_a_cell_in_float32_is_measured_in_float64_and_not_changed():
     cell = contractive().float()
     before = {name: value.clone() for name, value in cell.state_dict().items()}
     path = inner_path(cell, inputs())
@@ -84,7 +84,7 @@ def test_a_cell_in_float32_is_looked_at_in_float64_and_left_as_it_is():
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
-def test_slopes_are_phi_prime_M_minus_alpha(activation):
+def test_pull_jacobians_are_phi_prime_M_minus_alpha(activation):
     cell = contractive(activation, alpha=0.8)
     path = inner_path(cell, inputs())
     s, u, _ = end_points(path)
@@ -95,20 +95,20 @@ def test_slopes_are_phi_prime_M_minus_alpha(activation):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
-def test_equilibria_are_the_roots_that_scipy_finds_from_elsewhere(activation):
+def test_equilibria_are_the_roots_that_scipy_finds_from_another_start(activation):
     cell = contractive(activation, alpha=0.9)
     path = inner_path(cell, inputs(T=3, B=4))
     s, u, _ = end_points(path)
-    found = equilibria(path, s, u)
-    assert found.converged.all()
+    near = equilibria(path, s, u)
+    assert near.converged.all()
     M, phi, rng = path.weights.M.detach().numpy(), PHI[activation], np.random.default_rng(0)
-    for ours, part in zip(found.s.numpy(), u.numpy(), strict=True):
+    for ours, part in zip(near.s.numpy(), u.numpy(), strict=True):
         theirs = root(lambda g, part=part: phi(M @ g + part) - 0.9 * g, rng.normal(0, 3, D), method="hybr", tol=1e-14).x
         assert np.abs(ours - theirs).max() < 1e-10
-    assert_close(scipy_root(path, s[0], u[0]), found.s[0], rtol=0, atol=1e-10)
+    assert_close(scipy_root(path, s[0], u[0]), near.s[0], rtol=0, atol=1e-10)
 
 
-def test_no_equilibrium_is_said_to_be_found_where_there_is_none():
+def test_no_equilibrium_is_reported_if_there_is_none():
     """relu(s + 1) = s has no solution."""
     cell = contractive("relu")
     with torch.no_grad():
@@ -134,18 +134,18 @@ def test_fitted_rate_is_the_spectral_radius_and_under_the_bound(activation, eta)
         cell = contractive(activation, eta=eta, seed=seed)
         path = inner_path(cell, inputs(T=2, B=1))
         near = equilibria(path, path.s[-1, -1], path.u[-1])
-        found = convergence(path, path.s[-1, 0, 0], path.u[-1, 0], near.s[0], eta)
-        assert abs(found.fitted_rate / found.spectral_radius - 1) < 0.02
-        assert found.bound == pytest.approx(1 - eta + 0.6 * eta)
-        assert found.fitted_rate <= found.bound
-        assert found.bound_holds
-        # Proposition 2 as it should be printed, at every step; rounding is far below 1e-12 here.
-        d = np.array(found.distances)
-        assert (d[1:] <= found.bound ** np.arange(len(d) - 1) * d[1] + 1e-12).all()
+        fit = convergence(path, path.s[-1, 0, 0], path.u[-1, 0], near.s[0], eta)
+        assert abs(fit.fitted_rate / fit.spectral_radius - 1) < 0.02
+        assert fit.bound == pytest.approx(1 - eta + 0.6 * eta)
+        assert fit.fitted_rate <= fit.bound
+        assert fit.bound_holds
+        # Proposition 2 with its missing exponent, at every step; rounding errors are far below 1e-12 here.
+        d = np.array(fit.distances)
+        assert (d[1:] <= fit.bound ** np.arange(len(d) - 1) * d[1] + 1e-12).all()
         assert d[-1] < 1e-6 * d[0]
 
 
-def test_the_bound_is_not_asserted_where_nothing_promises_it():
+def test_the_bound_is_not_checked_if_its_assumptions_do_not_hold():
     for options in ({"norm": 1.5}, {"eta": 1.5}, {"eta": -0.1}):
         cell = contractive(**options)
         path = inner_path(cell, inputs(T=1, B=1))
@@ -159,19 +159,19 @@ def test_conditions_as_the_paper_prints_them():
         cell.eta.add_(0.4 * torch.randn_like(cell.eta))
     path = inner_path(cell, inputs())
     points = start_points(path)
-    found = conditions(path, points)
-    assert len(found.theorem_2) == 5 * 4 * 2
+    at_points = conditions(path, points)
+    assert len(at_points.theorem_2) == 5 * 4 * 2
     for i, (s, u, eta) in enumerate(zip(*points, strict=True)):
         F = cell.pull(s, u, path.weights).detach()
         dF = jacrev(lambda s, u=u: cell.pull(s, u, path.weights))(s).detach()
         printed = eta**2 * (dF @ F).norm() ** 2 + 2 * eta * F @ dF @ F
-        assert bool(printed < 0) == bool(found.theorem_2[i] < 1)
-        assert_close(found.theorem_2[i] ** 2, 1 + printed / F.norm() ** 2, rtol=1e-8, atol=1e-8)
+        assert bool(printed < 0) == bool(at_points.theorem_2[i] < 1)
+        assert_close(at_points.theorem_2[i] ** 2, 1 + printed / F.norm() ** 2, rtol=1e-8, atol=1e-8)
         A = torch.eye(D, dtype=torch.float64) + eta * dF
-        assert_close(found.corollary_1[i], torch.linalg.svdvals(A)[0], rtol=1e-10, atol=1e-10)
-        want, got = (np.sort_complex(np.round(e.numpy(), 8)) for e in (torch.linalg.eigvals(dF), found.eigenvalues[i]))
+        assert_close(at_points.corollary_1[i], torch.linalg.svdvals(A)[0], rtol=1e-10, atol=1e-10)
+        want, got = (np.sort_complex(np.round(e.numpy(), 8)) for e in (torch.linalg.eigvals(dF), at_points.eigenvalues[i]))
         assert np.abs(want - got).max() < 1e-7
-    assert 0 < (found.theorem_2 < 1).double().mean() < 1, "one-sided: the test would not see a wrong sign"
+    assert 0 < (at_points.theorem_2 < 1).double().mean() < 1, "one-sided: the test would not see a wrong sign"
 
 
 @pytest.mark.parametrize("minus", [False, True])
@@ -193,11 +193,11 @@ def test_step_jacobians_are_those_of_the_step_itself(minus, from_zero):
 
 
 @pytest.mark.parametrize(("minus", "limit"), [(False, -1.0), (True, 1.0)])
-def test_step_jacobian_tends_to_the_theorems(minus, limit):
-    """Theorem 1, and what EquilibriumRNN is exactly."""
+def test_step_jacobian_converges_to_the_limit_of_theorem_1(minus, limit):
+    """The limit is also the exact Jacobian of EquilibriumRNN."""
     cell = contractive(minus=minus, from_zero=True)
-    found = step_jacobians(inner_path(cell, inputs(T=1)), 0, 0, 200)
-    assert_close(found[-1], limit * torch.eye(D, dtype=torch.float64), rtol=0, atol=1e-12)
+    jacobians = step_jacobians(inner_path(cell, inputs(T=1)), 0, 0, 200)
+    assert_close(jacobians[-1], limit * torch.eye(D, dtype=torch.float64), rtol=0, atol=1e-12)
     assert EquilibriumRNNCell(3, D, minus=minus).jacobian_at_equilibrium == limit
 
 
@@ -209,7 +209,7 @@ def test_input_response_is_the_formula_of_section_3_2(activation, projection_ran
     path = inner_path(cell, x)
     near = equilibria(path, path.s[-1, -1], path.u[-1])
     assert near.converged.all()
-    found = input_response(path, x[-1, 0], near.s[0])
+    response = input_response(path, x[-1, 0], near.s[0])
     # (alpha I - phi' P U)^{-1} phi' P W, written out.
     U = cell.U().detach()
     P = (
@@ -225,13 +225,13 @@ def test_input_response_is_the_formula_of_section_3_2(activation, projection_ran
         {"tanh": 1 - torch.tanh(a) ** 2, "relu": (a > 0).double(), "sigmoid": torch.sigmoid(a) * torch.sigmoid(-a)}[activation]
     )
     want = torch.linalg.solve(0.9 * torch.eye(D, dtype=torch.float64) - slope @ P @ U, slope @ P @ W)
-    assert_close(found.formula, want, rtol=0, atol=1e-12)
-    assert_close(found.measured, want, rtol=0, atol=1e-8)
-    assert found.smallest > 0.1
+    assert_close(response.formula, want, rtol=0, atol=1e-12)
+    assert_close(response.measured, want, rtol=0, atol=1e-8)
+    assert response.smallest > 0.1
 
 
-def test_input_response_is_what_the_solved_cell_has():
-    """EquilibriumRNN's implicit derivative is an independent third."""
+def test_input_response_agrees_with_the_solved_cell():
+    """The implicit derivative of EquilibriumRNN is a third, independent computation."""
     cell = contractive("tanh")
     solved = EquilibriumRNNCell(3, D, activation="tanh").double()
     with torch.no_grad():
@@ -245,7 +245,7 @@ def test_input_response_is_what_the_solved_cell_has():
 
 
 def test_the_form_of_the_experiments_has_zero_eigenvalues_and_breaks_corollary_1():
-    """With ReLU and rank r, all units that are on beyond r give an eigenvalue of exactly zero."""
+    """With ReLU and rank r, each active unit beyond the first r gives an eigenvalue of exactly zero."""
     torch.manual_seed(0)
     cell = IncrementalRNNCell(3, 32, rank=4).double()
     path = inner_path(cell, inputs(T=10))
@@ -260,7 +260,7 @@ def test_the_form_of_the_experiments_has_zero_eigenvalues_and_breaks_corollary_1
     assert result.corollary_1["holds"] == 0
 
 
-def test_where_the_hypotheses_hold_everything_the_paper_says_does():
+def test_if_the_hypotheses_hold_all_claims_of_the_paper_hold():
     for minus in (False, True):
         result = equilibrium(contractive(minus=minus, from_zero=True), inputs(T=6))
         assert result.hypotheses
@@ -277,14 +277,14 @@ def test_where_the_hypotheses_hold_everything_the_paper_says_does():
 
 
 @pytest.mark.parametrize(("cell", "options"), INCREMENTAL)
-def test_every_incremental_cell_can_be_looked_at(cell, options):
-    made = laws.make(cell, options)
-    result = equilibrium(made, laws.random_input(), inner_steps=3)
+def test_every_incremental_cell_can_be_measured(cell, options):
+    own = laws.make(cell, options)
+    result = equilibrium(own, laws.random_input(), inner_steps=3)
     assert (result.matrix_norm is None) == (cell.__name__ == "DeepTransitionCell")
     json.dumps(result._asdict(), allow_nan=False)
 
 
-def test_eta_is_told_by_sign_and_range():
+def test_eta_is_summarised_by_sign_and_range():
     cell = contractive(steps=5, inner_steps=2, eta=0.5)
     with torch.no_grad():
         cell.eta[0, 0], cell.eta[1, 1] = -0.25, 1.25
@@ -293,13 +293,13 @@ def test_eta_is_told_by_sign_and_range():
     assert eta["mean_of_inner_step"] == pytest.approx([0.35, 0.65])
 
 
-def test_spectrum_counts():
-    found = eigenvalue_shares(torch.tensor([[-1.0, 0.0, 0.5, -0.2], [-1.0, -1.0, -0.1, -3.0]], dtype=torch.complex128), 1.0)
-    assert found["negative"] == 6 / 8
-    assert found["zero"] == found["positive"] == 1 / 8
-    assert found["minus_alpha"] == 3 / 8
-    assert found["points_all_negative"] == 1 / 2
-    assert (found["largest"], found["least"]) == (0.5, -3.0)
+def test_eigenvalue_shares():
+    shares = eigenvalue_shares(torch.tensor([[-1.0, 0.0, 0.5, -0.2], [-1.0, -1.0, -0.1, -3.0]], dtype=torch.complex128), 1.0)
+    assert shares["negative"] == 6 / 8
+    assert shares["zero"] == shares["positive"] == 1 / 8
+    assert shares["minus_alpha"] == 3 / 8
+    assert shares["points_all_negative"] == 1 / 2
+    assert (shares["largest"], shares["least"]) == (0.5, -3.0)
 
 
 def test_an_inner_network_has_no_matrix_norm():

@@ -1,4 +1,4 @@
-"""Phase portraits and the noise experiment, against brute force and what can be known of them."""
+"""Phase portraits and the noise experiment agree with brute force and with known cases."""
 
 import math
 
@@ -39,20 +39,20 @@ def test_a_random_walk_has_the_variance_it_is_given():
 
 
 @pytest.mark.parametrize("cell", [ElmanCell, FastRNNCell, IncrementalRNNCell])
-def test_states_are_those_of_the_cell_from_where_it_is_put(cell):
-    made = cell(1, 2).double()
+def test_states_are_those_of_the_cell_from_the_given_start(cell):
+    own = cell(1, 2).double()
     x, h = trajectory.random_walk(50, 0.3, seed=0), torch.tensor([0.5, -2.0], dtype=torch.float64)
-    found = trajectory.states(made, x, h)
-    want = laws.run(made, x, made.initial_state(1)._replace(h=h[None]))[0].h[:, 0].detach()
-    assert torch.equal(found[0], h)
-    assert_close(found[1:], want, rtol=0, atol=0)
+    states = trajectory.states(own, x, h)
+    want = laws.run(own, x, own.initial_state(1)._replace(h=h[None]))[0].h[:, 0].detach()
+    assert torch.equal(states[0], h)
+    assert_close(states[1:], want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("minus", [False, True])
 def test_sums_of_a_solved_cell_lie_on_the_curve(minus):
     cell = two_units(minus=minus)
     if minus:
-        cell.from_zero = True  # the -h form with g_0 = h stands still
+        cell.from_zero = True  # with g_0 = h, the -h form does not move
     x = trajectory.random_walk(60, 0.5, seed=2)
     h = trajectory.states(cell, x, torch.tensor([1.0, -1.0], dtype=torch.float64))
     curve = trajectory.equilibrium_curve(cell, x[:, 0, 0])
@@ -68,7 +68,7 @@ def test_distance_to_a_polygon():
     assert_close(trajectory.distance_to(curve, points), torch.tensor([0.3, 5.0, 1.0, 0.0], dtype=torch.float64))
 
 
-def test_a_portrait_tells_a_line_from_a_to_and_fro():
+def test_a_portrait_distinguishes_a_line_from_an_oscillation():
     line = torch.stack([torch.arange(10.0), torch.zeros(10)], 1).double()
     there_and_back = line.clone()
     there_and_back[1::2] *= -1
@@ -109,20 +109,20 @@ def test_noise_by_hand():
 
     v = run(signal.numpy(), np.zeros((3, 6)))
     drawn = torch.randn(40, 1, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64).numpy()
-    found = after_noise(cell, signal, steps=40, seed=4)
-    assert [(row["part"], row["after"]) for row in found] == [("h", "zeros"), ("h", "noise")]
-    for row, x in zip(found, (np.zeros_like(drawn), drawn), strict=True):
+    rows = after_noise(cell, signal, steps=40, seed=4)
+    assert [(row["part"], row["after"]) for row in rows] == [("h", "zeros"), ("h", "noise")]
+    for row, x in zip(rows, (np.zeros_like(drawn), drawn), strict=True):
         w = run(np.broadcast_to(x, (40, 3, 3)), v)
         norm = np.linalg.norm
         assert row["norm_before"] == pytest.approx(norm(v, axis=1).mean(), abs=1e-12)
         assert row["norm_after"] == pytest.approx(norm(w, axis=1).mean(), abs=1e-12)
         assert row["cosine"] == pytest.approx(((v * w).sum(1) / norm(v, axis=1) / norm(w, axis=1)).mean(), abs=1e-8)
-        kept = (norm(w[1:] - w[:-1], axis=1) / norm(v[1:] - v[:-1], axis=1)).mean()
-        assert row["kept"] == pytest.approx(kept, rel=1e-8)
+        distance_ratio = (norm(w[1:] - w[:-1], axis=1) / norm(v[1:] - v[:-1], axis=1)).mean()
+        assert row["kept"] == pytest.approx(distance_ratio, rel=1e-8)
 
 
-def test_noise_goes_on_where_the_signal_ended():
-    """A table of eta is read on, not from its start."""
+def test_noise_continues_at_the_step_where_the_signal_ended():
+    """A table of eta continues at the next step; it does not start again."""
     cell = IncrementalRNNCell(2, 4, steps=6, eta=0.1).double()
     with torch.no_grad():
         cell.eta.copy_(torch.linspace(-0.2, 0.3, 30).reshape(6, 5))
@@ -133,7 +133,7 @@ def test_noise_goes_on_where_the_signal_ended():
     )
 
 
-def test_an_exact_equilibrium_keeps_the_signal_and_adds_the_noise_up():
+def test_an_exact_equilibrium_keeps_the_signal_and_accumulates_noise():
     cell = EquilibriumRNNCell(4, 16)
     zeros, noise = after_noise(cell, torch.randn(9, 5, 4), steps=100)
     assert zeros["cosine"] == pytest.approx(1)
@@ -146,9 +146,9 @@ def test_an_exact_equilibrium_keeps_the_signal_and_adds_the_noise_up():
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
-def test_every_cell_has_its_numbers(cell):
-    made = cell(3, 8)
-    rows = after_noise(made, torch.randn(4, 3, 3), steps=6)
-    assert {row["part"] for row in rows} == set(made.initial_state(1)._fields)
+def test_every_cell_can_be_measured(cell):
+    own = cell(3, 8)
+    rows = after_noise(own, torch.randn(4, 3, 3), steps=6)
+    assert {row["part"] for row in rows} == set(own.initial_state(1)._fields)
     assert all(isinstance(row["norm_after"], float) for row in rows)
     assert all(-1 - 1e-9 <= row["cosine"] <= 1 + 1e-9 for row in rows if row["cosine"] is not None)

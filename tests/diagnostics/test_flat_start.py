@@ -1,4 +1,4 @@
-"""A flat start makes a lattice flatter in depth and in time, never less flat, leaves what it must, and says what it did."""
+"""A flat start flattens the lattice in depth and in time, never worsens it, and reports all its changes."""
 
 import copy
 import math
@@ -25,14 +25,14 @@ def rows(T=8, B=6):
 
 
 def spread(model, x, seed, lengths=None):
-    """By hand: the typical factor between a point that is reached and the mean, in logarithms, under a random loss."""
+    """The typical factor between a point with a gradient and the mean, under a random loss, computed here again."""
     v = torch.randn(x.shape[1], 3, generator=torch.Generator().manual_seed(seed))
     G = lattice(model, Batch(x, x, lengths), lambda prediction, _: (prediction * v).sum())
     return math.exp(G[G > 0].log().std(correction=0))
 
 
 @pytest.mark.parametrize("layer", [unfading.LSTM, unfading.FastGRNN, unfading.JANET], ids=lambda c: c.__name__)
-def test_a_lattice_becomes_flatter_under_a_loss_that_was_not_seen(layer):
+def test_a_lattice_becomes_flatter_under_another_loss_too(layer):
     model, x = deep(layer), rows()
     before = spread(model, x, seed=7)
     done = unfading.flat_start(model, x, rounds=4)
@@ -42,16 +42,16 @@ def test_a_lattice_becomes_flatter_under_a_loss_that_was_not_seen(layer):
     assert abs(math.log(done.after.gain_per_step)) < abs(math.log(done.before.gain_per_step))
 
 
-def test_in_a_deep_lstm_the_gates_are_what_is_turned():
+def test_in_a_deep_lstm_the_gate_biases_are_adjusted():
     done = unfading.flat_start(deep(unfading.LSTM, depth=10), rows(), rounds=3)
     i, f, _, o = (done.turns[f"from_input.bias[{start}:{start + 16}]"] for start in (0, 16, 32, 48))
-    assert f < -1  # what a layer reads goes on at once
+    assert f < -1  # a layer passes its input on without delay
     assert i > 0
     assert o > 0
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
-def test_no_cell_becomes_less_flat_and_what_is_told_is_what_was_written(cell):
+def test_no_cell_becomes_less_flat_and_the_report_matches_the_model(cell):
     model, x = deep(unfading.layer(cell), depth=3, width=8), rows(T=4, B=2)
     before = spread(model, x, seed=0)
     done = unfading.flat_start(model, x, rounds=1)
@@ -62,7 +62,7 @@ def test_no_cell_becomes_less_flat_and_what_is_told_is_what_was_written(cell):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_turns_and_factors_tell_all_that_was_done():
+def test_turns_and_factors_describe_every_change():
     model, x = deep(unfading.LSTM, depth=4), rows()
     start = copy.deepcopy(model.state_dict())
     done = unfading.flat_start(model, x)
@@ -74,7 +74,7 @@ def test_turns_and_factors_tell_all_that_was_done():
             layer, own = int(name.split(".")[2]), name.split(".", 3)[3]
             if own == "W_h":
                 want = want * math.exp(done.turns["W_h"])
-            elif own == "from_input.weight" and layer > 0:  # the bottom layer reads as it did
+            elif own == "from_input.weight" and layer > 0:  # the input matrix of the bottom layer does not change
                 want = want * math.exp(done.turns[own]) * done.factors[layer]
             elif own == "from_input.bias":
                 want = want + torch.tensor([done.turns[f"{own}[{k}:{k + 16}]"] for k in (0, 16, 32, 48)]).repeat_interleave(16)
@@ -82,7 +82,7 @@ def test_turns_and_factors_tell_all_that_was_done():
 
 
 @pytest.mark.parametrize("bad", [lambda G, turn: G ** (1 + turn), lambda G, turn: torch.where(turn > 0, math.inf, G)])
-def test_a_round_that_makes_it_worse_is_taken_back(monkeypatch, bad):
+def test_a_round_that_makes_the_lattice_worse_is_rejected(monkeypatch, bad):
     measure = _Search.lattice
     monkeypatch.setattr(_Search, "lattice", lambda self, z: bad(measure(self, 0 * z), z.abs().sum()))
     model = deep(unfading.GRU, depth=2)
@@ -94,7 +94,7 @@ def test_a_round_that_makes_it_worse_is_taken_back(monkeypatch, bad):
     torch.testing.assert_close(model.state_dict(), start, rtol=0, atol=0)
 
 
-def test_what_is_flat_enough_is_left_alone():
+def test_a_lattice_that_is_flat_enough_is_not_changed():
     model = deep(unfading.GRU, depth=3)
     start = copy.deepcopy(model.state_dict())
     done = unfading.flat_start(model, rows(), within=1e6)
@@ -102,7 +102,7 @@ def test_what_is_flat_enough_is_left_alone():
     torch.testing.assert_close(model.state_dict(), start, rtol=0, atol=0)
 
 
-def test_a_model_that_no_gradient_reaches_is_left_alone():
+def test_a_model_without_gradients_is_not_changed():
     model = deep(unfading.Elman, depth=2)
     torch.nn.init.zeros_(model.head.answer.weight)
     start = copy.deepcopy(model.state_dict())
@@ -118,22 +118,22 @@ def test_steps_after_the_end_of_a_row_do_not_count():
     assert done.spread[1] < done.spread[0]
 
 
-def test_a_single_layer_of_one_unit_will_do():
+def test_a_single_layer_of_one_unit_works():
     done = unfading.flat_start(deep(unfading.LSTM, depth=1, width=1), rows(), rounds=2)
     assert done.factors == (1.0,)
     assert done.spread[1] <= done.spread[0]
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
-def test_every_cell_has_something_to_turn(cell):
-    made = cell(8, 8)
-    found = input_matrices(made)
-    assert found
-    assert not found & {"W_h", "R", "W_phi", "eta"}
+def test_every_cell_has_adjustments_and_input_matrices(cell):
+    own = cell(8, 8)
+    names = input_matrices(own)
+    assert names
+    assert not names & {"W_h", "R", "W_phi", "eta"}
     assert (
-        found
-        <= {adjustment.name for adjustment in cell_adjustments(made)}
-        == {name for name, p in made.named_parameters() if p.requires_grad}
+        names
+        <= {adjustment.name for adjustment in cell_adjustments(own)}
+        == {name for name, p in own.named_parameters() if p.requires_grad}
     )
 
 
@@ -153,7 +153,7 @@ def test_a_matrix_is_multiplied_and_a_block_of_a_bias_shifted():
     torch.testing.assert_close(new["s"] - theta["s"], torch.tensor(math.log(2.0)))
 
 
-def test_bad_input_is_told_in_a_sentence():
+def test_wrong_arguments_raise_a_clear_error():
     model = deep(unfading.GRU, depth=2)
     with pytest.raises(ValueError, match="within - 1 must be above 0"):
         unfading.flat_start(model, torch.zeros(2, 2, 5), within=1.0)

@@ -1,4 +1,4 @@
-"""The lattice of parameter gradients is what autograd finds with a copy of the parameters for every layer and step."""
+"""The lattice agrees with autograd on a separate copy of the parameters for every layer and step."""
 
 import inspect
 import math
@@ -32,7 +32,7 @@ named = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 
 
 class Loop(nn.Module):
-    """One step of a cell, written here once more."""
+    """One step of a cell, implemented here again."""
 
     def __init__(self, cell):
         super().__init__()
@@ -45,7 +45,7 @@ class Loop(nn.Module):
 
 
 def with_copies(cells, thetas, x, loss, lengths=None):
-    """G by brute force: parameters of its own for every layer and step, all of them leaves of one graph."""
+    """G by brute force: a copy of the parameters for every layer and step, all of them leaves of one graph."""
     outputs, copies = list(x), []
     for cell, theta in zip(cells, thetas, strict=True):
         state, row, new_outputs = cell.initial_state(x.shape[1]), [], []
@@ -62,9 +62,9 @@ def with_copies(cells, thetas, x, loss, lengths=None):
         copies.append(row)
         outputs = new_outputs
     leaves = [part for row in copies for copy in row for part in copy]
-    found = iter(torch.autograd.grad(loss(torch.stack(outputs)), leaves, allow_unused=True))
-    squares = [[[next(found) for _ in copy] for copy in row] for row in copies]
-    norms = [[math.sqrt(sum(float(g.square().sum()) for g in copy if g is not None)) for copy in row] for row in squares]
+    gradients = iter(torch.autograd.grad(loss(torch.stack(outputs)), leaves, allow_unused=True))
+    by_copy = [[[next(gradients) for _ in copy] for copy in row] for row in copies]
+    norms = [[math.sqrt(sum(float(g.square().sum()) for g in copy if g is not None)) for copy in row] for row in by_copy]
     return torch.tensor(norms, dtype=torch.float64)
 
 
@@ -84,17 +84,17 @@ def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
     def loss(prediction, batch):
         return (prediction - batch.target).square().mean()
 
-    found = lattice(model, batch, loss)
+    G = lattice(model, batch, loss)
     wanted = with_copies(rnn.cells, own(rnn.cells), x, lambda y: loss(model.head(y), batch))
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
+    assert G.dtype == torch.float64
+    torch.testing.assert_close(G, wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
 
 
 @named
 @pytest.mark.parametrize("lengths", [pytest.param(None, marks=pytest.mark.long), [4, 1, 3]], ids=["whole", "lengths"])
 def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
     torch.manual_seed(0)
-    # A cell that counts its steps does something else at each.
+    # A cell with a table over steps behaves differently at each step.
     counts = {"steps": 4} if "steps" in inspect.signature(cell).parameters else {}
     rnn = unfading.Recurrent(lambda size: cell(size, 8, **counts), 5, 2, dtype=torch.float64)
     with torch.no_grad():
@@ -110,17 +110,17 @@ def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
     prediction, chains = observe(model, batch)
     gradients = state_gradients(chains, loss(prediction, batch))
     wanted = lattice(model, batch, loss)
-    # Those of its parameters that make the output out of the state are not seen from the state.
+    # dL/ds_t does not determine the gradient of parameters that compute the output from the state.
     assert [has_lattice(chain) for chain in chains] == [cell is not unfading.StatisticalRNNCell] * 2
     for l, chain in enumerate(chains):
         if has_lattice(chain):
             points = observed_points(chain, [3, 1], {"loss": gradients[l]})
             assert [(point.depth, point.step, point.of) for point in points] == [(l + 1, 4, "loss"), (l + 1, 2, "loss")]
-            found = torch.tensor([point.value for point in points], dtype=torch.float64)
-            torch.testing.assert_close(found, wanted[l, [3, 1]], rtol=1e-8, atol=1e-12 * float(wanted.max()))
+            values = torch.tensor([point.value for point in points], dtype=torch.float64)
+            torch.testing.assert_close(values, wanted[l, [3, 1]], rtol=1e-8, atol=1e-12 * float(wanted.max()))
 
 
-def test_gains_of_some_steps_are_those_of_all():
+def test_gains_from_a_subset_of_steps_are_the_same():
     down, back = torch.arange(3, -1, -1.0).unsqueeze(1), torch.arange(19, -1, -1.0)
     G = 0.8**down * 0.9**back
     some = [0, 3, 4, 11, 19]
@@ -129,7 +129,7 @@ def test_gains_of_some_steps_are_those_of_all():
 
 
 @named
-def test_many_draws_at_once_are_one_after_the_other(cell):
+def test_draws_at_once_equal_draws_one_by_one(cell):
     torch.manual_seed(0)
     sizes, draws = StackSizes(layers=2, steps=3, width=8), 3
     before = torch.get_default_dtype()
@@ -138,28 +138,28 @@ def test_many_draws_at_once_are_one_after_the_other(cell):
         cells = make_stack(lambda size: cell(size, 8), sizes)
         thetas = [initial_parameters(each, draws) for each in cells]
         x, v = random_signals(sizes, cells[-1].output_size, draws)
-        found = lattices(cells, thetas, x, v)
+        G = lattices(cells, thetas, x, v)
         for d in range(draws):
             one = [{name: part[d] for name, part in theta.items()} for theta in thetas]
             for i in range(2):
                 wanted = with_copies(cells, one, x[d], lambda y, d=d, i=i: (y * v[d, i]).sum())
-                torch.testing.assert_close(found[d, i], wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
+                torch.testing.assert_close(G[d, i], wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
     finally:
         torch.set_default_dtype(before)
 
 
 @named
-def test_draws_start_as_the_cell_does_with_biases_at_zero(cell):
+def test_draws_use_the_cells_initialisation_with_zero_biases(cell):
     torch.manual_seed(0)
-    made = cell(8, 8)
-    kept = {name: part.clone() for name, part in made.state_dict().items()}
-    many = initial_parameters(made, 3)
-    for name, part in made.state_dict().items():
-        assert torch.equal(part, kept[name])  # the cell itself is left alone
+    own = cell(8, 8)
+    before = {name: part.clone() for name, part in own.state_dict().items()}
+    many = initial_parameters(own, 3)
+    for name, part in own.state_dict().items():
+        assert torch.equal(part, before[name])  # the cell itself is not changed
         drawn_part = many[f"cell.{name}"]
         if is_bias(name):
             assert not drawn_part.any(), name
-        elif name in dict(made.named_parameters()) and kept[name].unique().numel() > 2:  # drawn, and not set
+        elif name in dict(own.named_parameters()) and before[name].unique().numel() > 2:  # random, not a constant
             assert not torch.equal(drawn_part[0], drawn_part[1]), name
     if cell in (unfading.LSTMCell, unfading.STARCell):
         for W in many["cell.W_h"]:
@@ -167,7 +167,7 @@ def test_draws_start_as_the_cell_does_with_biases_at_zero(cell):
                 torch.testing.assert_close(block @ block.T, torch.eye(8), rtol=0, atol=1e-5)
 
 
-def test_rows_that_have_ended_send_nothing_back():
+def test_rows_that_have_ended_pass_no_gradient():
     torch.manual_seed(0)
     rnn = unfading.LSTM(3, 4, 2, dtype=torch.float64)
     model = unfading.Model(nn.Identity(), rnn, unfading.LastStep(4, 1).double())
@@ -196,21 +196,21 @@ def test_over_one_step_the_lattice_is_the_gradient_of_each_layer():
     torch.testing.assert_close(lattice(model, batch, task.loss).squeeze(1), torch.stack(wanted), rtol=1e-4, atol=0)
 
 
-def test_measuring_leaves_the_model_as_it_was():
+def test_measuring_does_not_change_the_model():
     task = Adding(T=6)
     model = unfading.Model(task.encoder(), rnn := unfading.STAR(2, 5, 2, dropout=0.5), task.head(5))
     model.train()
     before, random = [p.clone() for p in model.parameters()], torch.get_rng_state()
     batch = task.batch(0, 3, split="train", seed=0, device="cpu")
     first = lattice(model, batch, task.loss)
-    assert torch.equal(first, lattice(model, batch, task.loss))  # dropout is left out
+    assert torch.equal(first, lattice(model, batch, task.loss))  # dropout is off
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
     assert rnn.training
     assert torch.equal(random, torch.get_rng_state())
 
 
-def test_a_seed_is_a_lattice_and_the_generator_is_left_alone():
+def test_a_seed_determines_the_lattice_and_the_generator_is_not_changed():
     random = torch.get_rng_state()
     sizes = StackSizes(layers=2, steps=2, width=4)
     first, again, other = (lattice_statistics(_elman, 5, sizes, seed=seed) for seed in (0, 0, 1))
@@ -225,7 +225,7 @@ def _elman(size):
 
 
 @pytest.mark.long
-def test_processes_change_nothing():
+def test_the_number_of_processes_does_not_change_the_result():
     sizes = StackSizes(layers=2, steps=2, width=4)
     alone = lattice_statistics(_elman, 150, sizes)
     with worker_pool(2) as pool:
@@ -237,43 +237,43 @@ def test_processes_change_nothing():
 def test_mean_and_deviation_are_over_the_draws():
     sizes = StackSizes(layers=2, steps=3, width=4)
     torch.manual_seed(0)
-    found = lattice_statistics(_elman, 7, sizes)["last"]
+    statistics = lattice_statistics(_elman, 7, sizes)["last"]
     from unfading.tasks.draw import stream
 
     torch.manual_seed(stream(0, "train", 0, "cpu", purpose="lattice").initial_seed())
     cells = make_stack(_elman, sizes)
     thetas = [initial_parameters(cell, 7) for cell in cells]
     G = lattices(cells, thetas, *random_signals(sizes, 4, 7))[:, 0]
-    torch.testing.assert_close(found.mean, G.mean(0))
-    torch.testing.assert_close(found.deviation, G.std(0, correction=0) / G.mean(0))
+    torch.testing.assert_close(statistics.mean, G.mean(0))
+    torch.testing.assert_close(statistics.deviation, G.std(0, correction=0) / G.mean(0))
 
 
 def test_stars_claims_of_plain_lstm_and_star_stacks():
-    """Down the layers a plain network's gradients grow, an LSTM's vanish, STAR's stay within a factor of two (Fig. 2)."""
+    """Towards the bottom gradients grow in a plain RNN, vanish in an LSTM, and stay within a factor of two in STAR (Fig. 2)."""
     ratios = {}
     for cell in (unfading.ElmanCell, unfading.LSTMCell, unfading.STARCell):
-        found = lattice_statistics(lambda size, cell=cell: cell(size, 32), 24, StackSizes(width=32))["last"]
-        ratios[cell] = flatness(found.mean).bottom_to_top
+        statistics = lattice_statistics(lambda size, cell=cell: cell(size, 32), 24, StackSizes(width=32))["last"]
+        ratios[cell] = flatness(statistics.mean).bottom_to_top
     assert ratios[unfading.ElmanCell] > 1.8
     assert ratios[unfading.LSTMCell] < 3e-3
     assert 0.5 < ratios[unfading.STARCell] < 2
 
 
-def test_the_numbers_of_a_lattice_that_is_known():
+def test_flatness_of_a_known_lattice():
     down, back = torch.arange(4.0).flip(0), torch.arange(5.0).flip(0)
     numbers = flatness(3 * 2.0 ** down.unsqueeze(1) * 0.5**back)
     assert numbers.gain_per_layer == pytest.approx(2)
     assert numbers.gain_per_step == pytest.approx(0.5)
     assert numbers.bottom_to_top == pytest.approx(8)
     assert numbers.first_to_last == pytest.approx(8 / 16)
-    # 2^(a - b) with a of 0..3 and b of 0..4: only 2^-4 is further than ten from 1.
+    # 2^(a - b) with a in 0..3 and b in 0..4: only 2^-4 is not within a factor of ten of 1.
     assert numbers.share_within_ten == pytest.approx(19 / 20)
     flat = flatness(torch.ones(1, 1))
     assert (flat.gain_per_layer, flat.gain_per_step) == pytest.approx((1, 1))
     assert math.isnan(flatness(torch.zeros(2, 2)).gain_per_layer)
 
 
-def test_a_matrix_that_is_used_in_two_ways_gets_its_whole_gradient():
+def test_a_matrix_that_is_used_in_two_ways_gets_its_full_gradient():
     class Both(unfading.ElmanCell):
         def step(self, inputs, state, weights):
             return (
@@ -298,7 +298,7 @@ def test_a_matrix_that_is_used_in_two_ways_gets_its_whole_gradient():
     torch.testing.assert_close(lattice(model, batch, loss), wanted, rtol=1e-8, atol=0)
 
 
-def test_bad_input_is_told_in_a_sentence():
+def test_wrong_arguments_raise_a_clear_error():
     model = unfading.Model(nn.Identity(), unfading.GRU(2, 3, bidirectional=True), unfading.LastStep(6, 1))
     with pytest.raises(ValueError, match="one direction of time, and this stack is bidirectional"):
         lattice(model, Batch(torch.zeros(2, 1, 2), torch.zeros(1)), lambda p, b: p.sum())

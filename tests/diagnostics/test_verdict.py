@@ -1,4 +1,4 @@
-"""The verdict is right on planted faults and silent on healthy models; its result prints, is plain data, and writes a page."""
+"""The verdict names planted faults and is clean for healthy models; a diagnosis prints, is JSON, and writes a page."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from unfading.report.figures import gradient_figures
 from unfading.tasks import Adding
 from unfading.tasks.base import Batch, EveryStep
 
-# Stands for a small file of numbers.
+# Stands for a small NumPy file.
 DATA = Path("x.npy")
 
 
@@ -48,7 +48,7 @@ class ForgetfulCell(ElmanCell):
         return super().step(inputs, type(state)(state.h.detach()), weights)
 
 
-class Pieces(nn.Module):
+class Truncated(nn.Module):
     """Truncated backpropagation, ten steps at a time."""
 
     def __init__(self):
@@ -57,14 +57,14 @@ class Pieces(nn.Module):
 
     def forward(self, x):
         outputs, state = [], None
-        for piece in x.split(10):
-            output, state = self.rnn(piece, None if state is None else unfading.detach(state))
+        for chunk in x.split(10):
+            output, state = self.rnn(chunk, None if state is None else unfading.detach(state))
             outputs.append(output)
         return torch.cat(outputs)
 
 
 class Severed(nn.Module):
-    """Two stacks, the upper one cut off from the lower."""
+    """Two stacks with a detached tensor between them."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,9 @@ def detached_state():
 
 
 def truncated():
-    return Fault(Pieces(), noise(60), {"cut"}, "rnn layer 1, no gradient of the last output goes further back than 9 steps", "")
+    return Fault(
+        Truncated(), noise(60), {"cut"}, "rnn layer 1, no gradient of the last output goes further back than 9 steps", ""
+    )
 
 
 def severed():
@@ -190,7 +192,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_is_named_and_no_other(plant):
+def test_a_planted_fault_is_the_only_fault(plant):
     fault = plant()
     diagnosis = unfading.diagnose(fault.model, fault.x)
     assert {finding.kind for finding in diagnosis.findings if finding.fault} == fault.kinds, str(diagnosis)
@@ -220,7 +222,7 @@ def test_a_healthy_model_gets_a_clean_verdict(rnn, T):
     assert diagnosis.verdict.startswith("Clean")
 
 
-def test_a_loss_at_every_step_hides_no_short_memory():
+def test_a_short_memory_is_noted_under_a_loss_at_every_step():
     rnn = unfading.STAR(8, 16)
     model = unfading.Model(nn.Identity(), rnn, EveryStep(16, 3))
     diagnosis = unfading.diagnose(model, Batch(noise(40), torch.randint(3, (40, 4))))
@@ -230,8 +232,8 @@ def test_a_loss_at_every_step_hides_no_short_memory():
     assert "max_lag=40" in diagnosis.advice[0].change
 
 
-def test_a_layer_that_forgets_is_no_fault_where_another_remembers():
-    """Twelve layers of STAR halve along time, and the lower ones reach the past through all of those above."""
+def test_a_layer_that_forgets_is_a_note_if_another_remembers():
+    """The gradient of a STAR layer halves per step, but lower layers also reach the past through those above."""
     diagnosis = unfading.diagnose(unfading.STAR(8, 32, num_layers=12), noise(14))
     assert diagnosis.clean
     (note,) = diagnosis.findings
@@ -239,8 +241,8 @@ def test_a_layer_that_forgets_is_no_fault_where_another_remembers():
     assert 9 <= note.lag <= 12
 
 
-def test_the_lag_at_which_it_falls_is_the_right_one():
-    """h_t = 0.5 h_{t-1} + ... halves exactly: the tenth halving is the first under a thousandth."""
+def test_the_lag_of_a_known_decay_is_exact():
+    """h_t = 0.5 h_{t-1} + ... halves exactly, and 0.5^10 is the first power below 1e-3."""
     rnn = unfading.LinearRNN(8, 16)
     with torch.no_grad():
         rnn.cells[0].W_h.copy_(0.5 * torch.eye(16))
@@ -252,7 +254,7 @@ def test_the_lag_at_which_it_falls_is_the_right_one():
     assert unfading.diagnose(rnn, noise(40)).findings[0].lag == 10
 
 
-def test_advice_rests_on_a_measurement_that_can_be_repeated():
+def test_the_measurement_behind_advice_can_be_repeated():
     x = noise(120)
     diagnosis = unfading.diagnose(unfading.LSTM(8, 32), x)
     reported = float(re.search(r"on your input: (\S+) of", diagnosis.advice[0].evidence)[1])
@@ -263,7 +265,7 @@ def test_advice_rests_on_a_measurement_that_can_be_repeated():
     assert own[-1].norm / own[0].norm == pytest.approx(reported, rel=0.2)
 
 
-def test_diagnosing_leaves_the_model_as_it_was():
+def test_diagnosing_does_not_change_the_model():
     torch.manual_seed(1)
     model = unfading.LSTM(8, 16, num_layers=2, dropout=0.3, zoneout=0.1, checkpoint_every=5).train()
     model.cells[0].eval()
@@ -279,7 +281,7 @@ def test_diagnosing_leaves_the_model_as_it_was():
     assert unfading.diagnose(model, x) == first
 
 
-def test_every_form_of_input_is_taken():
+def test_every_form_of_input_is_accepted():
     x = noise(12)
     whole = unfading.diagnose(unfading.GRU(8, 16), x)
     assert whole.measures.rows == 4
@@ -299,16 +301,16 @@ def test_every_form_of_input_is_taken():
     assert unfading.diagnose(unfading.GRU(8, 16), numbers).measures.loss == "mean squared error"
 
 
-def test_large_states_are_estimated_and_say_so():
+def test_large_states_are_estimated_with_intervals():
     rnn, x = unfading.STAR(8, 32, max_lag=12), noise(12)
     exact = {each.lag: each for each in unfading.diagnose(rnn, x).measures.lags}
     for each in unfading.diagnose(rnn, x, exact_up_to=16).measures.lags:
-        # Of one row, the exact one is the median of two: near, not inside.
+        # The estimate uses one row and the exact value is a median of two, so it is close but need not be in the interval.
         assert each.spectral_low < each.spectral_high
         assert each.spectral == pytest.approx(exact[each.lag].spectral, rel=0.3)
 
 
-def test_a_diagnosis_holds_the_lattice_of_the_model():
+def test_a_diagnosis_contains_the_lattice_of_the_model():
     task = Adding(T=40)
     model = unfading.Model(task.encoder(), unfading.LSTM(2, 8, num_layers=3, zoneout=0.2), task.head(8)).eval()
     batch = task.batch(0, 4, split="train", seed=0, device="cpu")
@@ -317,7 +319,7 @@ def test_a_diagnosis_holds_the_lattice_of_the_model():
     rows = [row for row in diagnosis.rows()["lattice"] if row["of"] == "loss"]
     assert len(rows) == 3 * 32
     assert {row["layer"] for row in rows} == {"rnn layer 1", "rnn layer 2", "rnn layer 3"}
-    # Over all steps the gradients of the copies add up to that of the parameters: of the last step alone it is that.
+    # The gradients of all steps add up to the gradient of the parameters, so for a single step they are equal.
     short = unfading.diagnose(model, Batch(batch.x[-1:], batch.target), loss=task.loss)
     task.loss(model(batch.x[-1:])[0], batch).backward()
     for row in short.rows()["lattice"]:
@@ -330,7 +332,7 @@ def test_a_diagnosis_holds_the_lattice_of_the_model():
     assert "the bottom layer gets" in str(diagnosis)
 
 
-def test_a_stack_that_has_no_one_lattice_still_has_its_points():
+def test_a_bidirectional_stack_has_points_but_no_flatness():
     both = unfading.diagnose(unfading.GRU(8, 8, num_layers=2, bidirectional=True), noise(6))
     assert len(both.measures.lattice) == 4 * 6
     assert not both.measures.flat
@@ -339,7 +341,7 @@ def test_a_stack_that_has_no_one_lattice_still_has_its_points():
     assert "its output depends directly on parameters" in other.measures.capped[0]
 
 
-def test_a_diagnosis_of_inner_steps_holds_what_the_theorems_speak_of():
+def test_a_diagnosis_of_inner_steps_checks_the_theorems():
     rnn = unfading.Recurrent(lambda size: theorem_cell(8, eta=0.5, inputs=size), 3, num_layers=2, dtype=torch.float64)
     diagnosis = unfading.diagnose(rnn, 0.1 * noise(20, size=3).double())
     first, second = diagnosis.rows()["equilibria"]
@@ -366,7 +368,7 @@ def test_a_diagnosis_of_inner_steps_holds_what_the_theorems_speak_of():
     assert unfading.diagnose(unfading.STAR(3, 8), noise(20, size=3)).rows()["equilibria"] == []
 
 
-def test_an_equilibrium_that_costs_too_much_is_left_out_in_words():
+def test_an_equilibrium_that_costs_too_much_is_left_out_and_reported():
     diagnosis = unfading.diagnose(unfading.IncrementalRNN(2, 257, inner_steps=1, rank=2), noise(2, 1, 2))
     assert not diagnosis.measures.equilibria
     assert "more than 256 entries" in diagnosis.measures.capped[0]
@@ -403,7 +405,7 @@ class Idle(nn.Module):
         return x
 
 
-def test_a_page_stands_alone_with_the_verdict_on_top(tmp_path):
+def test_a_page_works_offline_and_starts_with_the_verdict(tmp_path):
     diagnosis = unfading.diagnose(unfading.LSTM(8, 16, num_layers=2), noise(80))
     written = diagnosis.write(tmp_path / "page.html")
     text = written[0].read_text()
@@ -418,7 +420,7 @@ def test_a_page_stands_alone_with_the_verdict_on_top(tmp_path):
 
 
 @pytest.mark.long
-def test_every_figure_can_be_a_picture(tmp_path):
+def test_every_figure_can_be_written_as_png(tmp_path):
     diagnosis = unfading.diagnose(unfading.LSTM(8, 16, num_layers=2), Batch(50 * noise(30), noise(30, size=16)))
     pictures = diagnosis.write(tmp_path / "page.html", png=True)[1:]
     names = ("gradient", "loss", "map", "lags", "spectra", "activations", "states", "written", "read", "lattice")
@@ -426,20 +428,20 @@ def test_every_figure_can_be_a_picture(tmp_path):
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures)
 
 
-def test_printing_is_short_and_no_wider_than_a_page():
+def test_the_printed_diagnosis_is_short():
     lines = str(unfading.diagnose(unfading.LSTM(8, 16), noise(150))).splitlines()
     assert len(lines) < 25
     assert max(map(len, lines)) <= 100
 
 
 def verb(capsys, **flags):
-    """Exit code and what was printed."""
+    """The exit code and the printed text."""
     with pytest.raises(SystemExit) as ended:
         cli_diagnose.diagnose(**flags)
     return ended.value.code, capsys.readouterr().out
 
 
-def test_the_verb_looks_into_cells_models_tasks_and_runs(tmp_path, capsys):
+def test_the_command_diagnoses_cells_models_tasks_and_runs(tmp_path, capsys):
     code, printed = verb(capsys, cell="STAR,max_lag=30", steps=30, hidden=16, json=True)
     assert (code, json.loads(printed)["clean"]) == (0, True)
     (tmp_path / "my.py").write_text(
@@ -496,7 +498,7 @@ def test_the_command_exits_with_1_on_a_fault():
         ({"run": Path("nowhere")}, "does not exist"),
     ],
 )
-def test_a_wrong_command_is_one_sentence(flags, sentence, tmp_path):
+def test_a_wrong_command_raises_a_clear_error(flags, sentence, tmp_path):
     if "data" in flags and flags["data"] == DATA:
         np.save(tmp_path / "x.npy", np.zeros((3, 2, 1)))
         flags = {**flags, "data": tmp_path / "x.npy"}

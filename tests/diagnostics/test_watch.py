@@ -1,4 +1,4 @@
-"""`train --watch gradients`: what is seen is what autograd finds, and training does not notice that it is watched."""
+"""`train --watch gradients`: the norms agree with autograd, and watching does not change training."""
 
 import json
 
@@ -18,7 +18,7 @@ from unfading.training import loop as training
 
 
 def by_hand(model, task, batch):
-    """The same by the plain loop, with every state of every layer a node of the graph."""
+    """The same norms from a plain loop in which every state of every layer is a node of the graph."""
     y = list(model.encoder(batch.x))
     states = []
     for cell in model.rnn.cells:
@@ -38,15 +38,15 @@ def by_hand(model, task, batch):
     norms = [[float(g.norm()) for g in torch.autograd.grad(loss, row, retain_graph=True)] for row in states]
     layers = []
     for cell in model.rnn.cells:
-        found = torch.autograd.grad(loss, list(cell.parameters()), retain_graph=True, allow_unused=True)
-        layers.append(float(torch.cat([g.flatten() for g in found if g is not None]).norm()))
+        of_parameters = torch.autograd.grad(loss, list(cell.parameters()), retain_graph=True, allow_unused=True)
+        layers.append(float(torch.cat([g.flatten() for g in of_parameters if g is not None]).norm()))
     return layers, norms
 
 
 @pytest.mark.parametrize("cell", ["STAR", "LSTM", "NRU", "IncrementalRNN", "StatisticalRNN"])
 @pytest.mark.parametrize("T", [1, 20])
 @pytest.mark.parametrize("ended", [False, True])
-def test_what_is_seen_is_what_autograd_finds(cell, T, ended):
+def test_watched_norms_are_those_of_autograd(cell, T, ended):
     torch.manual_seed(0)
     task = Adding(T=20)
     rnn = getattr(unfading, cell)(2, 4, 2, dtype=torch.float64)
@@ -54,16 +54,16 @@ def test_what_is_seen_is_what_autograd_finds(cell, T, ended):
     batch = task.batch(0, 3, split="train", seed=0, device="cpu")
     lengths = torch.tensor([T, 1, (T + 1) // 2]) if ended else None
     batch = Batch(batch.x[:T].double(), batch.target.double(), lengths)
-    seen = gradients(model, task, batch)
+    watched = gradients(model, task, batch)
     layers, norms = by_hand(model, task, batch)
-    assert seen["layers"] == pytest.approx(layers, rel=1e-8)
-    assert len(seen["times"]) == min(T, TIMES)
-    assert (seen["times"][0], seen["times"][-1]) == (1, T)
-    for row, want in zip(seen["states"], norms, strict=True):
-        assert row == pytest.approx([want[t - 1] for t in seen["times"]], rel=1e-8, abs=1e-300)
+    assert watched["layers"] == pytest.approx(layers, rel=1e-8)
+    assert len(watched["times"]) == min(T, TIMES)
+    assert (watched["times"][0], watched["times"][-1]) == (1, T)
+    for row, want in zip(watched["states"], norms, strict=True):
+        assert row == pytest.approx([want[t - 1] for t in watched["times"]], rel=1e-8, abs=1e-300)
 
 
-def test_a_model_that_was_watched_is_as_before():
+def test_watching_does_not_change_the_model():
     task = Adding(T=9)
     model = unfading.Model(task.encoder(), unfading.LSTM(2, 4, 2, dropout=0.5, recurrent_dropout=0.4), task.head(4))
     model.train()
@@ -85,22 +85,22 @@ def test_a_model_that_was_watched_is_as_before():
 
 
 @pytest.mark.parametrize("kind", ["plain", "noise", "carried", "truncated", "returns", "diverges", "enough"])
-def test_training_does_not_notice_that_it_is_watched(kind, tmp_path, monkeypatch):
+def test_watching_does_not_change_training(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "WATCHED_EVERY", 3)
     run = small(**KINDS[kind])
     want = left_by(run, tmp_path / "alone")
     for steps in (3, 4):  # at a step that is watched, and at one that is not
         stopped_after(steps, monkeypatch, lambda: train(run, tmp_path, resume=True, watch=gradients))
     train(run, tmp_path, resume=True, watch=gradients)
-    found = outcome(tmp_path / run.key)
-    watched = [line["step"] for line in found["curve"] if "watched" in line]
+    record = outcome(tmp_path / run.key)
+    watched = [line["step"] for line in record["curve"] if "watched" in line]
     assert watched == list(range(0, watched[-1] + 1, 3))  # each once, the first before the first step
-    assert watched[-1] >= min(found["steps"], run.total()) - 3
-    found["curve"] = [line for line in found["curve"] if "watched" not in line]
-    assert found == want
+    assert watched[-1] >= min(record["steps"], run.total()) - 3
+    record["curve"] = [line for line in record["curve"] if "watched" not in line]
+    assert record == want
 
 
-def test_a_run_that_never_came_to_a_checkpoint_leaves_nothing_twice(tmp_path):
+def test_a_run_without_a_checkpoint_has_no_duplicate_rows(tmp_path):
     run = small()
     lines = tmp_path / run.key / "curve.jsonl"
 
@@ -120,36 +120,36 @@ def test_the_report_draws_what_was_watched(tmp_path):
     for cell in ("STAR", "LSTM"):
         run = small(cell=cell, layers=2, steps=250, valid_every=250)
         curves[cell] = train(run, tmp_path, watch=gradients)["curve"]
-    found = records.load([tmp_path])
-    (task,) = settings.group_by_task(found)
+    runs = records.load([tmp_path])
+    (task,) = settings.group_by_task(runs)
     specs = watch_figures.figures(task)
     rows = specs["gradients"]["datasets"]["watched"]
-    seen = {cell: [line["watched"] for line in curve if "watched" in line] for cell, curve in curves.items()}
-    for cell, watched in seen.items():
+    by_cell = {cell: [line["watched"] for line in curve if "watched" in line] for cell, curve in curves.items()}
+    for cell, watched in by_cell.items():
         for l in (1, 2):
             shown = [row["value"] for row in rows if row["layer"] == l and row["setting"].startswith(cell)]
             assert shown == [each["layers"][l - 1] for each in watched]
     through = [row for row in specs["through_time"]["datasets"]["watched"] if row["setting"].startswith("LSTM")]
-    assert [row["value"] for row in through if row["step"] == 200] == seen["LSTM"][2]["states"][-1]
-    text = page.build(found)
+    assert [row["value"] for row in through if row["step"] == 200] == by_cell["LSTM"][2]["states"][-1]
+    text = page.build(runs)
     assert "Gradient of each layer&#x27;s parameters over training" in text
-    written = page.write(found, tmp_path / "page.html", png=True)
+    written = page.write(runs, tmp_path / "page.html", png=True)
     assert {path.name for path in written} >= {"page-gradients.png", "page-through_time.png"}
 
 
-def test_a_curve_that_nobody_watched_has_no_such_figure(tmp_path):
+def test_a_curve_without_watched_rows_has_no_such_figure(tmp_path):
     train(small(), tmp_path)
     (task,) = settings.group_by_task(records.load([tmp_path]))
     assert watch_figures.figures(task) == {}
 
 
-def test_what_a_watch_of_ones_own_saw_is_kept_and_not_drawn(tmp_path):
+def test_values_of_a_users_watch_are_stored_and_not_drawn(tmp_path):
     record = train(small(), tmp_path, watch=lambda model, task, batch: {"rows": batch.x.shape[1]})
     assert record["curve"][0] == {"step": 0, "watched": {"rows": 4}}
     (task,) = settings.group_by_task(records.load([tmp_path]))
     assert watch_figures.figures(task) == {}
 
 
-def test_two_directions_are_refused_before_the_first_step(tmp_path):
+def test_a_bidirectional_stack_is_rejected_before_the_first_step(tmp_path):
     with pytest.raises(ValueError, match=r"this stack is bidirectional\. Train it without --watch"):
         train(small(cell_options={"bidirectional": True}), watch=gradients)

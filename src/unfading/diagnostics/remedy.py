@@ -26,8 +26,8 @@ from unfading.tasks.base import Batch
 from unfading.training.names import layer_class
 
 # Cells designed against vanishing gradients: by gates with a range of forgetting times, or by small steps that are stable.
-CANDIDATES = ("STAR", "LSTM", "StableIncrementalRNN")
-# A candidate must be this many times closer to a share of 1.
+TRIED_CELLS = ("STAR", "LSTM", "StableIncrementalRNN")
+# A change must come this many times closer to a share of 1 than the model.
 IMPROVEMENT = 10.0
 # Rows of the batch on which a change is tried.
 ROWS = 8
@@ -50,7 +50,7 @@ class Advice(NamedTuple):
     evidence: str
 
 
-class Trial(NamedTuple):
+class TriedChange(NamedTuple):
     """A change of the recurrence and the share that its stack has at initialisation."""
 
     share: float
@@ -85,19 +85,19 @@ def _other_recurrences(measures: Measures, stack: Recurrent, first: Chain, gener
         return []
     max_lag = max(2, measures.steps)
     hidden = stack.hidden_size if isinstance(stack, Layer) else stack.output_size // stack.directions
-    chrono: list[Trial] = []
+    chrono: list[TriedChange] = []
     if isinstance(stack, Layer) and _accepts_max_lag(type(stack)) and (stack.options.get("max_lag") or 0) < measures.steps:
         share = _share_of_new_stack(type(stack), stack, hidden, {**stack.options, "max_lag": max_lag}, first, generator)
         change = f"{type(stack).__name__} with a chrono bias, max_lag={max_lag} (the length of your input)"
-        chrono.append(Trial(share, change))
-    others: list[Trial] = []
-    for name in CANDIDATES:
+        chrono.append(TriedChange(share, change))
+    others: list[TriedChange] = []
+    for name in TRIED_CELLS:
         kind = layer_class(name)
         if not isinstance(stack, kind):
             options = {"max_lag": max_lag} if _accepts_max_lag(kind) else {}
             described = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
             share = _share_of_new_stack(kind, stack, hidden, options, first, generator)
-            others.append(Trial(share, f"another cell: {described}"))
+            others.append(TriedChange(share, f"another cell: {described}"))
     better = [trial for trial in chrono if _improves(trial.share, own_share)]
     better += sorted([t for t in others if _improves(t.share, own_share)], key=lambda trial: _decades_from_1(trial.share))[:2]
     # The smaller change comes first if it is sufficient.
