@@ -21,21 +21,21 @@ from rich.table import Table
 from unfading.bench import cases, gpu_cases
 from unfading.bench.cases import Case, Dtype
 from unfading.bench.precision import TOLERANCES
-from unfading.bench.results import Row, read
+from unfading.bench.results import Result, read
 
 MAY_BE_REFUSED = {"EquilibriumRNN"}  # its step searches for a fixed point
 
 PASSES = {"forward": "forward", "both": "fwd+bwd"}
-ON_GPU = ("last", "fleet")  # kinds of rows
+ON_GPU = ("last", "fleet")  # kinds of cases
 
 Numbers = dict[str, float | None]  # by pass, "forward" or "both", or by another name
 
 
 class Value(NamedTuple):
-    """A number with its row and pass."""
+    """A number with its result and pass."""
 
     number: float
-    row: Row
+    result: Result
     of: str
 
 
@@ -46,7 +46,7 @@ class Bar:
     against: str
     setting: str
     asks: Callable[[Case], bool]
-    values: Callable[[Row], Numbers]
+    values: Callable[[Result], Numbers]
     worst: float
     median: float | None = None
     at_most: bool = False  # smaller is better
@@ -67,7 +67,7 @@ class Verdict:
 
     bar: Bar
     values: list[Value]
-    faults: list[str]  # rows that were refused or gave wrong results
+    faults: list[str]  # cases that were refused or gave wrong results
     missing: list[str]  # cases that were not measured, or cannot be measured on this machine
 
     @property
@@ -92,9 +92,9 @@ class Verdict:
         return "held" if self.values and not self.missing else "incomplete"
 
 
-def reading(name: str, *passes: str) -> Callable[[Row], Numbers]:
-    """A function that reads one number of a row for these passes, "forward" or "both"."""
-    return lambda row: {one: getattr(getattr(row, one), name, None) for one in passes}
+def reading(name: str, *passes: str) -> Callable[[Result], Numbers]:
+    """A function that reads one number of a result for these passes, "forward" or "both"."""
+    return lambda result: {one: getattr(getattr(result, one), name, None) for one in passes}
 
 
 def layers(names: Sequence[str], batches: Sequence[int], sizes: Sequence[int] = (64, 128)) -> Callable[[Case], bool]:
@@ -136,31 +136,31 @@ def cpu_bars() -> list[Bar]:
     ]  # fmt: skip
 
 
-def of_peer(name: str) -> Callable[[Row], Numbers]:
+def of_peer(name: str) -> Callable[[Result], Numbers]:
     """Our time divided by a peer's, forward and backward."""
 
-    def read(row: Row) -> Numbers:
-        peer = row.peer(name)
+    def read(result: Result) -> Numbers:
+        peer = result.peer(name)
         return {"both": None if peer is None or peer.both is None else peer.both.of}
 
     return read
 
 
-def faster_than(name: str) -> Callable[[Row], Numbers]:
+def faster_than(name: str) -> Callable[[Result], Numbers]:
     """How many times faster than a peer, forward and backward."""
 
-    def read(row: Row) -> Numbers:
-        of = of_peer(name)(row)["both"]
+    def read(result: Result) -> Numbers:
+        of = of_peer(name)(result)["both"]
         return {"both": None if of is None else 1 / of}
 
     return read
 
 
-def captured(name: str) -> Callable[[Row], Numbers]:
+def captured(name: str) -> Callable[[Result], Numbers]:
     """Our time divided by a peer's, forward and backward, both replayed from CUDA graphs."""
 
-    def read(row: Row) -> Numbers:
-        ours, theirs = row.peer("fused, captured"), row.peer(f"{name}, captured")
+    def read(result: Result) -> Numbers:
+        ours, theirs = result.peer("fused, captured"), result.peer(f"{name}, captured")
         if ours is None or theirs is None or ours.both is None or theirs.both is None:
             return {"both": None}
         return {"both": ours.both.ms / theirs.both.ms}
@@ -168,19 +168,19 @@ def captured(name: str) -> Callable[[Row], Numbers]:
     return read
 
 
-def captured_ms(row: Row) -> Numbers:
-    ours = row.peer("fused, captured")
+def captured_ms(result: Result) -> Numbers:
+    ours = result.peer("fused, captured")
     return {"both": None if ours is None or ours.both is None else ours.both.ms}
 
 
-def us_a_step(row: Row) -> Numbers:
-    return {"forward": None if row.forward is None else 1e3 * row.forward.ms / row.T}
+def us_a_step(result: Result) -> Numbers:
+    return {"forward": None if result.forward is None else 1e3 * result.forward.ms / result.T}
 
 
-def fused_or_graphed(row: Row) -> Numbers:
+def fused_or_graphed(result: Result) -> Numbers:
     """Milliseconds of the faster of the two, forward and backward."""
-    graphed = row.peer("graphed loop")
-    passes = (row.both, None if graphed is None else graphed.both)
+    graphed = result.peer("graphed loop")
+    passes = (result.both, None if graphed is None else graphed.both)
     return {"both": min((one.ms for one in passes if one is not None), default=None)}
 
 
@@ -200,7 +200,7 @@ def agreement(dtype: Dtype) -> Bar:
     return Bar(
         "float64 reference", f"outputs and gradients, {dtype}, 200 steps, contractive weights",
         lambda case: case.dtype == dtype and gpu_cases.CATALOGUE[0] < case.T,
-        lambda row: {"furthest": row.error_contractive}, TOLERANCES[dtype], at_most=True, fused_only=True,
+        lambda result: {"furthest": result.error_contractive}, TOLERANCES[dtype], at_most=True, fused_only=True,
     )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def gpu_bars() -> list[Bar]:
     def fused(case: Case) -> bool:
         return (case.kind, case.dtype) == ("last", "tf32") and (case.T, case.B, case.H) in usual
 
-    def bar(against: str, setting: str, asks: Callable[[Case], bool], values: Callable[[Row], Numbers], worst: float) -> Bar:
+    def bar(against: str, setting: str, asks: Callable[[Case], bool], values: Callable[[Result], Numbers], worst: float) -> Bar:
         return Bar(against, setting, asks, values, worst, at_most=True)
 
     return [
@@ -249,32 +249,32 @@ def gpu_bars() -> list[Bar]:
     ]  # fmt: skip
 
 
-def judge(bars: Sequence[Bar], planned: Sequence[Case], rows: Sequence[Row]) -> Iterator[Verdict]:
-    """Every bar over the rows of one thread count."""
-    by_case = {row.case: row for row in rows}
+def judge(bars: Sequence[Bar], planned: Sequence[Case], results: Sequence[Result]) -> Iterator[Verdict]:
+    """Every bar over the results of one thread count."""
+    by_case = {result.case: result for result in results}
     for bar in bars:
         values: list[Value] = []
         faults, missing = [], []
         for case in filter(bar.asks, planned):
-            row = by_case.get(case.key)
-            if row is None:
+            result = by_case.get(case.key)
+            if result is None:
                 missing.append(f"{case.title}: not measured")
                 continue
-            if bar.dense_only and row.status == "measured" and not row.dense:
+            if bar.dense_only and result.status == "measured" and not result.dense:
                 continue
-            numbers = bar.values(row)
+            numbers = bar.values(result)
             if any(number is not None for number in numbers.values()):
-                values += [Value(number, row, of) for of, number in numbers.items() if number is not None]
-            elif row.status == "measured" or row.status == "unsteady":
-                missing.append(f"{case.title}: {row.reason or absent(bar, row)}")
-            elif row.status != "refused" or not (row.cell in MAY_BE_REFUSED or bar.fused_only):
-                faults.append(f"{case.title}: {row.status}: {row.reason}")
+                values += [Value(number, result, of) for of, number in numbers.items() if number is not None]
+            elif result.status == "measured" or result.status == "unsteady":
+                missing.append(f"{case.title}: {result.reason or absent(bar, result)}")
+            elif result.status != "refused" or not (result.cell in MAY_BE_REFUSED or bar.fused_only):
+                faults.append(f"{case.title}: {result.status}: {result.reason}")
         yield Verdict(bar, values, faults, missing)
 
 
-def absent(bar: Bar, row: Row) -> str:
-    """Why a measured row has no number for a bar."""
-    peer = row.peer(bar.against)
+def absent(bar: Bar, result: Result) -> str:
+    """Why a measured result has no number for a bar."""
+    peer = result.peer(bar.against)
     return f"no number against {bar.against}" + ("" if peer is None else f": {peer.reason}")
 
 
@@ -291,17 +291,17 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         bar = verdict.bar
         style = {"held": "green", "missed": "bold red"}.get(verdict.status, "yellow")
         numbers = [shown(verdict.worst.number), shown(verdict.median)] if verdict.values else ["", ""]
-        count = len({value.row.case for value in verdict.values})
+        count = len({value.result.case for value in verdict.values})
         status = f"[{style}]{verdict.status}[/]"
         output.add_row(f"[bold]{bar.against}[/]: {bar.setting}", bar.limits(), *numbers, str(count), status)
     return output
 
 
 def notes(verdict: Verdict) -> Iterator[str]:
-    """Why a bar is not held: every row that misses it, worst first."""
+    """Why a bar is not held: every result that misses it, worst first."""
     short = sorted(verdict.short, key=lambda value: value.number, reverse=verdict.bar.at_most)
-    for number, row, of in short:
-        yield f"{row.title} {PASSES.get(of, of)}: {shown(number)}"
+    for number, result, of in short:
+        yield f"{result.title} {PASSES.get(of, of)}: {shown(number)}"
     yield from verdict.faults
     yield from verdict.missing[:3]
     if len(verdict.missing) > 3:
@@ -318,18 +318,20 @@ def machine(about: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--threads", type=int, default=1, help="number of threads of the rows to compare, for a CPU's file")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of the results to compare, for a CPU's file")
     arguments = parser.parse_args()
     try:
-        rows, records = read(arguments.results)
+        results, records = read(arguments.results)
     except (OSError, ValueError) as error:
         print(f"bars: {error}", file=sys.stderr)
         return 2
     console = Console()
-    if any(row.kind in ON_GPU for row in rows):
-        verdicts = list(judge(gpu_bars(), gpu_cases.everything(), rows))
+    if any(result.kind in ON_GPU for result in results):
+        verdicts = list(judge(gpu_bars(), gpu_cases.everything(), results))
     else:
-        verdicts = list(judge(cpu_bars(), cases.everything(), [row for row in rows if row.threads == arguments.threads]))
+        verdicts = list(
+            judge(cpu_bars(), cases.everything(), [result for result in results if result.threads == arguments.threads])
+        )
     console.print(table(verdicts))
     for verdict in verdicts:
         reasons = list(notes(verdict))

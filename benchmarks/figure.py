@@ -16,12 +16,12 @@ def main() -> None:
     parser.add_argument("to", type=Path)
     parser.add_argument("--cells", nargs="+", help="names as in the table, such as 'GRU reset after'; default: all")
     arguments = parser.parse_args()
-    rows, records = read(arguments.results)
-    known = {row.name for row in rows}
+    results, records = read(arguments.results)
+    known = {result.name for result in results}
     for name in arguments.cells or ():
         if name not in known:
             parser.error(f"{arguments.results} has no cell {name!r}; it has {', '.join(sorted(known))}.")
-    shown = [row for row in rows if not arguments.cells or row.name in arguments.cells]
+    shown = [result for result in results if not arguments.cells or result.name in arguments.cells]
     arguments.to.write_text(svg(shown, records[-1]), encoding="utf-8")
 
 

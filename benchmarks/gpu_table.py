@@ -12,7 +12,7 @@ from typing import Any
 
 from unfading.bench import gpu_cases
 from unfading.bench.display import milliseconds
-from unfading.bench.results import Beside, Pass, Row, read
+from unfading.bench.results import Pass, PeerPass, Result, read
 
 BEGIN, END = "<!-- benchmarks/gpu_table.py begins -->", "<!-- benchmarks/gpu_table.py ends -->"
 COLUMNS = ("cell", "T, B, units", "precision", "us a forward step", "forward + backward ms")
@@ -26,9 +26,9 @@ PEERS = {
 }
 
 
-def markdown(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
-    """The rows of the headline cases that were measured, below a sentence about the machine."""
-    by_case = {row.case: row for row in rows}
+def markdown(results: Sequence[Result], records: Sequence[dict[str, Any]]) -> str:
+    """The results of the headline cases that were measured, below a sentence about the machine."""
+    by_case = {result.case: result for result in results}
     shown = [by_case[case.key] for case in gpu_cases.headline() if case.key in by_case]
     about = records[-1]
     versions = about["versions"]
@@ -41,22 +41,22 @@ def markdown(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
     )
     headings = [*COLUMNS, *PEERS, "error"]
     lines = [head, "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in shown]
-    reasons = dict.fromkeys(f"{row.title}: {row.reason}" for row in shown if row.reason)
+    lines += [f"| {' | '.join(cells(result))} |" for result in shown]
+    reasons = dict.fromkeys(f"{result.title}: {result.reason}" for result in shown if result.reason)
     if reasons:
         lines += ["", "Not timed: " + "; ".join(reasons) + "."]
     return "\n".join(lines)
 
 
-def cells(row: Row) -> list[str]:
-    name = row.name if row.models == 1 else f"{row.models} {row.name} together"
-    step = "-" if row.forward is None else f"{1e3 * row.forward.ms / row.T:.2f}"
-    peers = [next((peer.both for peer in row.peers if peer.name in names), None) for names in PEERS.values()]
-    error = "-" if row.error is None else f"{row.error:.0e}"
-    return [name, f"{row.T}, {row.B}, {row.H}", row.dtype, step, ms(row.both), *map(ms, peers), error]
+def cells(result: Result) -> list[str]:
+    name = result.name if result.models == 1 else f"{result.models} {result.name} together"
+    step = "-" if result.forward is None else f"{1e3 * result.forward.ms / result.T:.2f}"
+    peers = [next((peer.both for peer in result.peers if peer.name in names), None) for names in PEERS.values()]
+    error = "-" if result.error is None else f"{result.error:.0e}"
+    return [name, f"{result.T}, {result.B}, {result.H}", result.dtype, step, ms(result.both), *map(ms, peers), error]
 
 
-def ms(timing: Pass | Beside | None) -> str:
+def ms(timing: Pass | PeerPass | None) -> str:
     return "-" if timing is None else milliseconds(timing.ms)
 
 

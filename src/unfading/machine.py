@@ -1,4 +1,4 @@
-"""On what something was measured: the machine, the versions, the commit."""
+"""The machine, the versions and the commit, as records of runs and benchmarks store them."""
 
 import os
 import platform
@@ -17,13 +17,13 @@ from unfading.fuse.c import compiler
 
 
 def about(command: str) -> dict[str, Any]:
-    """What a record says beside its numbers."""
+    """What a record holds in addition to its numbers."""
     return {
         "machine": {
             "cpu": cpu_name(),
             "cores": cores(),
             "threads": torch.get_num_threads(),
-            # Asked only where it is in use: a GPU that is woken up to be named costs seconds and memory.
+            # Only if the GPU is in use: initialising it just for its name costs seconds and memory.
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,
             "system": platform.platform(terse=True),
         },
@@ -32,7 +32,7 @@ def about(command: str) -> dict[str, Any]:
             "torch": torch.__version__,
             "python": platform.python_version(),
             "compiler": _compiler(),
-            **(_of_gpu() if torch.cuda.is_initialized() else {}),
+            **(_gpu_versions() if torch.cuda.is_initialized() else {}),
         },
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -41,29 +41,29 @@ def about(command: str) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor in the system's own words."""
-    told = re.search(r"^model name\s*:\s*(.+)$", compiler.cpu(), re.MULTILINE) if os.name == "posix" else None
-    return told[1].strip() if told else platform.processor() or platform.machine()
+    """The name of the processor, as the system gives it."""
+    name = re.search(r"^model name\s*:\s*(.+)$", compiler.cpu(), re.MULTILINE) if os.name == "posix" else None
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slug() -> str:
-    """The machine as part of a file's name."""
+    """The machine, as part of a file name."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", cpu_name().lower()))
     return "-".join([*words, f"{cores()}core"])
 
 
 def gpu_slug() -> str:
-    """The GPU as part of a file's name."""
+    """The GPU, as part of a file name."""
     return "-".join(re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower()))
 
 
-def _of_gpu() -> dict[str, Any]:
-    """The versions of what runs there."""
+def _gpu_versions() -> dict[str, Any]:
+    """Versions of CUDA, cuDNN and Triton."""
     triton = None
     for name in ("triton", "pytorch-triton"):
         with suppress(PackageNotFoundError):
@@ -79,7 +79,7 @@ def _compiler() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package is part of, where it is part of one."""
+    """The commit of the checkout that contains this package, if there is one."""
     folder = Path(__file__).parent
     if _git(folder, "ls-files", Path(__file__).name) is None:
         return None

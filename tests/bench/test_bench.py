@@ -14,12 +14,12 @@ import torch
 from tests.helpers.benchmarks import ABOUT, plant, script, written
 from unfading import machine
 from unfading.bench import cases, session, timing
-from unfading.bench.agreement import FLOOR, LARGEST, disagreement, parts_from
+from unfading.bench.agreement import FLOOR, LARGEST, difference, disagreement
 from unfading.bench.cases import Case, variants
 from unfading.bench.cpu import half_lengths, measure
-from unfading.bench.results import Pass, Row, read
+from unfading.bench.results import Pass, Result, read
 from unfading.bench.speed_figure import svg
-from unfading.bench.timing import Clock, race, torch_threads
+from unfading.bench.timing import Timer, time_in_turns, torch_threads
 from unfading.cli import main as cli
 from unfading.fuse.c.backward import Backward
 from unfading.fuse.c.kernel import Kernel
@@ -69,7 +69,7 @@ def test_a_wrong_result_is_refused_and_not_timed(monkeypatch, fault):
     made("Elman")
     where, change, word = FAULTS[fault]
     plant(monkeypatch, where, change)
-    monkeypatch.setattr("unfading.bench.cpu.race", lambda *_, **__: pytest.fail("a wrong result was timed"))
+    monkeypatch.setattr("unfading.bench.cpu.time_in_turns", lambda *_, **__: pytest.fail("a wrong result was timed"))
     row = measure(case("Elman"))
     assert row.status == "wrong"
     assert word in row.reason
@@ -97,12 +97,12 @@ def test_weights_and_references_that_can_tell_nothing_are_refused():
 
 def test_the_tolerance_grows_with_the_references_own_rounding_and_not_for_ever():
     want = torch.ones(10, dtype=torch.float64)
-    assert parts_from(want * (1 + 0.5 * FLOOR), want, want) is None
-    assert "away from the reference" in parts_from(want * (1 + 5 * FLOOR), want, want)
-    assert parts_from(want * (1 + 5 * FLOOR), want * (1 + 5 * FLOOR), want) is None
-    assert "rounding alone" in parts_from(want, want * (1 + LARGEST), want)
-    assert "not finite" in parts_from(want, want / 0, want)
-    assert "nan away" in parts_from(want * float("nan"), want, want)
+    assert difference(want * (1 + 0.5 * FLOOR), want, want) is None
+    assert "away from the reference" in difference(want * (1 + 5 * FLOOR), want, want)
+    assert difference(want * (1 + 5 * FLOOR), want * (1 + 5 * FLOOR), want) is None
+    assert "rounding alone" in difference(want, want * (1 + LARGEST), want)
+    assert "not finite" in difference(want, want / 0, want)
+    assert "nan away" in difference(want * float("nan"), want, want)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU reset after", "NRU", "IncrementalRNN", "IncrementalRNN K=1"])
@@ -166,13 +166,13 @@ def test_a_cell_that_does_not_run_fused_shows_its_reason(monkeypatch):
 
 def fake(order, warm_ups=2, shortest=2e-3):
     """A clock: every timing is written down, and takes as many seconds as its contender says."""
-    return Clock(lambda contender, calls: order.append(contender) or contender(), shortest, warm_ups)
+    return Timer(lambda contender, calls: order.append(contender) or contender(), shortest, warm_ups)
 
 
 def test_every_round_has_all_contenders_in_an_order_of_its_own():
     contenders = {name: lambda name=name: 0.01 for name in "abcdef"}
     order = []
-    race(contenders, fake(order), rounds=4, seconds=dict.fromkeys(contenders, 1.0), order=random.Random(0))
+    time_in_turns(contenders, fake(order), rounds=4, seconds=dict.fromkeys(contenders, 1.0), order=random.Random(0))
     names = {contender: name for name, contender in contenders.items()}
     ran = [names[contender] for contender in order[12:]]  # after two calls each to warm up
     rounds = ["".join(ran[i : i + 6]) for i in range(0, 24, 6)]
@@ -183,7 +183,7 @@ def test_every_round_has_all_contenders_in_an_order_of_its_own():
 
 def test_a_slow_contender_runs_in_fewer_rounds_spread_over_all():
     contenders = {"quick": lambda: 0.01, "slow": lambda: 0.5}
-    found = race(contenders, fake([]), rounds=12, seconds={"quick": 1.0, "slow": 2.0}, order=random.Random(0))
+    found = time_in_turns(contenders, fake([]), rounds=12, seconds={"quick": 1.0, "slow": 2.0}, order=random.Random(0))
     ran = [i for i, taken in enumerate(found.seconds["slow"]) if taken is not None]
     assert ran == [2, 5, 8, 11]
     assert found.rounds("quick") == 12
@@ -194,12 +194,12 @@ def test_a_slow_contender_runs_in_fewer_rounds_spread_over_all():
 @pytest.mark.parametrize(("taken", "calls"), [(0.001, 20), (0.03, 7), (0.3, 1)])
 def test_what_is_slow_warms_up_in_fewer_calls(taken, calls):
     order = []
-    race({"a": lambda: taken}, fake(order, warm_ups=20), rounds=3, seconds={"a": 1.0}, order=random.Random(0))
+    time_in_turns({"a": lambda: taken}, fake(order, warm_ups=20), rounds=3, seconds={"a": 1.0}, order=random.Random(0))
     assert len(order) == calls + 3
 
 
 def test_ratios_are_of_one_round_each():
-    found = timing.Race({"a": [1.0, 30.0, 3.0, None], "b": [2.0, 10.0, 6.0, 1.0]})
+    found = timing.Timings({"a": [1.0, 30.0, 3.0, None], "b": [2.0, 10.0, 6.0, 1.0]})
     assert found.ratio("a", "b") == 0.5  # of 1/2, 3, 1/2; the ratio of the medians is 3 / 4
 
 
@@ -380,7 +380,7 @@ def made_row(kind, name, T, B, H, **numbers):
     whole = replace(one, **numbers)
     passes = {"forward": whole, "both": whole}
     told = {"options": {}, "scale": 1.0, "input_size": 8, "dtype": "float32", "threads": 1, "status": "measured", "dense": True}
-    return Row(kind, name, name.split()[0], T=T, B=B, H=H, **told, **passes)
+    return Result(kind, name, name.split()[0], T=T, B=B, H=H, **told, **passes)
 
 
 def every_row():

@@ -22,19 +22,19 @@ from tests.helpers.paths import ROOT
 from unfading import machine
 from unfading.backends.choose import IMPLEMENTATIONS
 from unfading.bench import cases, gpu, gpu_cases, session
-from unfading.bench.agreement import furthest
+from unfading.bench.agreement import largest_error
 from unfading.bench.cases import Case, variants
 from unfading.bench.display import tables
 from unfading.bench.gpu import measure
 from unfading.bench.precision import TOLERANCES, float32_precision
-from unfading.bench.results import Beside, Pass, Peer, Row, of_case, read
-from unfading.bench.timing import EVENTS, Clock, Race, race
+from unfading.bench.results import Pass, Peer, PeerPass, Result, case_fields, read
+from unfading.bench.timing import EVENTS, Timer, Timings, time_in_turns
 from unfading.cli import main as cli
 from unfading.fuse.plan import interpreted
 from unfading.fuse.triton.kernel import TritonKernel
 from unfading.fuse.triton.source import triton_missing
 
-PRETENDED = Clock(lambda contender, calls: 0.01, shortest=0.005, warm_ups=1)
+PRETENDED = Timer(lambda contender, calls: 0.01, shortest=0.005, warm_ups=1)
 GPU = {
     "machine": {"cpu": "Some CPU", "cores": 2, "gpu": "NVIDIA H200"},
     "versions": {"unfading": "0", "torch": "2.11", "compiler": "cc", "cuda": "13.0", "cudnn": 91000, "triton": "3.6.0"},
@@ -54,7 +54,7 @@ def measured():
 
     def run(one, **options):
         with interpreted():
-            return measure(one, device=torch.device("cpu"), clock=PRETENDED, **options)
+            return measure(one, device=torch.device("cpu"), timer=PRETENDED, **options)
 
     return run
 
@@ -111,7 +111,7 @@ def test_short_calls_are_queued_until_they_fill_a_timing(monkeypatch):
     fake, calls = FakeGPU(), []
     monkeypatch.setattr(torch.cuda, "Event", fake.event)
     contender = lambda: (calls.append(0), fake.work(0.001))  # noqa: E731
-    found = race({"a": contender}, EVENTS, rounds=50, seconds={"a": 2.0}, order=random.Random(0))
+    found = time_in_turns({"a": contender}, EVENTS, rounds=50, seconds={"a": 2.0}, order=random.Random(0))
     assert found.rounds("a") == 50
     assert found.median("a") == pytest.approx(0.001)
     assert len(calls) == 20 + 50 * 6
@@ -149,7 +149,7 @@ def test_a_row_has_our_time_and_error_and_those_of_the_peers(measured, monkeypat
     timed = {peer.name: peer for peer in row.peers if peer.reason is None}
     assert set(timed) == {"eager loop", "cuDNN LSTM", "cuDNN GRU"}
     for peer in timed.values():
-        assert peer.both == Beside(ms=10.0, rounds=50, of=1.0)
+        assert peer.both == PeerPass(ms=10.0, rounds=50, of=1.0)
         assert 0 < peer.error < 2e-6
         assert peer.first_s > 0
     reasons = {peer.name: peer.reason for peer in row.peers if peer.reason is not None}
@@ -158,10 +158,10 @@ def test_a_row_has_our_time_and_error_and_those_of_the_peers(measured, monkeypat
 
 
 def test_a_peers_ratio_is_our_time_over_its():
-    found = Race({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
-    assert gpu._beside(found, "other") == Beside(ms=3800.0, rounds=2, of=0.25)
+    found = Timings({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
+    assert gpu._peer_pass(found, "other") == PeerPass(ms=3800.0, rounds=2, of=0.25)
     assert gpu._pass(found) == Pass(ms=1000.0, rounds=3, control=1.0)
-    assert gpu._beside(Race({"other": [4.0]}), "other").of is None
+    assert gpu._peer_pass(Timings({"other": [4.0]}), "other").of is None
 
 
 def test_a_fleet_is_checked_and_timed_beside_its_members(measured):
@@ -193,7 +193,7 @@ def last_weight_without_gradient(result):
 )
 def test_a_wrong_result_is_refused_and_nothing_timed(measured, monkeypatch, kind, method, change, word):
     plant(monkeypatch, (TritonKernel, method), change)
-    monkeypatch.setattr(gpu, "race", lambda *_, **__: pytest.fail("a wrong result was timed"))
+    monkeypatch.setattr(gpu, "time_in_turns", lambda *_, **__: pytest.fail("a wrong result was timed"))
     row = measured(case("STAR", kind, models=2 if kind == "fleet" else 1))
     assert row.status == "wrong"
     assert word in row.reason
@@ -204,7 +204,9 @@ def test_a_wrong_result_is_refused_and_nothing_timed(measured, monkeypatch, kind
 def test_a_cell_of_which_the_precision_tells_nothing_is_checked_in_float32(measured, monkeypatch):
     monkeypatch.setattr(gpu, "YARDSTICK", 0.0)
     seen = []
-    plant(monkeypatch, (gpu, "_forms"), lambda made: seen.append(torch.backends.cuda.matmul.fp32_precision) or made)
+    plant(
+        monkeypatch, (gpu, "_fused_and_reference"), lambda made: seen.append(torch.backends.cuda.matmul.fp32_precision) or made
+    )
     assert measured(case("STAR")).status == "measured"
     assert seen == ["tf32", "tf32", "ieee"]
     plant(monkeypatch, (TritonKernel, "forward"), half_trajectory)
@@ -215,7 +217,7 @@ def test_where_we_are_refused_the_peers_are_timed_all_the_same(measured, monkeyp
     monkeypatch.setattr(gpu, "refusal", lambda cell: "it is shy")
     row = measured(case("STAR"))
     assert (row.status, row.reason, row.both) == ("refused", "it is shy", None)
-    assert row.peer("eager loop").both == Beside(ms=10.0, rounds=50, of=None)
+    assert row.peer("eager loop").both == PeerPass(ms=10.0, rounds=50, of=None)
 
 
 def test_half_precision_is_autocast_for_us_and_the_modules_own_for_cudnn(measured, monkeypatch):
@@ -296,9 +298,9 @@ def test_peers_that_are_installed_run_with_the_same_weights(measured, monkeypatc
 
 def test_an_error_that_cannot_be_told_is_none():
     one = torch.ones(3, dtype=torch.float64)
-    assert furthest({"a": 1.5 * one, "b": one}, {"a": one, "b": one}) == pytest.approx(0.5)
-    assert furthest({"a": one / 0}, {"a": one}) is None
-    assert furthest({"a": one}, {"a": 0 * one}) is None
+    assert largest_error({"a": 1.5 * one, "b": one}, {"a": one, "b": one}) == pytest.approx(0.5)
+    assert largest_error({"a": one / 0}, {"a": one}) is None
+    assert largest_error({"a": one}, {"a": 0 * one}) is None
 
 
 # -- plans and the command ------------------------------------------------------------------------------------------------
@@ -355,16 +357,16 @@ def test_every_line_is_in_the_file_when_it_is_measured(monkeypatch, capsys, tmp_
 
 def made_row(one, of=0.1, loops=0.001, **changes):
     """A row that holds every bar."""
-    peers = [Peer("cuDNN LSTM", error=1e-3, both=Beside(30.0, 50, of))]
+    peers = [Peer("cuDNN LSTM", error=1e-3, both=PeerPass(30.0, 50, of))]
     if one.variant.cell == "GRU":
-        peers.append(Peer("cuDNN GRU", both=Beside(40.0, 50, of)))
-    peers += [Peer(name, both=Beside(900.0, 3, loops)) for name in ("eager loop", "graphed loop")]
+        peers.append(Peer("cuDNN GRU", both=PeerPass(40.0, 50, of)))
+    peers += [Peer(name, both=PeerPass(900.0, 3, loops)) for name in ("eager loop", "graphed loop")]
     replayed = {"fused, captured": 2.5, "cuDNN LSTM, captured": 28.0, "cuDNN GRU, captured": 38.0}
-    peers += [Peer(name, both=Beside(ms, 50, None)) for name, ms in replayed.items()]
+    peers += [Peer(name, both=PeerPass(ms, 50, None)) for name, ms in replayed.items()]
     peers.append(Peer("TorchRL", reason="not installed"))
     passes = {"forward": Pass(0.5, 50, 1.0), "both": Pass(3.0, 50, 1.0)}
     told = {"status": "measured", "error": 1e-3, "error_contractive": 1e-6, "first_s": 2.0, "peers": tuple(peers)}
-    return Row(**{**of_case(one), **passes, **told, **changes})
+    return Result(**{**case_fields(one), **passes, **told, **changes})
 
 
 def every_row():
@@ -481,7 +483,7 @@ def test_a_step_and_the_nru_have_bars_of_their_own(judging):
     assert "STAR T=784 B=128 H=128 tf32 forward: 1.31" in said
     code, said = judging(but(lambda row: replace(row, **REFUSED), name="NRU psMNIST"))
     assert "NRU psMNIST T=785 B=100 H=212 tf32 fwd+bwd: 900.00" in said  # what the graphed loop takes
-    quick = (Peer("graphed loop", both=Beside(59.0, 50, None)),)
+    quick = (Peer("graphed loop", both=PeerPass(59.0, 50, None)),)
     code, said = judging(but(lambda row: replace(row, **REFUSED, peers=quick), name="NRU psMNIST"))
     assert code == 0, said
 

@@ -1,5 +1,5 @@
-"""What the cells cost: each beside the reference loop, torch.nn's nearest and other people's kernels, in one process.
+"""How fast the cells are: each beside the reference loop, torch.nn's equivalent and other kernels, in one process.
 
-CPU    cases     -> measure (agreement, then timing)                -> rows -> table, figure, JSON lines
-GPU    gpu_cases -> gpu (the same, beside peers, in a precision)    -> rows -> table, JSON lines
+CPU    cases     -> cpu (check agreement, then time)                           -> results -> tables, figure, JSON lines
+GPU    gpu_cases -> gpu (the same, beside peers, in the precision of the case) -> results -> tables, JSON lines
 """

@@ -1,7 +1,7 @@
-"""What is measured: cells with their options, and the sizes at which they run.
+"""The cases of the benchmark: cells with their options, and the sizes at which they run.
 
-Every cell of the catalogue runs at its default options. Some have further variants, which comparisons need: torch.nn's GRU
-resets after the product; incremental networks are held against matrix products with one dense matrix, P left out.
+Every cell of the catalogue runs at its default options. Some comparisons need further variants: torch.nn's GRU applies the
+reset gate after the product, and incremental networks are compared with the products of one dense matrix, without P.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,31 +13,31 @@ from unfading.errors import unknown
 
 INPUT = 8  # features of the input
 
-# On a CPU a layer, a batch of rows of unequal length, a layer pushed step by step; on a GPU a layer whose loss is on its last
-# step, and many models at once.
+# On a CPU: a layer, a batch of rows of unequal length, a layer that gets one step at a time. On a GPU: a layer with the loss on
+# its last step, and many models at once.
 Kind = Literal["layer", "lengths", "stream", "last", "fleet"]
-# "float32" is right to the last bits; in "tf32" products have 10 bits; "bf16" and "fp16" are autocast's.
+# "float32" has full precision; in "tf32" products have 10 bits; "bf16" and "fp16" run under autocast.
 Dtype = Literal["float32", "tf32", "bf16", "fp16"]
 
 
-def _none(T: int, H: int) -> dict[str, Any]:
+def _no_options(T: int, H: int) -> dict[str, Any]:
     return {}
 
 
 class Variant(NamedTuple):
-    """A cell at certain options, as functions of T and H."""
+    """A cell with options, which are a function of T and H."""
 
     name: str
     cell: str
-    options: Callable[[int, int], dict[str, Any]] = _none
+    options: Callable[[int, int], dict[str, Any]] = _no_options
 
     def scale(self, T: int) -> float:
-        """What the weights are multiplied by at the start."""
+        """Factor on the initial weights."""
         return SCALES[self.cell](T) if self.cell in SCALES else 1.0
 
 
 class Case(NamedTuple):
-    """One line of the table."""
+    """One row of the table: what is measured at which size."""
 
     kind: Kind
     variant: Variant
@@ -58,15 +58,15 @@ class Case(NamedTuple):
 
 
 def title(kind: str, name: str, T: int, B: int, H: int, dtype: str, models: int) -> str:
-    """A case in one line; what goes without saying is left out."""
-    said = f"{name} T={T} B={B} H={H}"
-    said += f" {dtype}" if kind in ("last", "fleet") else ""
-    said += f" {models} models" if models > 1 else ""
-    return said + (f" {kind}" if kind in ("lengths", "stream") else "")
+    """A case in one line, without what is the same for all of its kind."""
+    text = f"{name} T={T} B={B} H={H}"
+    text += f" {dtype}" if kind in ("last", "fleet") else ""
+    text += f" {models} models" if models > 1 else ""
+    return text + (f" {kind}" if kind in ("lengths", "stream") else "")
 
 
-# A state that grows exp(eta K T) fold overflows before T = 784, so eta is shrunk; the cost
-# of a step does not depend on it.
+# A state that grows by a factor of exp(eta K T) overflows before T = 784, so eta is smaller here. The cost of a step does not
+# depend on it.
 OPTIONS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "GRU reset after": lambda T, H: {"reset_after": True},
     "IncrementalRNN": lambda T, H: {"eta": 0.2 / T},
@@ -75,7 +75,7 @@ OPTIONS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "RecurrentHighway L=4": lambda T, H: {"depth": 4},
 }
 
-# For the same reason: NRU's memory feeds itself, and JANET with beta = 1 is chaotic at its start.
+# For the same reason: the memory of NRU feeds back into itself, and JANET with beta = 1 starts chaotic.
 SCALES: dict[str, Callable[[int], float]] = {"NRU": lambda T: 10 / max(T, 10), "JANET": lambda T: 0.5}
 
 HEADLINE = ("LSTM", "GRU reset after", "Elman", "STAR", "JANET", "IncrementalRNN K=1", "NRU")
@@ -96,37 +96,37 @@ def variants() -> dict[str, Variant]:
     return plain | {name: Variant(name, name.split()[0], options) for name, options in OPTIONS.items()}
 
 
-def chosen(cases: Iterable[Case], cells: Iterable[str]) -> list[Case]:
-    """Those cases that are of the named cells. Raises for a cell that does not exist."""
-    wanted, known = set(cells), cell_classes()
-    for name in sorted(wanted):
+def select(cases: Iterable[Case], cells: Iterable[str]) -> list[Case]:
+    """The cases of the named cells. Raises for a cell that does not exist."""
+    names, known = set(cells), cell_classes()
+    for name in sorted(names):
         if name not in known:
             raise ValueError(unknown("cell", name, known))
-    return [case for case in cases if case.variant.cell in wanted]
+    return [case for case in cases if case.variant.cell in names]
 
 
 def headline(cells: Iterable[str] = ()) -> list[Case]:
-    """A look in under a minute: some cells, or all variants of the cells that are named, at two batch sizes."""
+    """Cases for under a minute: some cells, or all variants of the named cells, at two batch sizes."""
     known, cells = variants(), tuple(cells)
     names = tuple(known) if cells else HEADLINE
-    found = [Case("layer", known[name], 200, B, 128) for name in names for B in (1, 32)]
-    found += [Case("lengths", known[name], 200, 32, 128) for name in (names if cells else ("LSTM", "STAR"))]
-    found += _streams(T=200)
-    return chosen(found, cells) if cells else found
+    planned = [Case("layer", known[name], 200, B, 128) for name in names for B in (1, 32)]
+    planned += [Case("lengths", known[name], 200, 32, 128) for name in (names if cells else ("LSTM", "STAR"))]
+    planned += _streams(T=200)
+    return select(planned, cells) if cells else planned
 
 
 def everything(cells: Iterable[str] = ()) -> list[Case]:
-    """All that the bars of `benchmarks/bars.py` ask for."""
+    """All cases that `benchmarks/bars.py` compares."""
     known, cells = variants(), tuple(cells)
-    found = []
+    planned = []
     for T in (200, 784):
-        found += [Case("layer", variant, T, 1, H) for variant in known.values() for H in (64, 128)]
-        found += [Case("layer", known[name], T, B, 64) for name in AGAINST_TORCH for B in (32, 128)]
-        found += [Case("layer", known[name], T, B, 128) for name in AGAINST_PRODUCTS for B in (32, 128)]
-        found += [Case("layer", known[name], T, 32, H) for name in HEAVY for H in (64, 128)]
-        found += [Case("lengths", known[name], T, B, 128) for name in AGAINST_PRODUCTS for B in (32, 128)]
-    found += _streams(T=200)
-    return chosen(found, cells) if cells else found
+        planned += [Case("layer", variant, T, 1, H) for variant in known.values() for H in (64, 128)]
+        planned += [Case("layer", known[name], T, B, 64) for name in AGAINST_TORCH for B in (32, 128)]
+        planned += [Case("layer", known[name], T, B, 128) for name in AGAINST_PRODUCTS for B in (32, 128)]
+        planned += [Case("layer", known[name], T, 32, H) for name in HEAVY for H in (64, 128)]
+        planned += [Case("lengths", known[name], T, B, 128) for name in AGAINST_PRODUCTS for B in (32, 128)]
+    planned += _streams(T=200)
+    return select(planned, cells) if cells else planned
 
 
 def _streams(T: int) -> list[Case]:

@@ -1,10 +1,10 @@
-"""What is timed: one pass, or both passes, of a module over one batch, ours or another's; or of many models at once.
+"""What is timed: the forward pass, or both passes, of a module over one batch, ours or another one, or of many models at once.
 
     forward    without a graph
     both       forward and backward, with all weight gradients
 
-On a GPU the loss is the mean square of the last step's output, and a contender also tells what it computes under a random
-cotangent of all steps, so that it can be held against its own form in float64.
+On a GPU the loss is the mean square of the last step's output. A contender also gives its results under a random cotangent of
+all steps, so that they can be compared with those of the same module in float64.
 """
 
 from abc import ABC, abstractmethod
@@ -17,35 +17,37 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from unfading.backends.choose import use_backend
-from unfading.bench.agreement import everything, furthest, random_like
+from unfading.bench.agreement import all_results, largest_error, random_like
 from unfading.bench.cases import Case, Dtype, cell_classes
-from unfading.bench.precision import casting
+from unfading.bench.precision import autocast
 from unfading.fuse.fused import refusal
 from unfading.layers.convert import to_torch
 from unfading.layers.factory import Layer, layer
 from unfading.layers.recurrent import Recurrent
 
 Call = Callable[[], object]
-Around = Callable[[], AbstractContextManager[object]]
+Context = Callable[[], AbstractContextManager[object]]
 
 
-def built(case: Case) -> Layer:
-    """The layer of a case, with weights from torch's own generator."""
+def build_layer(case: Case) -> Layer:
+    """The layer of a case, with weights from torch's global generator."""
     variant = case.variant
-    make = layer(cell_classes()[variant.cell])
-    made = make(case.input_size, case.H, backend="fused", **variant.options(case.T, case.H))
-    return scaled(made, variant.scale(case.T))
+    layer_class = layer(cell_classes()[variant.cell])
+    built = layer_class(case.input_size, case.H, backend="fused", **variant.options(case.T, case.H))
+    return scale_parameters(built, variant.scale(case.T))
 
 
 @torch.no_grad()
-def scaled(made: Layer, scale: float) -> Layer:
-    """The layer, its parameters multiplied in place."""
-    for parameter in made.parameters():
+def scale_parameters(layer: Layer, scale: float) -> Layer:
+    """Multiply the parameters in place; returns the layer."""
+    for parameter in layer.parameters():
         parameter.mul_(scale)
-    return made
+    return layer
 
 
-def forward(module: nn.Module, x: Tensor) -> Call:
+def forward_pass(module: nn.Module, x: Tensor) -> Call:
+    """A call that runs the forward pass without a graph."""
+
     @torch.no_grad()
     def run() -> None:
         module(x)
@@ -53,23 +55,23 @@ def forward(module: nn.Module, x: Tensor) -> Call:
     return run
 
 
-def both(module: nn.Module, x: Tensor, pull: Callable[[Tensor], object], **arguments: object) -> Call:
-    """`pull` takes the output and runs the backward pass."""
+def both_passes(module: nn.Module, x: Tensor, backward: Callable[[Tensor], object], **arguments: object) -> Call:
+    """A call that runs both passes. `backward` takes the output and runs the backward pass."""
     parameters = list(module.parameters())
 
     def run() -> None:
         for parameter in parameters:
             parameter.grad = None
         output, _ = module(x, **arguments)
-        pull(output)
+        backward(output)
 
     return run
 
 
-def nearest(made: Recurrent) -> nn.RNNBase | None:
-    """torch.nn's module with the same weights, where there is one that computes the same."""
+def torch_equivalent(layer: Recurrent) -> nn.RNNBase | None:
+    """torch.nn's module with the same weights, if there is one that computes the same."""
     try:
-        return to_torch(made)
+        return to_torch(layer)
     except (TypeError, ValueError):
         return None
 
@@ -78,19 +80,19 @@ def loss(output: Tensor) -> Tensor:
     return output[-1].square().mean()
 
 
-def by(backend: str, dtype: Dtype, device: torch.device) -> Around:
-    """Where layers of ours run: by this backend, under autocast if the case asks for it."""
+def running_on(backend: str, dtype: Dtype, device: torch.device) -> Context:
+    """A context in which our layers use this backend, under autocast for half precision."""
 
     @contextmanager
-    def around() -> Iterator[None]:
-        with use_backend(backend), casting(dtype, device):
+    def context() -> Iterator[None]:
+        with use_backend(backend), autocast(dtype, device):
             yield
 
-    return around
+    return context
 
 
 class Contender(ABC):
-    """One way to do the work of a case on a GPU; `exact` is the same in float64, where there is such."""
+    """One implementation of a case on a GPU; `exact` is the same in float64, if there is one."""
 
     exact: "Contender | None" = None
 
@@ -101,38 +103,38 @@ class Contender(ABC):
     def both(self) -> None: ...
 
     @abstractmethod
-    def computed(self) -> dict[str, Tensor]:
+    def results(self) -> dict[str, Tensor]:
         """Outputs and gradients, by name."""
 
     @cached_property
-    def truth(self) -> dict[str, Tensor]:
-        """What is computed, once for all who are held against it."""
-        return self.computed()
+    def known_results(self) -> dict[str, Tensor]:
+        """The results, computed once for all contenders that are compared with them."""
+        return self.results()
 
     def error(self) -> float | None:
-        """How far from what is right the furthest result is; None where nothing tells."""
-        return None if self.exact is None else furthest(self.computed(), self.exact.truth)
+        """The largest relative error of a result; None if it cannot be computed."""
+        return None if self.exact is None else largest_error(self.results(), self.exact.known_results)
 
 
-class Inside(nn.Module):
-    """A module whose forward pass runs inside of a context."""
+class InContext(nn.Module):
+    """A module whose forward pass runs inside a context."""
 
-    def __init__(self, module: nn.Module, around: Around):
+    def __init__(self, module: nn.Module, context: Context):
         super().__init__()
-        self.module, self.around = module, around
+        self.module, self.context = module, context
 
     def forward(self, x: Tensor) -> tuple[Tensor, object]:
-        with self.around():
+        with self.context():
             return self.module(x)
 
 
 class Single(Contender):
     """A module over one batch [T, B, I]."""
 
-    def __init__(self, module: nn.Module, x: Tensor, around: Around = nullcontext, exact: Contender | None = None):
-        self.inside, self.x, self.exact = Inside(module, around), x, exact
-        self._forward = forward(self.inside, x)
-        self._both = both(self.inside, x, lambda output: loss(output).backward())
+    def __init__(self, module: nn.Module, x: Tensor, context: Context = nullcontext, exact: Contender | None = None):
+        self.module, self.x, self.exact = InContext(module, context), x, exact
+        self._forward = forward_pass(self.module, x)
+        self._both = both_passes(self.module, x, lambda output: loss(output).backward())
 
     def forward(self) -> None:
         self._forward()
@@ -140,32 +142,32 @@ class Single(Contender):
     def both(self) -> None:
         self._both()
 
-    def computed(self) -> dict[str, Tensor]:
-        return everything(self.inside, self.x)
+    def results(self) -> dict[str, Tensor]:
+        return all_results(self.module, self.x)
 
 
-class Together(Contender):
-    """Models of one shape in one pass, by `torch.func`: x is [E, T, B, I]."""
+class StackedModels(Contender):
+    """Models of one shape in one pass, with `torch.func`: x is [E, T, B, I]."""
 
-    def __init__(self, models: Sequence[Layer], x: Tensor, around: Around, exact: Contender | None = None):
-        self.inside, self.x, self.exact = Inside(models[0], around), x, exact
-        with around():
+    def __init__(self, models: Sequence[Layer], x: Tensor, context: Context, exact: Contender | None = None):
+        self.module, self.x, self.exact = InContext(models[0], context), x, exact
+        with context():
             for cell in models[0].runners:
-                refusal(cell)  # compiles it now: inside of `vmap` its parameters are not themselves
-        trained, held = stack_module_state(list(models))
-        # Cut from their graph: `grad` makes one of its own, and would keep another around it.
-        self.trained = {f"module.{name}": part.detach() for name, part in trained.items()}
-        self.held = {f"module.{name}": part for name, part in held.items()}
+                refusal(cell)  # compiles it now, since inside `vmap` its parameters are wrapped
+        parameters, buffers = stack_module_state(list(models))
+        # Detached: `grad` builds a graph of its own, which would otherwise keep another one alive.
+        self.parameters = {f"module.{name}": part.detach() for name, part in parameters.items()}
+        self.buffers = {f"module.{name}": part for name, part in buffers.items()}
 
-    def _output(self, trained: dict[str, Tensor], held: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(self.inside, trained | held, (x,))[0]
+    def _output(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(self.module, parameters | buffers, (x,))[0]
 
     def _outputs(self) -> Tensor:
         with torch.no_grad():
-            return vmap(self._output)(self.trained, self.held, self.x)
+            return vmap(self._output)(self.parameters, self.buffers, self.x)
 
     def _gradients(self, objective: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        return vmap(grad(lambda *arguments: objective(self._output(*arguments))))(self.trained, self.held, self.x)
+        return vmap(grad(lambda *arguments: objective(self._output(*arguments))))(self.parameters, self.buffers, self.x)
 
     def forward(self) -> None:
         self._outputs()
@@ -173,37 +175,37 @@ class Together(Contender):
     def both(self) -> None:
         self._gradients(loss)
 
-    def computed(self) -> dict[str, Tensor]:
+    def results(self) -> dict[str, Tensor]:
         output = self._outputs()
         cotangent = random_like(output[0], torch.Generator().manual_seed(0))
         gradients = self._gradients(lambda output: (output * cotangent).sum())
         return {"the output": output} | {f"the gradient of {name}": part for name, part in gradients.items()}
 
 
-class Replayed(Contender):
-    """Another contender's work, captured as a CUDA graph and replayed: what `train` does, and what the GPU alone takes."""
+class GraphReplay(Contender):
+    """Another contender, captured as a CUDA graph and replayed as in `train`: the time of the GPU alone."""
 
     def __init__(self, inner: Contender):
         self.inner, self.exact = inner, inner.exact
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
     def forward(self) -> None:
-        self._play("forward", self.inner.forward)
+        self._replay("forward", self.inner.forward)
 
     def both(self) -> None:
-        self._play("both", self.inner.both)
+        self._replay("both", self.inner.both)
 
-    def computed(self) -> dict[str, Tensor]:
-        return self.inner.computed()
+    def results(self) -> dict[str, Tensor]:
+        return self.inner.results()
 
-    def _play(self, name: str, call: Call) -> None:
+    def _replay(self, name: str, call: Call) -> None:
         if name not in self.graphs:
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):  # until all that is made once is made
+            side_stream = torch.cuda.Stream()
+            side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side_stream):  # warm up: buffers and kernels are created in the first calls
                 for _ in range(3):
                     call()
-            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.current_stream().wait_stream(side_stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 call()
@@ -212,19 +214,19 @@ class Replayed(Contender):
 
 
 class OneByOne(Contender):
-    """Several, one after the other."""
+    """Several contenders, one after the other."""
 
-    def __init__(self, members: Sequence[Contender]):
-        self.members = members
+    def __init__(self, contenders: Sequence[Contender]):
+        self.contenders = contenders
 
     def forward(self) -> None:
-        for member in self.members:
-            member.forward()
+        for contender in self.contenders:
+            contender.forward()
 
     def both(self) -> None:
-        for member in self.members:
-            member.both()
+        for contender in self.contenders:
+            contender.both()
 
-    def computed(self) -> dict[str, Tensor]:
-        made = [member.computed() for member in self.members]
-        return {name: torch.stack([one[name] for one in made]) for name in made[0]}
+    def results(self) -> dict[str, Tensor]:
+        results = [contender.results() for contender in self.contenders]
+        return {name: torch.stack([each[name] for each in results]) for name in results[0]}

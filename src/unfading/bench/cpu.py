@@ -1,4 +1,4 @@
-"""From a case to a row on a CPU: build the layer, check that it agrees with the reference, then time it."""
+"""Measure a case on a CPU: build the layer, check that it agrees with the reference, then time it."""
 
 import copy
 import random
@@ -11,99 +11,107 @@ from torch.utils import _pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from unfading.backends.choose import use_backend
-from unfading.bench.agreement import disagreement, parts_from
+from unfading.bench.agreement import difference, disagreement
 from unfading.bench.cases import Case
-from unfading.bench.contenders import Call, both, built, forward, nearest
-from unfading.bench.results import Pass, Row, of_case
-from unfading.bench.timing import WALL, Race, race, torch_threads
+from unfading.bench.contenders import Call, both_passes, build_layer, forward_pass, torch_equivalent
+from unfading.bench.results import Pass, Result, case_fields
+from unfading.bench.timing import WALL, Timings, time_in_turns, torch_threads
 from unfading.cells.base import Cell
 from unfading.cells.matrix import LowRank
 from unfading.fuse.fused import refusal
 from unfading.layers.factory import Layer
 
-# What a contender may take for all its rounds. The reference loop is many times slower than the others, and nobody needs
-# the ratio to it as exactly.
+# Seconds that a contender may take for all its rounds. The reference loop is many times slower than the others, and the ratio
+# to it needs less precision.
 SECONDS, SLOW_SECONDS = 3.0, 1.0
 STEADY = 0.1  # how far a control may be from 1 on several threads
 
 Contenders = dict[str, Call]
 
 
-def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) -> Row:
-    """Measure one case with one torch thread, or as many as said; the process gets its own number back.
+def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) -> Result:
+    """Measure one case. The number of torch threads and the random state are the same afterwards as before.
 
     Args:
-        case: what to measure.
-        threads: torch threads.
-        rounds: at most so many rounds; what is slow gets fewer.
-        seed: of weights, data and order.
+        case: What to measure.
+        threads: Number of torch threads.
+        rounds: Largest number of rounds. Slow contenders get fewer.
+        seed: Seed of weights, data and order.
     """
     with torch_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = built(case)
-        cell = cast(Cell, made.cells[0])
-        told = of_case(case, threads) | {"dense": _is_dense(cell), "matrices": _matrices(cell, case.H)}
+        layer = build_layer(case)
+        cell = cast(Cell, layer.cells[0])
+        fields = case_fields(case, threads) | {"dense": _is_dense(cell), "matrices": _matrices(cell, case.H)}
         reason = refusal(cell)
         if reason is not None:
-            return Row(**told, status="refused", reason=reason)
+            return Result(**fields, status="refused", reason=reason)
         x = torch.randn(case.T, case.B, case.input_size)
-        check, time = {"layer": (_wrong, _layer), "lengths": (_wrong, _lengths), "stream": (_wrong_stream, _stream)}[case.kind]
-        reason = check(case, made, x)
+        check, time = {
+            "layer": (_check_layer, _time_layer),
+            "lengths": (_check_layer, _time_lengths),
+            "stream": (_check_stream, _time_stream),
+        }[case.kind]
+        reason = check(case, layer, x)
         if reason is not None:
-            return Row(**told, status="wrong", reason=reason)
+            return Result(**fields, status="wrong", reason=reason)
 
-        def run(contenders: Contenders) -> Race:
+        def run(contenders: Contenders) -> Timings:
             seconds = {name: SLOW_SECONDS if name == "reference" else SECONDS for name in contenders}
-            return race(contenders, WALL, rounds=rounds, seconds=seconds, order=random.Random(seed))
+            return time_in_turns(contenders, WALL, rounds=rounds, seconds=seconds, order=random.Random(seed))
 
-        passes = time(case, made, x, run)
-    off = [name for name in ("forward", "both") if name in passes and abs(passes[name].control - 1) > STEADY]
-    if threads > 1 and off:
-        controls = " and ".join(f"{passes[name].control:.2f}" for name in off)
+        passes = time(case, layer, x, run)
+    unsteady = [name for name in ("forward", "both") if name in passes and abs(passes[name].control - 1) > STEADY]
+    if threads > 1 and unsteady:
+        controls = " and ".join(f"{passes[name].control:.2f}" for name in unsteady)
         reason = f"the same call timed twice differs by a factor of {controls} on {threads} threads"
-        return Row(**told, status="unsteady", reason=reason)
-    return Row(**told, status="measured", **passes)
+        return Result(**fields, status="unsteady", reason=reason)
+    return Result(**fields, status="measured", **passes)
 
 
-def _wrong(case: Case, made: Layer, x: Tensor) -> str | None:
-    return disagreement(made, x, half_lengths(case) if case.kind == "lengths" else None)
+def _check_layer(case: Case, layer: Layer, x: Tensor) -> str | None:
+    """Why the fused loop must not be timed; None if it agrees with the reference."""
+    return disagreement(layer, x, half_lengths(case) if case.kind == "lengths" else None)
 
 
-def _layer(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race]) -> dict[str, Any]:
-    """A whole call against the reference loop, torch.nn's nearest and, with its gradients, the cell's own products."""
-    pull = _pull(case, made)
-    peer = nearest(made)
-    once: Contenders = {"fused": forward(made, x), "control": forward(made, x), "reference": _slowly(forward(made, x))}
-    twice: Contenders = {
-        "fused": both(made, x, pull),
-        "control": both(made, x, pull),
-        "reference": _slowly(both(made, x, pull)),
+def _time_layer(case: Case, layer: Layer, x: Tensor, run: Callable[[Contenders], Timings]) -> dict[str, Any]:
+    """A whole call beside the reference loop, torch.nn's equivalent and, with gradients, the cell's own matrix products."""
+    backward = _backward(case, layer)
+    peer = torch_equivalent(layer)
+    forward: Contenders = {
+        "fused": forward_pass(layer, x),
+        "control": forward_pass(layer, x),
+        "reference": _by_reference(forward_pass(layer, x)),
+    }
+    both: Contenders = {
+        "fused": both_passes(layer, x, backward),
+        "control": both_passes(layer, x, backward),
+        "reference": _by_reference(both_passes(layer, x, backward)),
     }
     if peer is not None:
-        once["torch"], twice["torch"] = forward(peer, x), both(peer, x, pull)
-    matrices = _matrices(cast(Cell, made.cells[0]), case.H)
+        forward["torch"], both["torch"] = forward_pass(peer, x), both_passes(peer, x, backward)
+    matrices = _matrices(cast(Cell, layer.cells[0]), case.H)
     if matrices is not None:
-        twice["products"] = _products(round(matrices), case.T * case.B, case.H)
+        both["products"] = _products(round(matrices), case.T * case.B, case.H)
     return {
         "torch_name": None if peer is None else f"nn.{type(peer).__name__}",
-        "forward": _pass(run(once)),
-        "both": _pass(run(twice)),
+        "forward": _pass(run(forward)),
+        "both": _pass(run(both)),
     }
 
 
-def _lengths(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race]) -> dict[str, Any]:
-    """Rows of half the length on average against the same batch at full length."""
-    pull = _pull(case, made)
-    lengths = half_lengths(case)
-    short = both(made, x, pull, lengths=lengths)
-    return {"both": _pass(run({"fused": short, "control": short, "full": both(made, x, pull)}))}
+def _time_lengths(case: Case, layer: Layer, x: Tensor, run: Callable[[Contenders], Timings]) -> dict[str, Any]:
+    """Rows of half the length on average beside the same batch at full length."""
+    backward = _backward(case, layer)
+    short = both_passes(layer, x, backward, lengths=half_lengths(case))
+    return {"both": _pass(run({"fused": short, "control": short, "full": both_passes(layer, x, backward)}))}
 
 
-def _stream(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race]) -> dict[str, Any]:
-    """A layer pushed step by step against nn.LSTM called for one step at a time, which carries its state along."""
+def _time_stream(case: Case, layer: Layer, x: Tensor, run: Callable[[Contenders], Timings]) -> dict[str, Any]:
+    """A layer that gets one step at a time beside nn.LSTM called for one step at a time, with its state carried along."""
     peer = nn.LSTM(case.input_size, case.H)
     steps, singles = x.unbind(0), x.split(1)
-    stream = cast(Any, made).stream(batch=case.B)  # made once, as its user does
+    stream = cast(Any, layer).stream(batch=case.B)  # created once, as in use
 
     def push() -> None:
         for step in steps:
@@ -115,35 +123,35 @@ def _stream(case: Case, made: Layer, x: Tensor, run: Callable[[Contenders], Race
         for single in singles:
             _, state = peer(single, state)
 
-    found = run({"fused": push, "control": push, "torch": call})
-    return {"torch_name": "nn.LSTM, one step a call", "forward": _pass(found, calls=case.T)}
+    timings = run({"fused": push, "control": push, "torch": call})
+    return {"torch_name": "nn.LSTM, one step a call", "forward": _pass(timings, calls=case.T)}
 
 
-def _wrong_stream(case: Case, made: Layer, x: Tensor) -> str | None:
+def _check_stream(case: Case, layer: Layer, x: Tensor) -> str | None:
     with torch.no_grad(), use_backend("reference"):
-        want, plain = copy.deepcopy(made).double()(x.double())[0], made(x)[0]
-    stream = cast(Any, made).stream(batch=case.B)
-    got = torch.stack([stream.push(step) for step in x.unbind(0)])
-    problem = parts_from(got, plain, want)
+        exact, reference = copy.deepcopy(layer).double()(x.double())[0], layer(x)[0]
+    stream = cast(Any, layer).stream(batch=case.B)
+    streamed = torch.stack([stream.push(step) for step in x.unbind(0)])
+    problem = difference(streamed, reference, exact)
     return problem and f"the output of stream() {problem}"
 
 
-def _pull(case: Case, made: Layer) -> Callable[[Tensor], object]:
+def _backward(case: Case, layer: Layer) -> Callable[[Tensor], object]:
     """The backward pass from a random cotangent of the whole output."""
-    cotangent = torch.randn(case.T, case.B, made.output_size)
+    cotangent = torch.randn(case.T, case.B, layer.output_size)
     return lambda output: output.backward(cotangent)
 
 
-def _slowly(run: Call) -> Call:
-    def slow() -> None:
+def _by_reference(call: Call) -> Call:
+    def reference() -> None:
         with use_backend("reference"):
-            run()
+            call()
 
-    return slow
+    return reference
 
 
 def _products(matrices: int, rows: int, H: int) -> Call:
-    """Per H x H matrix: the product with it, its transpose's for the way back, and its gradient, each over all time."""
+    """For each H x H matrix: the product with it, with its transpose for the backward pass, and its gradient, over all time."""
     W, v, d = torch.randn(H, H), torch.randn(rows, H), torch.randn(rows, H)
 
     def run() -> None:
@@ -155,14 +163,14 @@ def _products(matrices: int, rows: int, H: int) -> Call:
     return run
 
 
-def _pass(found: Race, calls: int = 1) -> Pass:
+def _pass(timings: Timings, calls: int = 1) -> Pass:
     def over(name: str, other: str) -> float | None:
-        return round(found.ratio(name, other), 4) if {name, other} <= found.seconds.keys() else None
+        return round(timings.ratio(name, other), 4) if {name, other} <= timings.seconds.keys() else None
 
     return Pass(
-        ms=round(1e3 * found.median("fused") / calls, 5),
-        rounds=found.rounds("fused"),
-        control=round(found.ratio("control", "fused"), 4),
+        ms=round(1e3 * timings.median("fused") / calls, 5),
+        rounds=timings.rounds("fused"),
+        control=round(timings.ratio("control", "fused"), 4),
         x_reference=over("reference", "fused"),
         x_torch=over("torch", "fused"),
         of_products=over("fused", "products"),
@@ -182,7 +190,7 @@ def _is_dense(cell: Cell) -> bool:
 
 
 def _matrices(cell: Cell, H: int) -> int | None:
-    """Products inside a step in units of one H x H matrix, counted while it runs; None where its matrices are no such."""
+    """Products inside a step in units of one H x H matrix, counted while it runs; None for matrices of other shapes."""
     shapes = [leaf.shape for leaf in _pytree.tree_leaves(cell.weights()) if leaf.dim() == 2]
     if not shapes or not _is_dense(cell) or any(size % H for shape in shapes for size in shape):
         return None

@@ -1,7 +1,7 @@
-"""Who runs beside a fused layer on a GPU: the same cell by other loops, cuDNN, and other people's kernels where installed.
+"""The peers of a fused layer on a GPU: the same cell by other loops, cuDNN, and other kernels that are installed.
 
-A peer's own precision is that of the case. cuDNN holds its weights in half precision where the case is: that is its fastest
-form; our layers keep float32 weights and run under autocast, as in training.
+A peer runs in the precision of the case. For half precision cuDNN holds its weights in half precision, its fastest form, while
+our layers keep float32 weights and run under autocast, as in training.
 """
 
 import copy
@@ -16,91 +16,91 @@ from torch.nn.functional import linear
 
 from unfading.backends.choose import IMPLEMENTATIONS
 from unfading.bench.cases import Case
-from unfading.bench.contenders import Contender, OneByOne, Replayed, Single, Together, by, nearest
+from unfading.bench.contenders import Contender, GraphReplay, OneByOne, Single, StackedModels, running_on, torch_equivalent
 from unfading.bench.precision import HALVES
 from unfading.layers.factory import Layer
 
 
-class Absent(Exception):
-    """A peer that cannot run here; the text says why."""
+class PeerUnavailable(Exception):
+    """A peer that cannot run here; the message says why."""
 
 
-# By name what makes it; what is raised, Absent or another, is the reason why it is not timed.
+# By name, a function that builds the peer. If it raises, the exception is the reason why the peer is not timed.
 Peers = dict[str, Callable[[], Contender]]
 
 
-def peers_of_layer(case: Case, made: Layer, x: Tensor, exact: Contender) -> Peers:
-    """Who runs beside a layer over x [T, B, I]; `exact` is the layer in float64."""
-    around = by("fused", case.dtype, x.device)
-    found: Peers = {
-        "fused, captured": partial(_captured, lambda: Single(made, x, around, exact), x.device),
-        "eager loop": partial(_loop, "reference", case, made, x, exact),
-        "graphed loop": partial(_loop, "graph", case, made, x, exact),
+def peers_of_layer(case: Case, layer: Layer, x: Tensor, exact: Contender) -> Peers:
+    """The peers of a layer over x [T, B, I]; `exact` is the layer in float64."""
+    context = running_on("fused", case.dtype, x.device)
+    peers: Peers = {
+        "fused, captured": partial(_captured, lambda: Single(layer, x, context, exact), x.device),
+        "eager loop": partial(_loop, "reference", case, layer, x, exact),
+        "graphed loop": partial(_loop, "graph", case, layer, x, exact),
     }
-    same = nearest(made)
-    lstm = same if isinstance(same, nn.LSTM) else nn.LSTM(case.input_size, case.H).to(x.device)
-    rivals = [lstm] if same is None or same is lstm else [lstm, same]
-    for rival in rivals:
-        name = f"cuDNN {type(rival).__name__}"
-        found[name] = partial(_other, rival, type(rival), case, x)
-        found[f"{name}, captured"] = partial(_captured, found[name], x.device)
-    if same is lstm:
-        found["FlashRNN Triton"] = partial(_other, lstm, FlashRNNTriton, case, x)
-        found["FlashRNN CUDA"] = partial(_other, lstm, FlashRNN, case, x)
-        found["TorchRL"] = partial(_other, lstm, TorchRLLSTM, case, x)
-    if isinstance(same, nn.GRU):
-        found["TorchRL"] = partial(_other, same, TorchRLGRU, case, x)
-    return found
+    equivalent = torch_equivalent(layer)
+    lstm = equivalent if isinstance(equivalent, nn.LSTM) else nn.LSTM(case.input_size, case.H).to(x.device)
+    modules = [lstm] if equivalent is None or equivalent is lstm else [lstm, equivalent]
+    for module in modules:
+        name = f"cuDNN {type(module).__name__}"
+        peers[name] = partial(_torch_module, module, type(module), case, x)
+        peers[f"{name}, captured"] = partial(_captured, peers[name], x.device)
+    if equivalent is lstm:
+        peers["FlashRNN Triton"] = partial(_torch_module, lstm, FlashRNNTriton, case, x)
+        peers["FlashRNN CUDA"] = partial(_torch_module, lstm, FlashRNN, case, x)
+        peers["TorchRL"] = partial(_torch_module, lstm, TorchRLLSTM, case, x)
+    if isinstance(equivalent, nn.GRU):
+        peers["TorchRL"] = partial(_torch_module, equivalent, TorchRLGRU, case, x)
+    return peers
 
 
 def peers_of_fleet(case: Case, models: Sequence[Layer], x: Tensor) -> Peers:
-    """Who runs beside a fleet over x [E, T, B, I]: the same captured, and the same models by the same kernels, one by one."""
-    around = by("fused", case.dtype, x.device)
+    """The peers of a fleet over x [E, T, B, I]: the same captured, and its models one by one, with the same kernels."""
+    context = running_on("fused", case.dtype, x.device)
     return {
-        "fused, captured": partial(_captured, lambda: Together(models, x, around), x.device),
-        "one by one": lambda: OneByOne([Single(model, one, around) for model, one in zip(models, x, strict=True)]),
+        "fused, captured": partial(_captured, lambda: StackedModels(models, x, context), x.device),
+        "one by one": lambda: OneByOne([Single(model, each, context) for model, each in zip(models, x, strict=True)]),
     }
 
 
 def _captured(make: Callable[[], Contender], device: torch.device) -> Contender:
     if device.type != "cuda":
-        raise Absent("graphs are captured on a GPU")
-    return Replayed(make())
+        raise PeerUnavailable("graphs are captured on a GPU")
+    return GraphReplay(make())
 
 
-def _loop(backend: str, case: Case, made: Layer, x: Tensor, exact: Contender) -> Contender:
+def _loop(backend: str, case: Case, layer: Layer, x: Tensor, exact: Contender) -> Contender:
     if backend not in IMPLEMENTATIONS:
-        raise Absent(f"this version has no backend {backend!r}")
-    return Single(made, x, by(backend, case.dtype, x.device), exact)
+        raise PeerUnavailable(f"this version has no backend {backend!r}")
+    return Single(layer, x, running_on(backend, case.dtype, x.device), exact)
 
 
-def _other(same: nn.RNNBase, form: type[nn.RNNBase], case: Case, x: Tensor) -> Contender:
-    """A form of torch's module with its weights, in the precision of the case, beside that module in float64."""
-    if issubclass(form, Foreign):
-        form.check(case)
-    options = {"nonlinearity": same.nonlinearity} if isinstance(same, nn.RNN) else {}
-    make: Any = form  # the base class takes other arguments
-    made = make(same.input_size, same.hidden_size, **options)
-    made.load_state_dict(same.state_dict())
+def _torch_module(module: nn.RNNBase, subclass: type[nn.RNNBase], case: Case, x: Tensor) -> Contender:
+    """A module of torch, or a subclass with other kernels, with the same weights in the precision of the case."""
+    if issubclass(subclass, ExternalKernel):
+        subclass.check(case)
+    options = {"nonlinearity": module.nonlinearity} if isinstance(module, nn.RNN) else {}
+    make: Any = subclass  # the base class takes other arguments
+    peer = make(module.input_size, module.hidden_size, **options)
+    peer.load_state_dict(module.state_dict())
     dtype = HALVES.get(case.dtype, torch.float32)
-    exact = Single(copy.deepcopy(same).double(), x.double())
-    return Single(made.to(x.device, dtype), x.to(dtype), exact=exact)
+    exact = Single(copy.deepcopy(module).double(), x.double())
+    return Single(peer.to(x.device, dtype), x.to(dtype), exact=exact)
 
 
-class Foreign:
-    """Someone else's kernel in the place of torch's own; whatever is imported is imported where it runs."""
+class ExternalKernel:
+    """A module of torch that runs with the kernel of another package, which is imported when it runs."""
 
     package: str
 
     @classmethod
     def check(cls, case: Case) -> None:
-        """Raise Absent where it cannot run."""
+        """Raise PeerUnavailable if it cannot run."""
         if find_spec(cls.package) is None:
-            raise Absent("not installed")
+            raise PeerUnavailable("not installed")
 
 
-class FlashRNN(Foreign, nn.LSTM):
-    """FlashRNN has torch's order of gates, and leaves the input's product to its user."""
+class FlashRNN(ExternalKernel, nn.LSTM):
+    """FlashRNN: torch's order of gates; the product with the input is computed by the caller."""
 
     package = "flashrnn"
     backend = "cuda_fused"
@@ -108,7 +108,7 @@ class FlashRNN(Foreign, nn.LSTM):
     def forward(self, x: Tensor, hx: Any = None) -> Any:  # type: ignore[override]
         from flashrnn import flashrnn
 
-        own: Any = self  # torch gives no types to its weights
+        own: Any = self  # torch declares no types for its weights
         gates = (4, 1, self.hidden_size)  # gates, heads, units
         Wx = linear(x.transpose(0, 1), own.weight_ih_l0, own.bias_ih_l0).unflatten(-1, gates)
         R, b = own.weight_hh_l0.reshape(*gates, self.hidden_size), own.bias_hh_l0.reshape(gates)
@@ -118,13 +118,13 @@ class FlashRNN(Foreign, nn.LSTM):
 
 
 class FlashRNNTriton(FlashRNN):
-    """The same by its kernels in Triton."""
+    """FlashRNN with its Triton kernels."""
 
     backend = "triton_fused"
 
 
-class TorchRL(Foreign):
-    """TorchRL's kernels take rows first, float32 tensors, the state to reset to at every step, and where to."""
+class TorchRL(ExternalKernel):
+    """TorchRL: batch first, float32, a state to reset to at every step, and a mask of the resets."""
 
     package = "torchrl"
 
@@ -132,7 +132,7 @@ class TorchRL(Foreign):
     def check(cls, case: Case) -> None:
         super().check(case)
         if case.dtype in HALVES:
-            raise Absent("takes float32 tensors")
+            raise PeerUnavailable("takes float32 tensors")
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
         from torchrl.modules.tensordict_module import _rnn_triton
@@ -151,8 +151,8 @@ class TorchRL(Foreign):
 
 
 class TorchRLLSTM(TorchRL, nn.LSTM):  # type: ignore[misc]
-    """Its LSTM."""
+    """The LSTM of TorchRL."""
 
 
 class TorchRLGRU(TorchRL, nn.GRU):  # type: ignore[misc]
-    """Its GRU."""
+    """The GRU of TorchRL."""

@@ -1,4 +1,4 @@
-"""What came out of a case: a row, and its form as a JSON line."""
+"""The result of a case, and its form as a JSON line."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from unfading.bench.cases import Case, Kind, title
 
-# "refused": the cell does not run fused. "wrong": it does, and computes something else. "unsteady": the control says that
-# times on several threads mean nothing here. "failed": something raised.
+# "refused": the cell does not run fused. "wrong": its fused loop gives other results than the reference. "unsteady": times on
+# several threads vary too much, as the control shows. "failed": an exception.
 Status = Literal["measured", "refused", "wrong", "unsteady", "failed"]
 
 
@@ -16,45 +16,45 @@ Status = Literal["measured", "refused", "wrong", "unsteady", "failed"]
 class Pass:
     """Times of one pass: forward without a graph, or forward and backward with all weight gradients."""
 
-    ms: float  # of a whole call; of one step where a layer is pushed step by step
+    ms: float  # of a whole call; of one step for a layer that gets one step at a time
     rounds: int
-    control: float  # time of the same call entered a second time, over its time
+    control: float  # time of the same call, entered a second time, over its time
     x_reference: float | None = None  # how many times faster than the reference loop
-    x_torch: float | None = None  # than torch.nn's nearest
+    x_torch: float | None = None  # how many times faster than torch.nn's equivalent
     of_products: float | None = None  # time over that of the cell's own matrix products
-    of_full: float | None = None  # time over that of the batch with all rows at full length
+    of_full: float | None = None  # time over that of the same batch with all rows at full length
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Times of another on the same pass."""
+class PeerPass:
+    """Times of a peer for one pass."""
 
     ms: float
     rounds: int
-    of: float | None  # our time over its; None where we have none
+    of: float | None  # our time over the peer's; None if ours was not measured
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another way to do the work of a case on a GPU, timed in turns with ours, or the reason why not."""
+    """Another implementation of a case on a GPU, timed in turns with ours, or the reason why it was not timed."""
 
     name: str
     reason: str | None = None
-    error: float | None = None  # as a row's
+    error: float | None = None  # as in `Result`
     first_s: float | None = None
-    forward: Beside | None = None
-    both: Beside | None = None
+    forward: PeerPass | None = None
+    both: PeerPass | None = None
 
 
 @dataclass(frozen=True)
-class Row:
-    """One case, measured or with the reason why not."""
+class Result:
+    """One case: its times, or the reason why it was not timed."""
 
     kind: Kind
     name: str  # of the variant
     cell: str
     options: dict[str, Any]
-    scale: float  # of the weights, against the cell's own start
+    scale: float  # factor on the initial weights of the cell
     T: int
     B: int
     H: int
@@ -63,21 +63,21 @@ class Row:
     threads: int
     status: Status
     reason: str | None = None
-    dense: bool | None = None  # no matrix of the step is kept in factors
-    matrices: float | None = None  # products inside a step, in units of one H x H matrix; None where they are not such
-    torch_name: str | None = None  # torch.nn's nearest
+    dense: bool | None = None  # no matrix of the step is stored as a product of factors
+    matrices: float | None = None  # products inside a step, in units of one H x H matrix; None for other shapes
+    torch_name: str | None = None  # torch.nn's equivalent
     forward: Pass | None = None
     both: Pass | None = None
-    # On a GPU alone:
+    # On a GPU only:
     models: int = 1  # trained together
-    error: float | None = None  # distance of the furthest output or gradient from the float64 reference, of its norm
+    error: float | None = None  # largest relative error of an output or gradient against the float64 reference
     error_contractive: float | None = None  # the same over at most 200 steps, with weights under which errors do not grow
-    first_s: float | None = None  # seconds of the first calls, compiling included as far as no cache on disk saves it
+    first_s: float | None = None  # seconds of the first calls, including compilation that no cache on disk saves
     peers: tuple[Peer, ...] = ()
 
     @property
     def case(self) -> tuple[Any, ...]:
-        """The `key` of its case."""
+        """The `key` of the case."""
         return self.kind, self.name, self.T, self.B, self.H, self.dtype, self.models
 
     @property
@@ -88,12 +88,12 @@ class Row:
         return next((peer for peer in self.peers if peer.name == name), None)
 
     def record(self, about: dict[str, Any]) -> dict[str, Any]:
-        """As JSON, with what was measured on what."""
+        """As JSON, with machine, versions and command."""
         return asdict(self) | about
 
 
-def of_case(case: Case, threads: int = 1) -> dict[str, Any]:
-    """The fields of a row that its case decides."""
+def case_fields(case: Case, threads: int = 1) -> dict[str, Any]:
+    """The fields of a result that its case decides."""
     variant = case.variant
     return {
         "kind": case.kind,
@@ -111,27 +111,28 @@ def of_case(case: Case, threads: int = 1) -> dict[str, Any]:
     }
 
 
-def from_record(record: dict[str, Any]) -> Row:
-    fields = {name: record[name] for name in Row.__dataclass_fields__ if name in record}
+def from_record(record: dict[str, Any]) -> Result:
+    """The result of a JSON line."""
+    fields = {name: record[name] for name in Result.__dataclass_fields__ if name in record}
     fields |= _passes(record, Pass)
-    fields["peers"] = tuple(Peer(**peer | _passes(peer, Beside)) for peer in record.get("peers", ()))
-    return Row(**fields)
+    fields["peers"] = tuple(Peer(**peer | _passes(peer, PeerPass)) for peer in record.get("peers", ()))
+    return Result(**fields)
 
 
-def _passes(record: dict[str, Any], make: type[Pass] | type[Beside]) -> dict[str, Any]:
+def _passes(record: dict[str, Any], make: type[Pass] | type[PeerPass]) -> dict[str, Any]:
     return {name: None if record[name] is None else make(**record[name]) for name in ("forward", "both")}
 
 
-def read(path: Path) -> tuple[list[Row], list[dict[str, Any]]]:
-    """The rows of a results file and the records they came from; of a case that was measured twice the later one counts."""
-    found: dict[Any, tuple[Row, dict[str, Any]]] = {}
+def read(path: Path) -> tuple[list[Result], list[dict[str, Any]]]:
+    """The results of a file and their records. Of a case that was measured twice, the later result counts."""
+    latest: dict[Any, tuple[Result, dict[str, Any]]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             record = json.loads(line)
-            row = from_record(record)
+            result = from_record(record)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}, is no line that `unfading bench --json` writes: {error!r}.") from None
-        key = (*row.case, row.threads)
-        found.pop(key, None)
-        found[key] = row, record
-    return [row for row, _ in found.values()], [record for _, record in found.values()]
+            raise ValueError(f"{path}, line {number}, was not written by `unfading bench`: {error!r}.") from None
+        key = (*result.case, result.threads)
+        latest.pop(key, None)
+        latest[key] = result, record
+    return [result for result, _ in latest.values()], [record for _, record in latest.values()]

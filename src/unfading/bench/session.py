@@ -18,11 +18,11 @@ from unfading.bench import cases, gpu, gpu_cases
 from unfading.bench.cases import Case
 from unfading.bench.cpu import measure
 from unfading.bench.display import tables
-from unfading.bench.results import Row, of_case
+from unfading.bench.results import Result, case_fields
 from unfading.bench.speed_figure import svg
 from unfading.source_lines import first_line
 
-Measure = Callable[[Case], Row]
+Measure = Callable[[Case], Result]
 
 
 def on_cpu(
@@ -69,31 +69,31 @@ def _run(
     for flag, path in (("--save", save), ("--figure", figure)):
         if path is not None:
             _check_writable(flag, path)
-    rows: list[Row] = []
+    results: list[Result] = []
     interrupted = False
     try:
         with nullcontext() if save is None else open(save, "a", encoding="utf-8") as file:
-            for row in _measured(planned, measure_case):
-                rows.append(row)
-                line = jsonlines.dumps(row.record(about))
+            for result in _measured(planned, measure_case):
+                results.append(result)
+                line = jsonlines.dumps(result.record(about))
                 if json:
                     print(line, flush=True)
                 if file is not None:
                     print(line, file=file, flush=True)
     except KeyboardInterrupt:
         interrupted = True
-    if rows and not json:
-        Console().print(tables(rows, about))
-    if figure is not None and any(row.status == "measured" and row.kind == "layer" for row in rows):
-        figure.write_text(svg(rows, about), encoding="utf-8")
+    if results and not json:
+        Console().print(tables(results, about))
+    if figure is not None and any(result.status == "measured" and result.kind == "layer" for result in results):
+        figure.write_text(svg(results, about), encoding="utf-8")
     if interrupted:
-        print(f"unfading: stopped after {len(rows)} of {len(planned)} cases.", file=sys.stderr)
+        print(f"unfading: stopped after {len(results)} of {len(planned)} cases.", file=sys.stderr)
         return 130
-    return 1 if any(row.status in ("wrong", "failed") for row in rows) else 0
+    return 1 if any(result.status in ("wrong", "failed") for result in results) else 0
 
 
-def _measured(planned: Sequence[Case], measure_case: Measure) -> Iterator[Row]:
-    """The rows, one after the other, with progress on stderr."""
+def _measured(planned: Sequence[Case], measure_case: Measure) -> Iterator[Result]:
+    """The results, one after the other, with progress on stderr."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     began = time.monotonic()
@@ -102,20 +102,20 @@ def _measured(planned: Sequence[Case], measure_case: Measure) -> Iterator[Row]:
         for number, case in enumerate(planned, 1):
             # Refreshed between measurements: a thread that refreshes would disturb the times.
             progress.update(bar, description=case.title, refresh=True)
-            row = _or_failed(case, measure_case)
-            yield row
+            result = _or_failed(case, measure_case)
+            yield result
             progress.advance(bar)
             if not console.is_terminal:
-                line = f"[{number}/{len(planned)}, {time.monotonic() - began:.0f} s] {case.title}: {row.status}"
-                print(line if row.both is None else f"{line}, {row.both.ms:.3g} ms", file=sys.stderr, flush=True)
+                line = f"[{number}/{len(planned)}, {time.monotonic() - began:.0f} s] {case.title}: {result.status}"
+                print(line if result.both is None else f"{line}, {result.both.ms:.3g} ms", file=sys.stderr, flush=True)
 
 
-def _or_failed(case: Case, measure_case: Measure) -> Row:
-    """The row of a case. An exception becomes a row with the reason, so that the other cases are still measured."""
+def _or_failed(case: Case, measure_case: Measure) -> Result:
+    """The result of a case. An exception becomes a result with the reason, so that the other cases are still measured."""
     try:
         return measure_case(case)
     except Exception as error:
-        return Row(**of_case(case), status="failed", reason=f"{type(error).__name__}: {first_line(error)}")
+        return Result(**case_fields(case), status="failed", reason=f"{type(error).__name__}: {first_line(error)}")
     finally:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

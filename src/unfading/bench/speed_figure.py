@@ -1,29 +1,29 @@
-"""Rows as a figure: how many times faster than the reference loop and than torch.nn, as SVG written by hand."""
+"""A bar chart of results: how many times faster than the reference loop and than torch.nn. The SVG is written directly."""
 
 from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from unfading.bench.results import Row
+from unfading.bench.results import Result
 
-NAMES, PLOT, VALUES = 186, 290, 60  # widths of a panel: names of cells, bars, numbers beyond the longest bar
+NAMES, PLOT, VALUES = 186, 290, 60  # widths in a panel: names of cells, bars, numbers beyond the longest bar
 LINE, BAR = 30, 11  # heights: one cell, one of its two bars
 TOP, BOTTOM = 92, 64
 SERIES = (("x_reference", "than the reference loop", "#3b6ea8"), ("x_torch", "than torch.nn", "#e08a2e"))
 FONT = "font-family='system-ui, Helvetica, Arial, sans-serif'"
 
 
-def svg(rows: Sequence[Row], about: dict[str, Any]) -> str:
-    """One panel for each batch size, at the shortest length and largest hidden size that the rows have; ValueError for none."""
-    shown = [row for row in rows if row.kind == "layer" and row.status == "measured" and row.both is not None]
+def svg(results: Sequence[Result], about: dict[str, Any]) -> str:
+    """One panel for each batch size, at the shortest length and the largest hidden size. Raises without a measured layer."""
+    shown = [result for result in results if result.kind == "layer" and result.status == "measured" and result.both is not None]
     if not shown:
         raise ValueError("a figure needs at least one measured layer; got none.")
-    threads = min(row.threads for row in shown)
-    shown = [row for row in shown if row.threads == threads]
-    T, H = min(row.T for row in shown), max(row.H for row in shown)
-    shown = [row for row in shown if (row.T, row.H) == (T, H)]
-    batches = sorted({row.B for row in shown})
-    panels = [sorted((row for row in shown if row.B == B), key=_speed, reverse=True) for B in batches]
+    threads = min(result.threads for result in shown)
+    shown = [result for result in shown if result.threads == threads]
+    T, H = min(result.T for result in shown), max(result.H for result in shown)
+    shown = [result for result in shown if (result.T, result.H) == (T, H)]
+    batches = sorted({result.B for result in shown})
+    panels = [sorted((result for result in shown if result.B == B), key=_speed, reverse=True) for B in batches]
     width = len(panels) * (NAMES + PLOT + VALUES) + 20
     height = TOP + LINE * max(map(len, panels)) + BOTTOM
     machine, versions = about["machine"], about["versions"]
@@ -49,8 +49,8 @@ def svg(rows: Sequence[Row], about: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _panel(panel: Sequence[Row], left: int, title: str) -> list[str]:
-    most = max(_speeds(row)[name] or 0.0 for row in panel for name, _, _ in SERIES)
+def _panel(panel: Sequence[Result], left: int, title: str) -> list[str]:
+    most = max(_speeds(result)[name] or 0.0 for result in panel for name, _, _ in SERIES)
     step = _step(most)
     zero, unit, bottom = left + NAMES, PLOT / most, TOP + LINE * len(panel) + 2
     parts = [_text(zero, TOP - 16, title, size=14, weight="bold")]
@@ -61,26 +61,26 @@ def _panel(panel: Sequence[Row], left: int, title: str) -> list[str]:
             _text(x, bottom + 16, f"{k * step:g}x", size=11, anchor="middle", fill="#666"),
         ]
     parts.append(_line(zero, TOP - 6, bottom, "#999"))
-    # The line at which nothing is gained.
+    # The line of equal speed.
     parts.append(_line(zero + unit, TOP - 6, bottom, "#999", dashed=True))
-    for i, row in enumerate(panel):
+    for i, result in enumerate(panel):
         y = TOP + i * LINE
-        found = [(speed, colour) for name, _, colour in SERIES if (speed := _speeds(row)[name]) is not None]
-        parts.append(_text(zero - 8, y + LINE / 2 + 2.5, row.name, size=13, anchor="end"))
-        for j, (speed, colour) in enumerate(found):
-            at = y + (LINE - 4 - BAR * len(found)) / 2 + j * BAR
+        bars = [(speed, colour) for name, _, colour in SERIES if (speed := _speeds(result)[name]) is not None]
+        parts.append(_text(zero - 8, y + LINE / 2 + 2.5, result.name, size=13, anchor="end"))
+        for j, (speed, colour) in enumerate(bars):
+            at = y + (LINE - 4 - BAR * len(bars)) / 2 + j * BAR
             parts.append(f"<rect x='{zero}' y='{at:.1f}' width='{speed * unit:.1f}' height='{BAR - 1}' fill='{colour}'/>")
             parts.append(_text(zero + speed * unit + 5, at + BAR - 2, _number(speed), size=10.5))
     return parts
 
 
-def _speeds(row: Row) -> dict[str, float | None]:
-    assert row.both is not None
-    return {"x_reference": row.both.x_reference, "x_torch": row.both.x_torch}
+def _speeds(result: Result) -> dict[str, float | None]:
+    assert result.both is not None
+    return {"x_reference": result.both.x_reference, "x_torch": result.both.x_torch}
 
 
-def _speed(row: Row) -> float:
-    return _speeds(row)["x_reference"] or 0.0
+def _speed(result: Result) -> float:
+    return _speeds(result)["x_reference"] or 0.0
 
 
 def _number(speed: float) -> str:
@@ -88,16 +88,16 @@ def _number(speed: float) -> str:
 
 
 def _step(most: float) -> float:
-    """A round distance between lines, for four to nine of them."""
+    """A round distance between grid lines, for four to nine of them."""
     return next((step for step in (0.5, 1, 2, 5, 10, 20, 50) if most / step <= 8), most)
 
 
 def _text(
-    x: float, y: float, said: str, *, size: float, anchor: str = "start", weight: str = "normal", fill: str = "#222"
+    x: float, y: float, text: str, *, size: float, anchor: str = "start", weight: str = "normal", fill: str = "#222"
 ) -> str:
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' text-anchor='{anchor}' font-weight='{weight}' fill='{fill}'>"
-        f"{escape(said)}</text>"
+        f"{escape(text)}</text>"
     )
 
 

@@ -1,10 +1,10 @@
-"""Timing things against each other: one process, a new order every round, medians of per-round ratios.
+"""Timing calls against each other: one process, a new order in every round, medians of the ratios of single rounds.
 
-Who runs after whom matters for caches and clock, and a shared machine drifts; a ratio of two neighbours in one round feels
-neither. The same thing entered twice shows what is left.
+The order matters for caches and clock speed, and the load of a shared machine changes; the ratio of two neighbours in one
+round depends on neither. The same call entered twice, as a control, shows the remaining error.
 
-A CPU is timed by the wall clock, a GPU by events around calls that are queued one behind the other, as in training: what the
-host does meanwhile counts only where the GPU waits for it.
+A CPU is timed by the wall clock. A GPU is timed by events around calls that are queued one behind the other, as in training:
+the time of the host counts only if the GPU waits for it.
 """
 
 import gc
@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 import torch
 
-FEWEST = 3  # rounds of even the slowest
-LONG = 0.2  # seconds of calls after which nothing needs more of them to warm up
+FEWEST = 3  # rounds of the slowest contender
+LONG = 0.2  # seconds of calls after which every contender has warmed up
 
 
-class Clock(NamedTuple):
+class Timer(NamedTuple):
     """How calls are timed."""
 
     seconds: Callable[[Callable[[], object], int], float]  # of one call of a contender, from several in a row
-    shortest: float  # seconds of one timing: below that, calls are repeated, since reading a clock costs microseconds
-    warm_ups: int  # calls before the first that counts; fewer of what is slow
+    shortest: float  # seconds of one timing; shorter calls are repeated, since reading a clock costs microseconds
+    warm_ups: int  # calls before the first timed one; a slow contender gets fewer
 
 
-class Race(NamedTuple):
-    """Seconds of one call per contender and round; None where it sat the round out."""
+class Timings(NamedTuple):
+    """Seconds of one call by contender and round; None for a round in which the contender did not run."""
 
     seconds: dict[str, list[float | None]]
 
@@ -46,19 +46,19 @@ class Race(NamedTuple):
         return sum(taken is not None for taken in self.seconds[name])
 
 
-def race(
+def time_in_turns(
     contenders: Mapping[str, Callable[[], object]],
-    clock: Clock,
+    timer: Timer,
     *,
     rounds: int,
     seconds: Mapping[str, float],
     order: random.Random,
-) -> Race:
-    """Time every contender in at most `rounds` rounds; one that needs more than its `seconds` for that gets fewer."""
+) -> Timings:
+    """Time every contender in at most `rounds` rounds; one that would need more than its `seconds` gets fewer rounds."""
     calls, shares = {}, {}
     for name, contender in contenders.items():
-        once = _warmed_up(contender, clock)
-        calls[name] = max(1, round(clock.shortest / once))
+        once = _warm_up(contender, timer)
+        calls[name] = max(1, round(timer.shortest / once))
         shares[name] = min(rounds, max(FEWEST, int(seconds[name] / (calls[name] * once))))
     total = max(shares.values())
     taken: dict[str, list[float | None]] = {name: [] for name in contenders}
@@ -66,19 +66,19 @@ def race(
     gc.disable()
     try:
         for i in range(total):
-            # A slow contender's rounds are spread evenly over all.
+            # The rounds of a slow contender are spread evenly over all rounds.
             running = {name for name, n in shares.items() if (i + 1) * n // total > i * n // total}
             for name in order.sample(sorted(contenders), len(contenders)):
-                taken[name].append(clock.seconds(contenders[name], calls[name]) if name in running else None)
+                taken[name].append(timer.seconds(contenders[name], calls[name]) if name in running else None)
     finally:
         if collecting:
             gc.enable()
-    return Race(taken)
+    return Timings(taken)
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Torch computes with `count` threads inside the block, and with as many as before after it."""
+    """Torch computes with `count` threads inside the block, and with the previous number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -87,28 +87,28 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _warmed_up(contender: Callable[[], object], clock: Clock) -> float:
-    """Seconds of the last of the calls that warm a contender up."""
+def _warm_up(contender: Callable[[], object], timer: Timer) -> float:
+    """Call a contender until it has warmed up; returns the seconds of the last call."""
     spent = 0.0
-    for _ in range(clock.warm_ups):
-        once = clock.seconds(contender, 1)
+    for _ in range(timer.warm_ups):
+        once = timer.seconds(contender, 1)
         spent += once
         if spent >= LONG:
             break
     return once
 
 
-def _by_the_wall(contender: Callable[[], object], calls: int) -> float:
+def _wall_seconds(contender: Callable[[], object], calls: int) -> float:
     started = time.perf_counter()
     for _ in range(calls):
         contender()
     return (time.perf_counter() - started) / calls
 
 
-def _by_events(contender: Callable[[], object], calls: int) -> float:
+def _event_seconds(contender: Callable[[], object], calls: int) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     if calls > 1:
-        contender()  # keeps the GPU at work until the first that counts is queued
+        contender()  # keeps the GPU busy until the first timed call is queued
     start.record()
     for _ in range(calls):
         contender()
@@ -117,5 +117,5 @@ def _by_events(contender: Callable[[], object], calls: int) -> float:
     return 1e-3 * start.elapsed_time(end) / calls
 
 
-WALL = Clock(_by_the_wall, shortest=2e-3, warm_ups=2)
-EVENTS = Clock(_by_events, shortest=5e-3, warm_ups=20)
+WALL = Timer(_wall_seconds, shortest=2e-3, warm_ups=2)
+EVENTS = Timer(_event_seconds, shortest=5e-3, warm_ups=20)
