@@ -12,7 +12,7 @@ from unfading.cells.lstm import LSTMCell
 from unfading.diagnostics.measure.draws import SIZES, lattice_statistics
 from unfading.papers.star import figures as star
 from unfading.papers.star.without_output_gate import WithoutOutputGateCell
-from unfading.report.figures.charts import language
+from unfading.report.figures.charts import vega_lite_version
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_figure_of_stars_holds_what_was_drawn(figure, small):
         assert row["decades"] == pytest.approx(math.log10(row["ratio"]))
     assert len(item.findings) == 6
     assert "5 draws" in item.caption
-    assert vl_convert.vegalite_to_svg(item.chart, vl_version=language()).count(">STAR<") == 1
+    assert vl_convert.vegalite_to_svg(item.chart, vl_version=vega_lite_version()).count(">STAR<") == 1
 
 
 def test_the_way_from_lstm_to_star_changes_one_thing_at_a_time():

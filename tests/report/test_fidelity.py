@@ -257,9 +257,9 @@ def test_the_page_needs_no_torch(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{\n", "line 1 is damaged: no JSON"),
+        ("{\n", "line 1 is damaged: it is not JSON"),
         ('{"a": 1}\n', "has no 'kind' and 'item'"),
-        ("", "papers-rows.jsonl is not there or"),
+        ("", "papers-rows.jsonl is missing or"),
     ],
 )
 def test_damaged_records_are_named(tmp_path, content, sentence):

@@ -218,17 +218,19 @@ REFUSALS = {
     "needs at least one folder": lambda runs: [],
     "no such file or folder": lambda runs: [runs / "nowhere"],
     "no runs in": lambda runs: [Path(__file__).parent.parent / "user"],
-    "is no record: a run's record is its record.json": lambda runs: [next(runs.rglob("curve.jsonl"))],
+    "is not a record: a run's record is its record.json": lambda runs: [next(runs.rglob("curve.jsonl"))],
     "has version 2; this unfading reads version 1": lambda runs: damaged(runs, "record.json", altered("version", 2)),
-    "is damaged: it is no JSON": lambda runs: damaged(runs, "record.json", lambda text: text[:-20]),
+    "is damaged: it is not JSON": lambda runs: damaged(runs, "record.json", lambda text: text[:-20]),
     "it has no 'version'": lambda runs: damaged(runs, "record.json", lambda text: "[1, 2]"),
     "it has no 'measure'": lambda runs: damaged(runs, "record.json", without("measure")),
     "'steps' must be int; got 'many'": lambda runs: damaged(runs, "record.json", altered("steps", "many")),
     "'steps' must be int; got True": lambda runs: damaged(runs, "record.json", altered("steps", True)),
-    "'test' is no record of an unfading run: it has no 'mse'": lambda runs: damaged(runs, "record.json", altered("test", {})),
+    "'test' is not a record of an unfading run: it has no 'mse'": lambda runs: damaged(
+        runs, "record.json", altered("test", {})
+    ),
     "'status' must be 'finished' or 'diverged'": lambda runs: damaged(runs, "record.json", altered("status", "odd")),
-    "line 1 of the curve must be an object": lambda runs: damaged(runs, "record.json", altered("curve", [3])),
-    "cannot stand in one table": lambda runs: damaged(
+    "log row 1 must be an object": lambda runs: damaged(runs, "record.json", altered("curve", [3])),
+    "cannot be in one table": lambda runs: damaged(
         runs, "record.json", lambda text: text.replace('"mse"', '"error"')
     ),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unfading.files import write_atomically
-from unfading.report.figures.charts import language, needed, svg
+from unfading.report.figures.charts import needed, svg, vega_lite_version
 
 
 class Item(NamedTuple):
@@ -29,7 +29,7 @@ class Item(NamedTuple):
         text: dict[str, Any] = {"item": name, **self._asdict()}
         del text["chart"]
         content = {
-            ".png": convert.vegalite_to_png(chart, vl_version=language(), scale=1.5),
+            ".png": convert.vegalite_to_png(chart, vl_version=vega_lite_version(), scale=1.5),
             ".svg": svg(self.chart),
             ".json": (json.dumps(text, indent=1) + "\n").encode(),
         }

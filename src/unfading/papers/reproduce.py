@@ -255,7 +255,7 @@ def _result(row: Row, outcome: Outcome, budget: budgets.Budget) -> str:
         return outcome.verdict
     published = "-" if row.published is None else fidelity.number(row.published, row.unit)
     verdict = "ran" if budget == "smoke" else outcome.verdict
-    return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {outcome.told_seeds}: {verdict}"
+    return f"published {published}, ours {fidelity.number(outcome.mean, row.unit)} over {outcome.seed_count}: {verdict}"
 
 
 def _draw_curves(name: str, curves: Curves, lines: Sequence[Mapping[str, Any]], output: Path) -> str:

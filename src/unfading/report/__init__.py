@@ -1,1 +1,1 @@
-"""What came of runs, from their records alone: a table, figures, one page. Nothing here imports torch."""
+"""Reports from the records of runs: tables, figures and HTML pages. Nothing here imports torch."""

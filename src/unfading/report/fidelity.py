@@ -1,7 +1,7 @@
-"""The page `docs/papers/fidelity.md`: every table and figure of the papers, published and ours, from JSON lines alone.
+"""The page `docs/papers/fidelity.md`: published and reproduced numbers of every table and figure, from JSON lines alone.
 
-papers-rows.jsonl        a line for each row of each item: what is published, what it needs      (kind: row, or figure)
-papers-<machine>.jsonl   a line for each run of a row, each count, each figure that was made     (kind: run, count, drawn)
+papers-rows.jsonl        one line per row of an item: its published number, its data             (kind: row, figure)
+papers-<machine>.jsonl   one line per run of a row, per parameter count, and per drawn figure    (kind: run, count, drawn)
 """
 
 import json
@@ -31,7 +31,7 @@ it says so. ± is the standard deviation over seeds.
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """All lines of the files papers-*.jsonl, the table of rows first."""
+    """All lines of the files papers-*.jsonl, those of papers-rows.jsonl first."""
     files = sorted(folder.glob("papers-*.jsonl"), key=lambda path: (path.name != ROWS, path.name))
     lines: list[dict[str, Any]] = []
     for path in files:
@@ -39,17 +39,21 @@ def read(folder: Path) -> list[dict[str, Any]]:
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:
-                raise ValueError(f"{path}, line {i} is damaged: no JSON. Remove it, or take the file from git.") from None
+                raise ValueError(
+                    f"{path}, line {i} is damaged: it is not JSON. Remove it, or take the file from git."
+                ) from None
             if not isinstance(line, dict) or not {"kind", "item"} <= line.keys():
-                raise ValueError(f"{path}, line {i} is no line of a paper: it has no 'kind' and 'item'. Remove it.")
+                raise ValueError(f"{path}, line {i} is not a line of a paper: it has no 'kind' and 'item'. Remove it.")
             lines.append(line)
     if not any(line["kind"] == "row" for line in lines):
-        raise ValueError(f"{folder / ROWS} is not there or empty: it says which rows there are.")
+        raise ValueError(
+            f"{folder / ROWS} is missing or empty; it lists the published rows. `unfading reproduce page` writes it."
+        )
     return lines
 
 
 def page(lines: Sequence[Line], pictures: Collection[str] = ()) -> str:
-    """The page as Markdown; pictures: files beside it, shown where one is that of an item (incremental-fig3.png)."""
+    """The page as Markdown; `pictures` are files beside it, shown with the item they belong to (incremental-fig3.png)."""
     by_item = _by_item(lines)
     papers: dict[str, list[str]] = {}
     for item in by_item:
@@ -75,31 +79,31 @@ VERDICTS = ("beaten", "held", "missed", "measured", "data not available", "not r
 
 
 def answers(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
-    """All rows, each with its outcome."""
+    """All rows with their outcomes."""
     return [answer for own in _by_item(lines).values() for answer in _outcomes(own)]
 
 
 def _by_item(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    found: dict[str, list[Line]] = {}
+    groups: dict[str, list[Line]] = {}
     for line in lines:
-        found.setdefault(line["item"], []).append(line)
-    return found
+        groups.setdefault(line["item"], []).append(line)
+    return groups
 
 
 def _outcomes(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
-    answers: dict[str, list[Line]] = {}
+    results: dict[str, list[Line]] = {}
     for line in lines:
         if line["kind"] in ("run", "count"):
-            answers.setdefault(line["row"], []).append(line)
+            results.setdefault(line["row"], []).append(line)
     rows = [line for line in lines if line["kind"] == "row"]
-    return [(row, judge(row, answers.get(row["row"], []), here=row["here"])) for row in rows]
+    return [(row, judge(row, results.get(row["row"], []), here=row["here"])) for row in rows]
 
 
 def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequence[tuple[Line, Outcome]]]) -> str:
     table = [["paper", *VERDICTS]]
     for paper, items in papers.items():
-        found = [outcome.verdict for item in items for _, outcome in outcomes[item]]
-        table.append([paper, *(str(found.count(verdict)) for verdict in VERDICTS)])
+        verdicts = [outcome.verdict for item in items for _, outcome in outcomes[item]]
+        table.append([paper, *(str(verdicts.count(verdict)) for verdict in VERDICTS)])
     return _table(table, left=1) + "\nRows that stand in two tables count twice.\n\n"
 
 
@@ -116,16 +120,17 @@ def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outco
     if outcomes:
         head = ["row", "published", "ours", "seeds", "trained", "parameters", "time", "verdict"]
         parts.append(_table([head, *(_cells(row, outcome) for row, outcome in outcomes)], left=1))
-        parts += [f"\n{said}\n" for said in _machines(outcomes)]
-        told = [f"- **{row['row']}**: {said}.\n" for row, outcome in outcomes if (said := _differs(row, outcome))]
-        parts += ["\n", *told, "\n"]
+        parts += [f"\n{machines}\n" for machines in _machines(outcomes)]
+        notes = [f"- **{row['row']}**: {note}.\n" for row, outcome in outcomes if (note := _note(row, outcome))]
+        parts += ["\n", *notes, "\n"]
     return "".join(parts)
 
 
-def _differs(row: Line, outcome: Outcome) -> str:
-    said = sentence(row, outcome) if outcome.verdict != "not run" else ""
+def _note(row: Line, outcome: Outcome) -> str:
+    """The setting of a row, and how its result differs from the paper."""
+    difference = sentence(row, outcome) if outcome.verdict != "not run" else ""
     setting = "" if outcome.run is None else describe(outcome.run)
-    return ". ".join(part for part in (setting, said) if part)
+    return ". ".join(part for part in (setting, difference) if part)
 
 
 def _cells(row: Line, outcome: Outcome) -> list[str]:
@@ -145,7 +150,7 @@ def _cells(row: Line, outcome: Outcome) -> list[str]:
     seconds = "-" if outcome.seconds is None else f"{time(outcome.seconds)} s"
     counted = row["unit"] == COUNTED
     trained = f"{outcome.trained}/{outcome.seeds}" if outcome.answered and not counted else "-"
-    seeds = outcome.told_seeds if outcome.seeds and not counted else "-"
+    seeds = outcome.seed_count if outcome.seeds and not counted else "-"
     budget = " (short)" if outcome.budget == "short" else " (earlier setting)" if outcome.earlier else ""
     return [row["row"], published, ours, seeds, trained, count, seconds, outcome.verdict + budget]
 
@@ -172,12 +177,12 @@ def describe(run: Mapping[str, Any]) -> str:
 
 
 def _named(name: str, options: Mapping[str, Any]) -> str:
-    """With its options, those that are off left out."""
+    """The name with its options, without those that are off."""
     return " ".join([name, *(f"{option}={value}" for option, value in options.items() if value not in (0.0, False))])
 
 
 def number(value: float, unit: str) -> str:
-    """In the digits that the papers print."""
+    """A number with as many digits as the papers print."""
     if unit in ("%", "perplexity", "bits"):
         return f"{value:.2f}{' %' if unit == '%' else ''}"
     return f"{value:,.1f}k" if unit == COUNTED else f"{value:.4g}"

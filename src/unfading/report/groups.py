@@ -1,7 +1,7 @@
-"""Records in groups: one `TaskGroup` for each task with its options, in it one `Setting` for all runs that differ only in seed.
+"""Group records: one `TaskGroup` per task with its options, and in it one `Setting` for all runs that differ only in seed.
 
-Rows stand in the order of diverged seeds, fewest first, and then of the mean validation score. The test score orders and
-selects nothing as long as there is a validation score, or the best of many settings would look better than it is.
+Settings are sorted by the number of diverged seeds, fewest first, and then by the mean validation score. The test score is used
+for sorting only if there is no validation score: the best of many settings by its test score would look better than it is.
 """
 
 import json
@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 
 from unfading.report.records import Record
 
-# Options that mean something only beside what they are options of: compared among settings that share it.
+# Options are compared only among settings that share what they are options of.
 OWNERS = {"optimiser_options": "optimiser", "schedule_options": "schedule"}
 
 Path = tuple[str, ...]
 
 
 class Summary(NamedTuple):
-    """A setting in numbers, over its seeds; scores in the task's metric, None where no run has one."""
+    """The numbers of a setting over its seeds. Scores are in the task's metric; None if no run has one."""
 
     setting: str
     seeds: tuple[int, ...]
     diverged: int
     unfinished: int
     valid: float | None  # mean
-    mean: float | None  # of the test scores, as are spread and best
+    mean: float | None  # of the test scores, like spread and best
     spread: float | None  # sample standard deviation; None for one seed
     best: float | None
-    trained: int | None  # how many of those that ended
+    trained: int | None  # number of runs that trained, of those that ended
     ended: int
     share: float | None
     steps: int
@@ -42,7 +42,7 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ only in seed, by seed."""
+    """Runs that differ only in seed, sorted by seed."""
 
     label: str
     records: tuple[Record, ...]
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """All settings run on one task, best validation first."""
+    """All settings that were run on one task, the best validation score first."""
 
     name: str
     metric: str | None
@@ -90,65 +90,65 @@ class TaskGroup:
 
 
 def group_by_task(records: Sequence[Record]) -> list[TaskGroup]:
-    """The records by task, in the order of the tasks' names."""
+    """The records grouped by task, sorted by the name of the task."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         options = dict(sorted(record.run["task_options"].items()))
-        groups.setdefault(_said([record.run["task"]], options), []).append(record)
+        groups.setdefault(_text([record.run["task"]], options), []).append(record)
     return [_task(name, group) for name, group in sorted(groups.items())]
 
 
 def _task(name: str, records: list[Record]) -> TaskGroup:
-    # Runs that have ended know the metric, its direction and the guess; those under way take it from them.
-    told = next((record for record in records if record.status != "unfinished"), records[0])
+    # Runs that have ended record the metric, its direction and the score of a guess; unfinished ones take these from them.
+    ended = next((record for record in records if record.status != "unfinished"), records[0])
     for record in records:
-        if record.status != "unfinished" and (record.metric, record.higher_is_better) != (told.metric, told.higher_is_better):
+        if record.status != "unfinished" and (record.metric, record.higher_is_better) != (ended.metric, ended.higher_is_better):
             raise ValueError(
-                f"{told.where} and {record.where} are runs of {name}, measured in {told.metric} and in {record.metric}; "
-                f"such scores cannot stand in one table. Make one report of each."
+                f"{ended.where} and {record.where} are runs of {name}, measured in {ended.metric} and in {record.metric}; "
+                f"such scores cannot be in one table. Make one report of each."
             )
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(json.dumps(_settings(record.run), sort_keys=True), []).append(record)
     # Sorted, so that the page does not depend on the order in which a file system lists folders.
-    members = [sorted(group, key=lambda record: record.seed) for _, group in sorted(groups.items())]
-    names = labels([group[0].run for group in members])
-    settings = [Setting(label, tuple(group)) for label, group in zip(names, members, strict=True)]
-    return TaskGroup(name, told.metric, told.higher_is_better, told.guess, tuple(_ordered(settings, told.higher_is_better)))
+    by_seed = [sorted(group, key=lambda record: record.seed) for _, group in sorted(groups.items())]
+    names = labels([group[0].run for group in by_seed])
+    settings = [Setting(label, tuple(group)) for label, group in zip(names, by_seed, strict=True)]
+    return TaskGroup(name, ended.metric, ended.higher_is_better, ended.guess, tuple(_ordered(settings, ended.higher_is_better)))
 
 
 def _ordered(settings: Sequence[Setting], higher_is_better: bool) -> list[Setting]:
     rows = {setting.label: setting.summary for setting in settings}
     validated = any(row.valid is not None for row in rows.values())
 
-    def place(setting: Setting) -> tuple[int, bool, float, str]:
+    def rank(setting: Setting) -> tuple[int, bool, float, str]:
         row = rows[setting.label]
         score = row.valid if validated else row.mean
-        # Those that diverged have no say in the mean, so they count first.
+        # Runs that diverged are not in the mean, so their number is compared first.
         return row.diverged, score is None, 0.0 if score is None else -score if higher_is_better else score, setting.label
 
-    return sorted(settings, key=place)
+    return sorted(settings, key=rank)
 
 
 def varying(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the settings, seed included, in which these runs are not all equal."""
+    """Names of the settings, including the seed, in which these runs differ."""
     flat = [_flat(run) for run in runs]
     paths = list(dict.fromkeys(path for one in flat for path in one))
     return [".".join(path) for path in paths if len({_canonical(one, path) for one in flat}) > 1]
 
 
 def flat_settings(run: Mapping[str, Any]) -> dict[str, str]:
-    """All settings of a run, options by dotted name, as a reader would write them."""
-    return {".".join(path): _say(value) for path, value in _flat(run).items()}
+    """All settings of a run as text, with options under dotted names."""
+    return {".".join(path): _value(value) for path, value in _flat(run).items()}
 
 
 def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each run its cell and those of its settings in which others with this cell differ: each label stands for one run.
+    """A label for each run: its cell, and the settings in which other runs of this cell differ from it.
 
-    What sets cells apart from one another (their rates, their options) is in the table of settings.
+    Labels are unique. Differences between cells, such as their learning rates, are in the table of settings.
     """
     flat = [_flat(_settings(run)) for run in runs]
-    made = []
+    texts = []
     for run, own in zip(runs, flat, strict=True):
         named = {}
         for path, value in own.items():
@@ -159,10 +159,10 @@ def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             if path != ("cell",) and len({_canonical(one, path) for one in peers}) > 1:
                 bare = path[0] == "cell_options" and path[1:] not in own
                 named[".".join(path[1:] if bare else path)] = value
-        # The cell's own options first: they say which cell it is, the others how it was trained.
+        # The cell's own options come first: they are part of the model, the others of its training.
         options = {name: value for name, value in named.items() if ("cell_options", name) in own}
-        made.append(_said([run["cell"]], {**options, **named}))
-    return made
+        texts.append(_text([run["cell"]], {**options, **named}))
+    return texts
 
 
 def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,14 +183,14 @@ def _canonical(flat: Mapping[Path, Any], path: Path) -> str:
     return json.dumps(flat[path], sort_keys=True) if path in flat else ""
 
 
-def _said(words: Sequence[str], options: Mapping[str, Any]) -> str:
-    return " ".join([*words, *(f"{name}={_say(value)}" for name, value in options.items())])
+def _text(words: Sequence[str], options: Mapping[str, Any]) -> str:
+    return " ".join([*words, *(f"{name}={_value(value)}" for name, value in options.items())])
 
 
-def _say(value: Any) -> str:
+def _value(value: Any) -> str:
     if not isinstance(value, str):
         return "none" if value is None else json.dumps(value, ensure_ascii=False)
-    # Quoted where it would read as something else: 1 and "1" are two settings and need two labels.
+    # Quoted if it would read as another value: 1 and "1" are different settings and need different labels.
     try:
         json.loads(value)
     except ValueError:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unfading.report.figures.charts import Spec, language, needed
+from unfading.report.figures.charts import Spec, needed, vega_lite_version
 
 
 class PlacedFigure(NamedTuple):
@@ -38,7 +38,7 @@ def render(template: str, title: str, charts: Sequence[Spec], **content: Any) ->
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    vega = _inline(needed("vl_convert").javascript_bundle(vl_version=language()))
+    vega = _inline(needed("vl_convert").javascript_bundle(vl_version=vega_lite_version()))
     return str(environment.get_template(template).render(title=title, charts=charts, vega=vega, **content))
 
 

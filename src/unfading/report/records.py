@@ -1,8 +1,8 @@
-"""Records of runs, found and read.
+"""Find and read the records of runs.
 
-A run's folder holds `run.json` from its start, `curve.jsonl` as it grows and `record.json` from its end. A folder without the
-last is a run that is going on or was killed: it is shown with the curve it has. Everything else that is not as it should be
-is refused, by name: a report that leaves out what it cannot read would show another experiment.
+A run's folder holds `run.json` from its start, `curve.jsonl`, which grows, and `record.json` from its end. A folder without
+`record.json` is a run that is still training or was killed: it is shown with the log rows it has. Anything else that cannot be
+read raises an error with its name, since a report without it would show another experiment.
 """
 
 import json
@@ -14,31 +14,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VERSION = 1
-MAYBE = (int, float, type(None))
-# What an unfinished run does not tell yet: of the tasks' measures this is the one in which more is better.
+OPTIONAL_NUMBER = (int, float, type(None))
+# The metrics of tasks that are better when higher. An unfinished run does not say so itself.
 HIGHER_IS_BETTER = ("accuracy",)
 
 
-class Watched(NamedTuple):
-    """What was seen of the gradients: sizes by layer, and by layer at some steps of time."""
+class WatchedGradients(NamedTuple):
+    """Gradient norms during training: of each layer's parameters, and of each layer's state at some time steps."""
 
     layers: tuple[float | None, ...]
     times: tuple[int, ...]
     states: tuple[tuple[float | None, ...], ...]
 
 
-class Point(NamedTuple):
-    """One line of a curve; numbers that are not finite are None, since no axis has a place for them."""
+class LogRow(NamedTuple):
+    """One row of a run's log. Numbers that are not finite are None: no axis can show them."""
 
     step: int
     loss: float | None
     valid: Mapping[str, float | None] | None
-    watched: Watched | None = None
+    watched: WatchedGradients | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run and what came of it. `valid` and `test` are in the task's metric; None where there is no such number."""
+    """A run and its results. `valid` and `test` are in the task's metric; None if there is no such number."""
 
     where: str
     key: str
@@ -57,7 +57,7 @@ class Record:
     parameters: Mapping[str, int] | None
     kilobytes: float | None
     about: Mapping[str, Any] | None
-    curve: tuple[Point, ...]
+    curve: tuple[LogRow, ...]
 
     @property
     def seed(self) -> int:
@@ -65,7 +65,7 @@ class Record:
 
     @property
     def trained(self) -> bool | None:
-        """Whether it ended a tenth better than a guess without diverging; None while that cannot be said."""
+        """Whether it ended a tenth better than a guess without diverging; None if that is not known."""
         if self.status == "unfinished" or self.guess is None:
             return None
         if self.status == "diverged" or self.test is None:
@@ -74,36 +74,36 @@ class Record:
 
 
 def load(paths: Iterable[Path]) -> list[Record]:
-    """Every run at or below these folders and record files, each once; a ValueError or OSError says what cannot be used."""
-    given = list(paths)
-    if not given:
+    """Every run in these folders, at any depth, and in these record files, each once; raises for what cannot be read."""
+    paths = list(paths)
+    if not paths:
         raise ValueError("a report needs at least one folder of runs; got none. Give the folder that train or compare wrote.")
-    found: dict[str, Record] = {}
-    for path in given:
+    records: dict[str, Record] = {}
+    for path in paths:
         for folder, file in _find(path):
             real = os.path.realpath(folder if file is None else file)
-            if real not in found:
-                found[real] = _unfinished(folder) if file is None else _finished(file)
-    return once(found.values())
+            if real not in records:
+                records[real] = _unfinished(folder) if file is None else _finished(file)
+    return unique(records.values())
 
 
 def read(records: Iterable[Mapping[str, Any]]) -> list[Record]:
-    """Records that are at hand as dicts, as `record.json` holds them."""
-    return once(_record(record, f"record {i}") for i, record in enumerate(records))
+    """Records from dicts, as `record.json` holds them."""
+    return unique(_record(record, f"record {i}") for i, record in enumerate(records))
 
 
-def once(records: Iterable[Record]) -> list[Record]:
-    """The records without copies; two different outcomes of one run are refused, since both would count as the same seed."""
-    kept: dict[str, Record] = {}
+def unique(records: Iterable[Record]) -> list[Record]:
+    """The records without copies. Two different outcomes of one run raise, since both would count as the same seed."""
+    by_run: dict[str, Record] = {}
     for record in records:
         run = json.dumps(record.run, sort_keys=True)
-        other = kept.setdefault(run, record)
+        other = by_run.setdefault(run, record)
         if _content(other) != _content(record):
             raise ValueError(
                 f"{other.where} and {record.where} are two outcomes of the same run (same settings, same seed); "
                 f"a report can hold one of them. Leave one out."
             )
-    return list(kept.values())
+    return list(by_run.values())
 
 
 def _content(record: Record) -> str:
@@ -111,12 +111,12 @@ def _content(record: Record) -> str:
 
 
 def _find(path: Path) -> list[tuple[Path, Path | None]]:
-    """Run folders, each with its record file or, where the run has not ended, None."""
+    """Run folders, each with its record file, or None if the run has not ended."""
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {path}. Give the folder that train or compare wrote.")
     if path.is_file():
         if path.suffix != ".json":
-            raise ValueError(f"{path} is no record: a run's record is its record.json. Give that file or the run's folder.")
+            raise ValueError(f"{path} is not a record: a run's record is its record.json. Give that file or the run's folder.")
         return [(path.parent, path)]
     folders = sorted({file.parent for name in ("record.json", "run.json") for file in path.rglob(name)})
     if not folders:
@@ -134,8 +134,8 @@ def _finished(file: Path) -> Record:
 def _unfinished(folder: Path) -> Record:
     file = folder / "run.json"
     run = _run(_versioned(_json(file.read_bytes(), str(file)), str(file)), str(file))
-    curve = _lines(folder / "curve.jsonl")
-    names = [name for point in curve for name in point.valid or ()]
+    curve = _read_log(folder / "curve.jsonl")
+    names = [name for row in curve for name in row.valid or ()]
     metric = next((name for name in names if name != "loss"), names[0] if names else None)
     return Record(
         where=str(folder), key=folder.name, run=run, status="unfinished", reason=None, steps=curve[-1].step if curve else 0,
@@ -165,21 +165,21 @@ def _record(value: Any, where: str) -> Record:
         returns=_take(value, "returns", (int,), where),
         metric=metric,
         higher_is_better=_take(value, "rising", (bool,), where),
-        guess=_finite(_take(value, "guess", MAYBE, where)),
-        valid=None if best is None else _finite(_take(best, metric, MAYBE, f"{where}, 'best'")),
-        test=None if test is None else _finite(_take(test, metric, MAYBE, f"{where}, 'test'")),
-        seconds=_finite(_take(value, "seconds", MAYBE, where)),
-        milliseconds=_finite(_take(value, "milliseconds_per_sequence", MAYBE, where)),
+        guess=_finite(_take(value, "guess", OPTIONAL_NUMBER, where)),
+        valid=None if best is None else _finite(_take(best, metric, OPTIONAL_NUMBER, f"{where}, 'best'")),
+        test=None if test is None else _finite(_take(test, metric, OPTIONAL_NUMBER, f"{where}, 'test'")),
+        seconds=_finite(_take(value, "seconds", OPTIONAL_NUMBER, where)),
+        milliseconds=_finite(_take(value, "milliseconds_per_sequence", OPTIONAL_NUMBER, where)),
         parameters={name: _take(parameters, name, (int,), f"{where}, 'parameters'") for name in ("all", "recurrent")},
-        kilobytes=_finite(_take(value, "kilobytes", MAYBE, where)),
+        kilobytes=_finite(_take(value, "kilobytes", OPTIONAL_NUMBER, where)),
         about=_take(value, "about", (dict, type(None)), where),
-        curve=_curve(_take(value, "curve", (list,), where), where),
+        curve=_log_rows(_take(value, "curve", (list,), where), where),
     )
 
 
 def _versioned(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or "version" not in value:
-        raise ValueError(f"{where} is no record of an unfading run: it has no 'version'. Leave it out.")
+        raise ValueError(f"{where} is not a record of an unfading run: it has no 'version'. Leave it out.")
     if value["version"] != VERSION:
         raise ValueError(
             f"{where} has version {value['version']!r}; this unfading reads version {VERSION}. "
@@ -197,64 +197,64 @@ def _run(value: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _take(value: Mapping[str, Any], name: str, kinds: tuple[type, ...], where: str) -> Any:
     if name not in value:
-        raise ValueError(f"{where} is no record of an unfading run: it has no {name!r}. Leave it out.")
-    found = value[name]
-    # True is an int for Python and a mistake in a record.
-    if not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds):
-        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise ValueError(f"{where}: {name!r} must be {wanted}; got {found!r}. Run it again.")
-    return found
+        raise ValueError(f"{where} is not a record of an unfading run: it has no {name!r}. Leave it out.")
+    field = value[name]
+    # In Python True is an int; in a record it is a mistake.
+    if not isinstance(field, kinds) or (isinstance(field, bool) and bool not in kinds):
+        expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"{where}: {name!r} must be {expected}; got {field!r}. Run it again.")
+    return field
 
 
 def _finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _curve(lines: Sequence[Any], where: str) -> tuple[Point, ...]:
-    points = []
+def _log_rows(lines: Sequence[Any], where: str) -> tuple[LogRow, ...]:
+    rows = []
     for i, line in enumerate(lines, 1):
-        here = f"{where}, line {i} of the curve"
+        here = f"{where}, log row {i}"
         if not isinstance(line, dict):
             raise ValueError(f"{here} must be an object with 'step' and 'loss'; got {line!r}. Run it again.")
         if "watched" in line:
             step = _take(line, "step", (int,), here)
-            points.append(Point(step, None, None, _watched(_take(line, "watched", (dict,), here), here)))
+            rows.append(LogRow(step, None, None, _watched(_take(line, "watched", (dict,), here), here)))
             continue
         valid = _take(line, "valid", (dict,), here) if "valid" in line else None
-        points.append(
-            Point(
+        rows.append(
+            LogRow(
                 step=_take(line, "step", (int,), here),
-                loss=_finite(_take(line, "loss", MAYBE, here)),
-                valid=valid and {str(name): _finite(_take(valid, name, MAYBE, here)) for name in valid},
+                loss=_finite(_take(line, "loss", OPTIONAL_NUMBER, here)),
+                valid=valid and {str(name): _finite(_take(valid, name, OPTIONAL_NUMBER, here)) for name in valid},
             )
         )
-    return tuple(points)
+    return tuple(rows)
 
 
-def _watched(value: dict[str, Any], where: str) -> Watched | None:
-    """What `train --watch gradients` writes; None for what a watch of the user's own has seen."""
-    if set(value) != set(Watched._fields):
+def _watched(value: dict[str, Any], where: str) -> WatchedGradients | None:
+    """What `train --watch gradients` writes; None for the values of a user's own watch function."""
+    if set(value) != set(WatchedGradients._fields):
         return None
 
-    def numbers(found: Any) -> tuple[Any, ...]:
-        if not isinstance(found, list) or not all(isinstance(each, MAYBE) and not isinstance(each, bool) for each in found):
-            raise ValueError(f"{where}: 'watched' must hold lists of numbers; got {found!r}. Run it again.")
-        return tuple(found)
+    def numbers(values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, list) or not all(isinstance(v, OPTIONAL_NUMBER) and not isinstance(v, bool) for v in values):
+            raise ValueError(f"{where}: 'watched' must hold lists of numbers; got {values!r}. Run it again.")
+        return tuple(values)
 
     states = tuple(map(numbers, _take(value, "states", (list,), where)))
-    return Watched(numbers(value["layers"]), numbers(value["times"]), states)
+    return WatchedGradients(numbers(value["layers"]), numbers(value["times"]), states)
 
 
-def _lines(file: Path) -> tuple[Point, ...]:
-    """The curve of a run that has not ended. A last line without its line break is being written, or was when the run died."""
+def _read_log(file: Path) -> tuple[LogRow, ...]:
+    """The log of a run that has not ended. A last line without line break is ignored: it is not complete."""
     if not file.exists():
         return ()
-    whole, _, _ = file.read_bytes().rpartition(b"\n")
-    return _curve([_json(line, f"{file}, line {i}") for i, line in enumerate(whole.splitlines(), 1)], str(file))
+    complete, _, _ = file.read_bytes().rpartition(b"\n")
+    return _log_rows([_json(line, f"{file}, line {i}") for i, line in enumerate(complete.splitlines(), 1)], str(file))
 
 
 def _json(content: bytes, where: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is damaged: it is no JSON ({error}). Leave it out, or run it again.") from None
+        raise ValueError(f"{where} is damaged: it is not JSON ({error}). Leave it out, or run it again.") from None

@@ -1,4 +1,4 @@
-"""The summary of settings as a table: for the terminal, and as HTML."""
+"""Summary tables of settings, for the terminal and for the HTML page."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,20 +17,20 @@ NOTE = (
 
 
 def summary(records: Iterable[Mapping[str, Any]]) -> "RenderableType":
-    """What `unfading compare` prints at its end, from records as dicts; at most 80 columns on a screen of 80."""
+    """The table that `unfading compare` prints at its end, from records as dicts. It fits a terminal of 80 columns."""
     return terminal(group_by_task(_records.read(records)))
 
 
-def terminal(found: Sequence[TaskGroup]) -> "RenderableType":
-    """One table for each task, best validation first."""
+def terminal(tasks: Sequence[TaskGroup]) -> "RenderableType":
+    """One table per task, the best validation score first."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for task in found:
+    for task in tasks:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline")
-        # The one that gives way on a narrow screen; a label breaks between its words.
+        # This column shrinks on a narrow terminal; labels break between words.
         table.add_column("setting", style="bold", min_width=14, overflow="fold")
         for heading in ("valid", "test", "best", "trained", "params", "seconds", "ms/seq."):
             table.add_column(heading, justify="right", no_wrap=True)
@@ -52,11 +52,11 @@ def terminal(found: Sequence[TaskGroup]) -> "RenderableType":
                 time(row.milliseconds),
             )
         parts += [Text(_title(task), style="bold"), table, ""]
-        parts += [Text(f"{label}: {said}", style="yellow") for label, said in failures(task)]
+        parts += [Text(f"{label}: {reason}", style="yellow") for label, reason in failures(task)]
     return Group(*parts, Text(NOTE, style="dim"))
 
 
-# Columns of the page's table after the setting, with an explanation where the heading needs one.
+# Columns of the page's table, with an explanation where the heading needs one.
 COLUMNS = {
     "setting": "", "validation": "mean of the best validation scores", "test": "mean over seeds, sample standard deviation",
     "best test": "over seeds", "trained": "runs that ended a tenth better than a guess without diverging", "seeds": "",
@@ -76,36 +76,36 @@ def cells(row: Summary) -> list[str]:
 
 
 def plain(task: TaskGroup) -> dict[str, Any]:
-    """The same as JSON values."""
+    """The summary of a task as JSON values."""
     return {
         "task": task.name,
         "measure": task.metric,
         "rising": task.higher_is_better,
         "guess": task.guess,
         "settings": [setting.summary._asdict() for setting in task.settings],
-        "failures": [{"run": label, "reason": said} for label, said in failures(task)],
+        "failures": [{"run": label, "reason": reason} for label, reason in failures(task)],
     }
 
 
 def failures(task: TaskGroup) -> list[tuple[str, str]]:
-    """Runs that came to nothing or to no end, each with the reason."""
-    found = []
+    """Runs that diverged, did not end or did not train, each with the reason."""
+    reasons = []
     for setting in task.settings:
         for record in setting.records:
             label = f"{setting.label}, seed {record.seed}"
             returned = f", after {record.returns} returns to good weights with half the rate" if record.returns else ""
             if record.status == "diverged":
-                found.append((label, f"diverged: {record.reason or 'no reason given'}{returned}"))
+                reasons.append((label, f"diverged: {record.reason or 'no reason given'}{returned}"))
             elif record.status == "unfinished":
-                found.append((label, f"unfinished: at step {record.steps:,}, and no record yet"))
+                reasons.append((label, f"unfinished: at step {record.steps:,}, and no record yet"))
             elif record.trained is False:
-                met = f"test {task.metric} {score(record.test)}, guess {score(record.guess)}"
-                found.append((label, f"did not train: {met}{returned}"))
-    return found
+                scores = f"test {task.metric} {score(record.test)}, guess {score(record.guess)}"
+                reasons.append((label, f"did not train: {scores}{returned}"))
+    return reasons
 
 
 def score(value: float | None, digits: int = 3) -> str:
-    """A score in few characters: four decimals where it is of order one, so many digits elsewhere."""
+    """A score in few characters: four decimals if it is between 0.1 and 10, else this number of digits."""
     if value is None:
         return "-"
     size = abs(value)
@@ -121,26 +121,26 @@ def score(value: float | None, digits: int = 3) -> str:
 
 
 def spread(value: float) -> str:
-    """To two digits, without a power of ten as long as that can be read: it stands beside a score."""
+    """A standard deviation with two digits, as a decimal number if it is not too small to be read beside a score."""
     return f"{value:.{1 - math.floor(math.log10(value))}f}" if 1e-7 < value < 1 else f"{value:.2g}"
 
 
 def time(value: float | None) -> str:
-    """Seconds or milliseconds, to three digits."""
+    """Seconds or milliseconds with up to three digits."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
 
 
 def seed_list(seeds: Sequence[int]) -> str:
-    """Seeds as a list, or as a range where they are many and next to each other."""
+    """Seeds as a list, or as a range if there are more than three and they are consecutive."""
     if len(seeds) > 3 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))
 
 
 def metric_name(task: TaskGroup) -> str:
-    """The metric by name, for a reader."""
+    """The name of the metric as words."""
     return (task.metric or "score").replace("_", " ")
 
 

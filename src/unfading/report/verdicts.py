@@ -1,17 +1,17 @@
-"""What our runs say of a published number: held, beaten or missed.
+"""Verdicts: whether our runs hold, beat or miss a published number.
 
-With m the mean over seeds, s their standard deviation, n their number, p what is published and d its tolerance (two standard
-errors of the test set), all in the paper's unit and with more being better,
+With m the mean over seeds, s their standard deviation, n their number, p the published number and d its tolerance (two standard
+errors of the test set), all in the paper's unit, and if higher is better,
 
     held     m >= p - d
     beaten   m - s / sqrt(n) > p
     missed   else
 
-Where less is better the signs turn. A single seed has no s: half the tolerance stands for s / sqrt(n). A claim about a share
-of seeds (an error of at most p + d, "solved") holds where that share of all that the row has comes to it: a run that solves
-its task may end before the others, so those that are done are no fair sample. A claim that a cell does no better than a
-guess holds where m is at most the guess plus d, and is beaten else. A count holds within its tolerance on either
-side. Seeds are never left out: one that ended without a score counts as a guess. Lines are plain dicts, as JSON has them.
+If lower is better the signs are reversed. A single seed has no s: half the tolerance takes the place of s / sqrt(n). A claim
+about a share of seeds (an error of at most p + d, "solved") is held if that share of all seeds of the row reaches it. Finished
+seeds alone would be a biased sample, since a run that solves its task may end before the others. A claim that a cell does no
+better than a guess is held if m is at most the guess plus d, and beaten otherwise. A number of parameters is held within its
+tolerance on either side. No seed is left out: one that ended without a score counts as a guess. Lines are dicts of JSON values.
 """
 
 import hashlib
@@ -23,45 +23,46 @@ from typing import Any, NamedTuple
 
 Line = Mapping[str, Any]
 
-# From the unit of our score to the paper's.
+# From our score to the paper's unit.
 UNITS = {"%": lambda score: 100 * score, "perplexity": lambda score: math.exp(min(score, 700.0))}
 HIGHER_IS_BETTER = ("%",)
 COUNTED = "thousand parameters"
 NOT_RUN, NO_DATA, HELD, BEATEN, MISSED, MEASURED = "not run", "data not available", "held", "beaten", "missed", "measured"
-# A stronger budget goes before a weaker one; a smoke is no measurement.
+# The budgets whose runs are judged, the preferred one first.
 BUDGETS = ("paper", "short")
 
 
 class Outcome(NamedTuple):
-    """A row of a table, answered; numbers in the paper's unit, None where there are none."""
+    """The result of a row. Numbers are in the paper's unit; None if there are none."""
 
     verdict: str
     mean: float | None = None
     spread: float | None = None
     seeds: int = 0
-    asked: int = 0  # seeds that the row has
+    asked: int = 0  # seeds that the row asks for
     trained: int = 0  # seeds that ended a tenth better than a guess
     reached: int | None = None  # seeds within the tolerance, for a claim about a share
-    steps: float | None = None  # until validation came within the tolerance, the median of the seeds in which it did
+    steps: float | None = None  # until validation was within the tolerance, median over the seeds that got there
     parameters: Mapping[str, int] | None = None
-    seconds: float | None = None  # of training, median, a seed's part where many were trained together
+    seconds: float | None = None  # of training, median; one seed's share if many were trained together
     machine: str = ""
     budget: str = ""
     run: Mapping[str, Any] | None = None
-    earlier: bool = False  # measured at a setting that the row had once
+    earlier: bool = False  # measured at a setting that the row had before
 
     @property
-    def told_seeds(self) -> str:
-        """How many, and of how many where some were not run: "3 of 5"."""
+    def seed_count(self) -> str:
+        """The number of seeds, e.g. "3 of 5" if some were not run."""
         return f"{self.seeds} of {self.asked}" if self.seeds < self.asked else f"{self.seeds}"
 
     @property
     def answered(self) -> bool:
+        """Whether there is a result."""
         return self.verdict not in (NOT_RUN, NO_DATA)
 
 
 def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
-    """The outcome of a row from the lines of its runs; here: whether its data are, where nothing was run."""
+    """The outcome of a row from the lines of its runs; `here` says whether its data are present."""
     if row["unit"] == COUNTED:
         return _counted(row, lines)
     now = row["settings"]
@@ -79,8 +80,8 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         within = [score <= row["published"] + row["tolerance"] for score in scores]
         reached = sum(within)
         verdict = HELD if reached >= row["share"] * asked else MISSED
-        found = [first for line in runs if (first := to_reach(row, line)) is not None]
-        steps = statistics.median(found) if found else None
+        firsts = [first for line in runs if (first := to_reach(row, line)) is not None]
+        steps = statistics.median(firsts) if firsts else None
     elif row["chance"]:
         verdict = BEATEN if mean > UNITS["%"](runs[0]["guess"]) + row["tolerance"] else HELD
     else:
@@ -104,7 +105,10 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
 
 
 def measurement(row: Line, lines: Sequence[Line]) -> list[Line]:
-    """Runs that belong together: of one budget, machine and setting, the strongest, present and fullest; each seed once."""
+    """The runs to judge: those of one budget, machine and setting, each seed once.
+
+    A higher budget is preferred, then a setting that the row has now, then the larger number of seeds.
+    """
     groups: dict[tuple[Any, ...], dict[int, Line]] = {}
     for line in lines:
         if line["budget"] in BUDGETS:
@@ -115,10 +119,10 @@ def measurement(row: Line, lines: Sequence[Line]) -> list[Line]:
     if not groups:
         return []
 
-    def rank(at: tuple[int, tuple[Any, ...]]) -> tuple[Any, ...]:
-        place, group = at
+    def rank(numbered: tuple[int, tuple[Any, ...]]) -> tuple[Any, ...]:
+        place, group = numbered
         run = next(iter(groups[group].values()))["run"]
-        # The last of equals: what was measured later.
+        # Of equals the last, which was measured later.
         return -BUDGETS.index(group[0]), setting(run) in row["settings"], len(groups[group]), place
 
     best = max(enumerate(groups), key=rank)[1]
@@ -126,7 +130,7 @@ def measurement(row: Line, lines: Sequence[Line]) -> list[Line]:
 
 
 def setting(run: Mapping[str, Any]) -> str:
-    """All fields of a run but those that tell its seed and where it ran, in twelve digits."""
+    """A hash of twelve digits of all fields of a run except its seed and where it ran."""
     fields = {name: value for name, value in run.items() if name not in ("seed", "device", "dtype", "backend")}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -140,35 +144,35 @@ def trained(line: Line) -> bool:
 
 
 def to_reach(row: Line, line: Line) -> int | None:
-    """Steps until the validation score came within the tolerance of what is published."""
-    for point in line["curve"]:
-        score = (point.get("valid") or {}).get(line["measure"])
+    """Steps until the validation score was within the tolerance of the published number."""
+    for log_row in line["curve"]:
+        score = (log_row.get("valid") or {}).get(line["measure"])
         if score is not None and score <= row["published"] + row["tolerance"]:
-            return int(point["step"])
+            return int(log_row["step"])
     return None
 
 
 def sentence(row: Line, outcome: Outcome) -> str:
-    """Where it differs from the paper: by how much, at which budget, and what is known of the reason."""
-    said = []
+    """How the result differs from the paper: by how much, at which budget, and the known reasons."""
+    parts = []
     if outcome.verdict == MISSED and outcome.reached is not None:
-        said.append(f"{outcome.reached} of {outcome.asked} seeds came to {row['published'] + row['tolerance']:.3g}")
+        parts.append(f"{outcome.reached} of {outcome.asked} seeds came to {row['published'] + row['tolerance']:.3g}")
     elif outcome.verdict in (MISSED, BEATEN) and outcome.mean is not None:
         gap = outcome.mean - row["published"]
-        said.append(f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number")
+        parts.append(f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number")
     if outcome.verdict == NO_DATA:
-        said.append(f"needs {row['dataset']}")
+        parts.append(f"needs {row['dataset']}")
     if outcome.earlier:
-        said.append("measured at a setting that the row had before")
+        parts.append("measured at a setting that the row had before")
     if outcome.budget == "short":
-        said.append("at a tenth of the paper's steps")
+        parts.append("at a tenth of the paper's steps")
     if outcome.seeds < outcome.asked:
-        said.append(f"{outcome.asked - outcome.seeds} of {outcome.asked} seeds were not run to their end")
+        parts.append(f"{outcome.asked - outcome.seeds} of {outcome.asked} seeds were not run to their end")
     if outcome.answered and outcome.trained < outcome.seeds:
-        said.append(f"{outcome.seeds - outcome.trained} of {outcome.seeds} seeds did not train")
+        parts.append(f"{outcome.seeds - outcome.trained} of {outcome.seeds} seeds did not train")
     if row["note"]:
-        said.append(row["note"])
-    return "; ".join(said)
+        parts.append(row["note"])
+    return "; ".join(parts)
 
 
 def _verdict(row: Line, mean: float, spread: float | None, seeds: int) -> str:
@@ -189,7 +193,7 @@ def _counted(row: Line, lines: Sequence[Line]) -> Outcome:
 
 
 def _score(row: Line, line: Line) -> float:
-    """A run's test score in the paper's unit; that of a guess where it has none."""
+    """The test score of a run in the paper's unit; that of a guess if it has none."""
     score = (line["test"] or {}).get(line["measure"])
     return float(UNITS.get(row["unit"], float)(line["guess"] if score is None else score))
 

@@ -1,1 +1,1 @@
-"""Figures as Altair charts or Vega-Lite specifications, drawn from records and plain values."""
+"""Figures as Vega-Lite specifications, drawn with Altair from records and plain rows."""

@@ -1,6 +1,6 @@
-"""Figures of the papers that are made from the lines of their runs alone: over training steps, over depth, steps to converge.
+"""Figures of the papers drawn from ledger lines: scores over training steps, scores over depth, steps to converge.
 
-Each function takes lines (records of runs, each with the `row` and the `place` it belongs to) and gives Vega-Lite.
+Each function takes lines (records of runs, each with its `row` and, as `place`, its panel) and returns Vega-Lite.
 """
 
 import statistics
@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unfading.report.figures.charts import COLOURS, DASHES, INK, Spec, decades, needed
-from unfading.report.figures.panels import looks
+from unfading.report.figures.panels import styled
 
 Lines = Sequence[Mapping[str, Any]]
 WIDTH, HEIGHT = 420, 260
 
 
 def over_steps(lines: Lines) -> Spec:
-    """The validation score over steps, a panel a task: a thin line a seed, a strong one their median, dashed a guess.
+    """The validation score over steps, one panel per task: a thin line per seed, a thick line for the median, dashed a guess.
 
-    A run that stopped early, its task solved, counts in the median with its last score, one that diverged as a guess. There is
-    no median where seeds of a row are missing (`asked` of a line says how many there should be): those that solve a task end
-    before the others.
+    In the median a run that stopped early, having solved its task, counts with its last score, and one that diverged counts as
+    a guess. If seeds of a row are missing (`asked` is the number there should be), there is no median: runs that solve a task
+    end before the others.
     """
     labels = _labels(lines)
 
@@ -44,7 +44,7 @@ def over_steps(lines: Lines) -> Spec:
 
 
 def over_layers(lines: Lines) -> Spec:
-    """The test score over the number of layers, a panel a task: a dot a seed, a line through the means."""
+    """The test score over the number of layers, one panel per task: a dot per seed, a line through the means."""
     labels = list(dict.fromkeys(line["run"]["cell"] for line in lines))
 
     def panel(alt: Any, name: str, here: Lines) -> Any:
@@ -65,11 +65,11 @@ def over_layers(lines: Lines) -> Spec:
 
 
 def to_solve(lines: Lines) -> Spec:
-    """Steps until the validation error is a tenth of a guess's: a dot a seed that came to it, a bar at the median."""
+    """Steps until the validation error is a tenth of a guess's: a dot per seed that reaches it, a bar at the median."""
     labels = _labels(lines)
 
     def panel(alt: Any, name: str, here: Lines) -> Any:
-        dots = [{"row": line["row"], "value": found} for line in here if (found := _solved(line)) is not None]
+        dots = [{"row": line["row"], "value": steps} for line in here if (steps := _steps_to_solve(line)) is not None]
         rows = list(dict.fromkeys(line["row"] for line in here))
         x = alt.X("value:Q", title="training steps to a tenth of a guess", axis=alt.Axis(format="~s"))
         y = alt.Y("row:N", title=None, sort=rows, scale=alt.Scale(domain=rows), axis=alt.Axis(labelLimit=260))
@@ -83,7 +83,7 @@ def to_solve(lines: Lines) -> Spec:
 
 
 def _panels(lines: Lines, panel: Callable[[Any, str, Lines], Any]) -> Spec:
-    """Panels, two in a line, each with a legend of its own."""
+    """Panels in two columns, each with its own legend."""
     alt = needed("altair")
     if not lines:
         raise ValueError("there is nothing to draw: none of the figure's rows has been run.")
@@ -93,13 +93,13 @@ def _panels(lines: Lines, panel: Callable[[Any, str, Lines], Any]) -> Spec:
     charts = [panel(alt, name, here) for name, here in places.items()]
     columns = 1 if len(charts) == 1 else 2
     whole = alt.concat(*charts, columns=columns, spacing=24).resolve_scale(color="independent", strokeDash="independent")
-    spec = looks(whole)
+    spec = styled(whole)
     spec["config"]["legend"] = {"labelColor": INK, "labelFontSize": 11, "labelLimit": 260, "symbolStrokeWidth": 3}
     return spec
 
 
 def _labels(lines: Lines) -> list[str]:
-    """Rows without the words that their panels have for titles, of all panels."""
+    """The labels of all rows: their names without the title of the panel."""
     return list(dict.fromkeys(_label(line["row"], line["place"]) for line in lines))
 
 
@@ -108,33 +108,33 @@ def _label(name: str, place: str) -> str:
 
 
 def _colours(alt: Any, names: Sequence[str], place: str, labels: Sequence[str]) -> dict[str, Any]:
-    """Colours, and dashes where there are not enough of them, by the place of a label among all: one label, one colour."""
+    """Colours of the rows, and dashes if there are more labels than colours. A label has one colour in all panels."""
     at = [labels.index(_label(name, place)) for name in names]
-    said = _said({name: _label(name, place) for name in names})
-    legend = alt.Legend(title=None, symbolType="stroke", symbolOpacity=1, symbolSize=220, labelExpr=said)
+    expression = _label_expression({name: _label(name, place) for name in names})
+    legend = alt.Legend(title=None, symbolType="stroke", symbolOpacity=1, symbolSize=220, labelExpr=expression)
     colours = alt.Scale(domain=list(names), range=[COLOURS[i % len(COLOURS)] for i in at])
     dashes = alt.Scale(domain=list(names), range=[list(DASHES[i // len(COLOURS) % len(DASHES)]) for i in at])
-    found = {"color": alt.Color("row:N", scale=colours, legend=legend)}
+    encoding = {"color": alt.Color("row:N", scale=colours, legend=legend)}
     if len(labels) > len(COLOURS):
-        found["strokeDash"] = alt.StrokeDash("row:N", scale=dashes, legend=legend)
-    return found
+        encoding["strokeDash"] = alt.StrokeDash("row:N", scale=dashes, legend=legend)
+    return encoding
 
 
-def _said(labels: Mapping[str, str]) -> str:
-    """For a legend: a row's label in the place of its name."""
-    said = "datum.label"
+def _label_expression(labels: Mapping[str, str]) -> str:
+    """A Vega expression that replaces a row's name by its label in a legend."""
+    expression = "datum.label"
     for name, label in labels.items():
-        said = f"datum.label == {name!r} ? {label!r} : {said}"
-    return said
+        expression = f"datum.label == {name!r} ? {label!r} : {expression}"
+    return expression
 
 
 def _points(line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = [(point["step"], (point.get("valid") or {}).get(line["measure"])) for point in line["curve"]]
-    return [{"row": line["row"], "step": step, "value": value} for step, value in found if value is not None]
+    scores = [(row["step"], (row.get("valid") or {}).get(line["measure"])) for row in line["curve"]]
+    return [{"row": line["row"], "step": step, "value": value} for step, value in scores if value is not None]
 
 
 def _medians(lines: Lines) -> list[dict[str, Any]]:
-    found = []
+    medians = []
     for row in dict.fromkeys(line["row"] for line in lines):
         own = [line for line in lines if line["row"] == row]
         if len(own) < own[0].get("asked", 0):
@@ -142,12 +142,12 @@ def _medians(lines: Lines) -> list[dict[str, Any]]:
         curves = [{point["step"]: point["value"] for point in _points(line)} for line in own]
         for step in sorted({step for curve in curves for step in curve}):
             scores = [score for line, curve in zip(own, curves, strict=True) if (score := _at(line, curve, step)) is not None]
-            found.append({"row": row, "step": step, "value": statistics.median(scores)})
-    return found
+            medians.append({"row": row, "step": step, "value": statistics.median(scores)})
+    return medians
 
 
 def _at(line: Mapping[str, Any], curve: Mapping[int, float], step: int) -> float | None:
-    """The last score up to a step; None before the first. One that diverged is at a guess from there on."""
+    """The last score up to a step; None before the first. A run that diverged has the score of a guess from then on."""
     past = [at for at in curve if at <= step]
     if line["status"] == "diverged" and step > max(curve, default=0):
         return float(line["guess"])
@@ -164,6 +164,6 @@ def _tested(line: Mapping[str, Any]) -> float:
     return float(line["guess"] if score is None else score)
 
 
-def _solved(line: Mapping[str, Any]) -> int | None:
+def _steps_to_solve(line: Mapping[str, Any]) -> int | None:
     points = [(point["step"], point["value"]) for point in _points(line)]
     return next((step for step, value in points if value <= 0.1 * line["guess"]), None)

@@ -1,6 +1,6 @@
-"""Figures of incremental networks, from plain rows: phase portraits, the way to the equilibrium, eigenvalues, gradients, noise.
+"""Figures of incremental RNNs from plain rows: phase portraits, convergence to equilibrium, eigenvalues, gradients, noise.
 
-Each function takes rows (dicts of JSON values, their fields named in its docstring) and gives a Vega-Lite specification.
+Each function takes rows (dicts of JSON values; the docstring names their fields) and returns a Vega-Lite specification.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def portraits(paths: Rows, curves: Rows) -> Spec:
-    """Paths of a two-dimensional state, a panel for each (walk, panel), coloured by step, over the equilibrium curves.
+    """Paths of a two-dimensional state over the equilibrium curve, coloured by step; one panel per walk and cell.
 
     paths: walk, panel, step, a, b.  curves: walk, panel, order, a, b.
     """
@@ -47,7 +47,7 @@ def portraits(paths: Rows, curves: Rows) -> Spec:
 
 
 def approach(distances: Rows, pulls: Rows) -> Spec:
-    """The way to the equilibrium: distance over inner steps beside rate and bound, and how the pull fares in two forms.
+    """Convergence to the equilibrium: distance over inner steps with rate and bound, and the pull of two forms of the cell.
 
     distances: setting, k, distance, predicted, bound (all relative to the first distance).  pulls: form, k, pull.
     """
@@ -68,7 +68,7 @@ def approach(distances: Rows, pulls: Rows) -> Spec:
 
 
 def approached(distances: Rows) -> Spec:
-    """The first half of `approach` alone, as wide as a column of a page."""
+    """The left half of `approach` alone, as wide as a column of the page."""
     alt = needed("altair")
     return panels(_distances(alt, distances).properties(width=440, height=260), {"distances": distances})
 
@@ -90,21 +90,21 @@ def _distances(alt: Any, rows: Rows) -> Any:
     return alt.layer(bound, rate, dots)
 
 
-def scaled(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of `approach`: distances relative to the first; the line of the spectral radius goes through the last but one.
+def scaled(convergence: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `approach`: distances relative to the first. The line of the spectral radius passes the last but one.
 
-    found: eta, distances, fitted_rate, spectral_radius, bound; None for what is not known.
+    convergence: eta, distances, fitted_rate, spectral_radius, bound; None for numbers that are not known.
     """
-    if not found["distances"][0]:
+    if not convergence["distances"][0]:
         return []
-    rate, radius, bound = found["fitted_rate"], found["spectral_radius"], found["bound"]
-    told = {"fitted rate": rate, "spectral radius": radius, "bound": bound}
-    numbers = ", ".join(f"{name} {number:.3f}" for name, number in told.items() if number is not None)
-    d = [distance / found["distances"][0] for distance in found["distances"]]
+    rate, radius, bound = convergence["fitted_rate"], convergence["spectral_radius"], convergence["bound"]
+    names = {"fitted rate": rate, "spectral radius": radius, "bound": bound}
+    numbers = ", ".join(f"{name} {number:.3f}" for name, number in names.items() if number is not None)
+    d = [distance / convergence["distances"][0] for distance in convergence["distances"]]
     end = max(0, len(d) - 2)
     return [
         {
-            "setting": f"eta = {found['eta']:.3g}: {numbers}",
+            "setting": f"eta = {convergence['eta']:.3g}: {numbers}",
             "k": k,
             "distance": d[k],
             "predicted": d[end] * radius ** (k - end),
@@ -115,7 +115,7 @@ def scaled(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def eigenvalues(bins: Rows, width: int = 640) -> Spec:
-    """Histograms of real parts, a panel a setting, on a logarithmic scale of counts.
+    """Histograms of real parts on a logarithmic scale of counts, one panel per setting.
 
     bins: setting, low, high, count; sign: negative, zero or positive.
     """
@@ -145,7 +145,7 @@ def eigenvalues(bins: Rows, width: int = 640) -> Spec:
 
 
 def gradients(rows: Rows) -> Spec:
-    """A norm over training steps: median over windows, and the range from the smallest to the largest.
+    """A norm over training steps: the median over windows and the range.
 
     rows: setting, step, median, least, most, all logarithms to base 10.
     """
@@ -165,7 +165,7 @@ def gradients(rows: Rows) -> Spec:
 
 
 def noise(rows: Rows) -> Spec:
-    """What is left of a state, a line a cell and part: how it turned, how it grew, and whether signals can be told apart.
+    """How a state changes under noise, one line per cell and part: its direction, its size, and the distance of two signals.
 
     rows: state (cell and part), after (zeros or noise), cosine, growth, kept; None where there is no number.
     """
@@ -192,7 +192,7 @@ def noise(rows: Rows) -> Spec:
 
 
 def _values(rows: Rows, field: str) -> list[Any]:
-    """What a field holds, each once, in the order of the rows."""
+    """The distinct values of a field, in the order of the rows."""
     return list(dict.fromkeys(row[field] for row in rows))
 
 

@@ -1,7 +1,7 @@
-"""Figures of a diagnosis, from its plain rows alone: gradients over time and depth, steps, activations, states, memory.
+"""Figures of a diagnosis from its plain rows: gradients over time and depth, Jacobians, activations, states, memory.
 
-Each is readable without a paper at hand: its caption says what is drawn, its note what to look for. Values of 0 have no place
-on a logarithmic axis and are left out.
+Each figure can be read on its own: the caption says what is drawn, the note what to look for. Values of 0 are left out on a
+logarithmic axis.
 """
 
 import math
@@ -14,17 +14,17 @@ from unfading.report.figures.line_charts import lines
 
 Rows = Sequence[Mapping[str, Any]]
 
-# Squares across a map: more cannot be seen, and each is an element of the page.
+# Squares across a map: more cannot be seen, and each makes the page larger.
 ACROSS = 120
-# Decades on either side of the value at the loss; beyond them a map has one colour.
+# Decades on either side of the value at the loss; beyond them the colour of a map is constant.
 DECADES = 6
-BARS = 24
+BARS = 24  # activations shown: the most saturated ones
 
 
 def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every figure for which the rows of a diagnosis have something to show, by name."""
+    """Every figure for which a diagnosis has data, by name."""
     layers, top = list(rows["layers"]), list(rows["top"])
-    made = {
+    candidates = {
         "gradient": _gradient(rows["end"], layers, top, "the last output"),
         "loss": _gradient(rows["gradients"], layers, top, "the loss"),
         "map": _map(rows["gradients"] or rows["end"], layers, top, "loss" if rows["gradients"] else "last output"),
@@ -35,8 +35,8 @@ def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
         "written": _memory(rows["memory"], "write"),
         "read": _memory(rows["memory"], "read"),
     }
-    found = {name: figure for name, figure in made.items() if figure is not None}
-    return found | lattice_figures.of_diagnosis(rows) | inner_figures.of_diagnosis(rows)
+    drawn = {name: figure for name, figure in candidates.items() if figure is not None}
+    return drawn | lattice_figures.of_diagnosis(rows) | inner_figures.of_diagnosis(rows)
 
 
 def _gradient(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure | None:
@@ -128,7 +128,7 @@ def _lags(rows: Rows, layers: list[str]) -> Figure | None:
 
 
 def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
-    # Of the whole state where it has several parts: that is what goes round.
+    # Of the whole state if it has several parts: its Jacobian is the one that is multiplied over time.
     wholes = {row["layer"] for row in rows if row["part"] == "all"}
     names = {"largest": "largest", "radius": "radius", "median": "median"}
     shown = [
@@ -153,13 +153,13 @@ def _activations(rows: Rows) -> Figure | None:
     worst = sorted(rows, key=lambda row: -max(row["dead"], 0.0 if row["kind"] == "relu" else row["low"] + row["high"]))[:BARS]
     shown: list[dict[str, Any]] = []
     labels: list[str] = []
-    for row in [row for row in rows if any(row is kept for kept in worst)]:
+    for row in [row for row in rows if any(row is each for each in worst)]:
         name = row["name"] if len(row["name"]) <= 44 else f"{row['name'][:43]}…"
         labels.append(f"{row['layer']}: {name}")
         ends = {"at the lower end": row["low"], "at the upper end": row["high"]}
         shares = {"dead": row["dead"]} if row["kind"] == "relu" else ends
         shown += [{"label": labels[-1], "kind": kind, "share": share} for kind, share in shares.items()]
-    # Bars of no length say nothing that the table does not.
+    # Bars of length 0 add nothing to the table.
     if not any(row["share"] > 0 for row in shown):
         return None
     alt = needed("altair")
@@ -246,15 +246,15 @@ def _ramp(alt: Any) -> Any:
 
 
 def _following(bounds: list[int]) -> dict[int, int]:
-    """Where each piece ends: where the next begins."""
+    """The end of each interval: the start of the next one."""
     last = 2 * bounds[-1] - bounds[-2] if len(bounds) > 1 else bounds[-1] + 1
     return dict(zip(bounds, [*bounds[1:], last], strict=True))
 
 
 def _at_loss(rows: Rows, top: list[str]) -> float:
-    """The top layer's gradient at the shortest lag where there is one."""
-    found = [row for row in rows if row["layer"] in top and row["norm"] > 0]
-    return float(min(found, key=lambda row: row["lag"])["norm"]) if found else 0.0
+    """The top layer's gradient at the shortest lag at which it is not 0."""
+    positive = [row for row in rows if row["layer"] in top and row["norm"] > 0]
+    return float(min(positive, key=lambda row: row["lag"])["norm"]) if positive else 0.0
 
 
 def _drawn(value: float, by: float) -> bool:

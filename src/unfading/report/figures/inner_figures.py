@@ -1,7 +1,7 @@
-"""What a diagnosis shows of layers that take inner steps towards an equilibrium: figures, and numbers in words.
+"""Figures and numbers of a diagnosis for layers that take inner steps towards an equilibrium.
 
 Letters as in the incremental RNN's paper: F(s) = phi(P U s + u) - alpha s is the pull, s* with F(s*) = 0 the equilibrium, and
-A = I + eta (phi' P U - alpha I) what an inner step does to a small difference.
+A = I + eta (phi' P U - alpha I) the factor by which an inner step multiplies a small difference.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from unfading.report.figures.line_charts import lines
 
 
 def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every figure for which there is something to show, by name."""
+    """Every figure for which there are data, by name."""
     layers = [each["layer"] for each in rows["equilibria"]]
     if not layers:
         return {}
@@ -29,7 +29,7 @@ def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
             {**name, "k": row["K"], "value": row["from_limit"], "part": "distance from the limit"} for row in each["jacobians"]
         ]
         bins += [{"setting": each["layer"], **row} for row in each["bins"]]
-    made = {
+    figures = {
         "pull": Figure(
             "Does it come to rest? The pull over inner steps",
             "Size of F, which is 0 at an equilibrium, when the inner step of the last time step is repeated with its last eta, "
@@ -50,17 +50,17 @@ def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
         ),
     }
     if distances:
-        made["distance"] = Figure(
+        figures["distance"] = Figure(
             "Distance to the equilibrium over inner steps",
             "Dots: measured, with one eta. Line: the rate of the spectral radius of A. Dashes: Proposition 2's bound.",
             equilibrium_figures.approached(distances),
         )
-    return made
+    return figures
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, str]:
-    """The measures of one layer in words, by name."""
-    eta, way, eigenvalues, response = row["eta"], row["convergence"] or {}, row["eigenvalues"], row["input_response"]
+    """The numbers of one layer as text, by name."""
+    eta, convergence, eigenvalues, response = row["eta"], row["convergence"] or {}, row["eigenvalues"], row["input_response"]
     return {
         "norm of P U, alpha": f"{number(row['matrix_norm'])}, {number(row['alpha'])}",
         "Theorem 1's hypotheses": "hold" if row["hypotheses"] else "do not hold",
@@ -69,9 +69,9 @@ def numbers(row: Mapping[str, Any]) -> dict[str, str]:
         "time steps with an equilibrium near": f"{row['found']:.0%}",
         "distance from it, last": number(row["distance"][-1]),
         "scipy's root differs by": number(row["scipy_gap"]),
-        "fitted rate": number(way.get("fitted_rate")),
-        "spectral radius of A": number(way.get("spectral_radius")),
-        "Proposition 2's bound": number(way.get("bound")),
+        "fitted rate": number(convergence.get("fitted_rate")),
+        "spectral radius of A": number(convergence.get("spectral_radius")),
+        "Proposition 2's bound": number(convergence.get("bound")),
         "Theorem 2's condition holds at": _share(row["theorem_2"]["holds"]),
         "Corollary 1 holds at": _share(row["corollary_1"]["holds"]),
         "eigenvalues negative, zero, positive": ", ".join(f"{eigenvalues[s]:.0%}" for s in ("negative", "zero", "positive")),
@@ -86,7 +86,7 @@ def _over_k(name: str, rows: list[dict[str, Any]], layers: list[str], title: str
 
 
 def number(value: float | None) -> str:
-    """Three digits, or a dash for what is not known."""
+    """Three digits, or a dash for None."""
     return "-" if value is None else f"{value:.3g}"
 
 

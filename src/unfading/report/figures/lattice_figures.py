@@ -1,7 +1,7 @@
-"""Figures of the lattice of layers and time, from plain rows; each function gives a Vega-Lite specification.
+"""Figures of the lattice of layers and time, from plain rows; each function returns a Vega-Lite specification.
 
-A panel is one lattice: time to the right, depth upwards, so that the loss stands at the right of the top row, and gradients
-flow to the left and down.
+A panel is one lattice: time to the right, depth upwards. The loss is at the right of the top row, and gradients flow to the
+left and down.
 """
 
 import math
@@ -15,7 +15,7 @@ SIDE = 200  # of a panel, in points
 
 
 def magnitudes(rows: Rows) -> Spec:
-    """The magnitude at each point against that where the loss is, on a scale of decades: white as there, red more, blue less.
+    """The magnitude at each point relative to that at the loss, in decades: white is equal, red larger, blue smaller.
 
     rows: cell, loss, layer, step, ratio, decades (its logarithm).
     """
@@ -30,7 +30,7 @@ def magnitudes(rows: Rows) -> Spec:
 
 
 def deviations(rows: Rows) -> Spec:
-    """The standard deviation over the draws, divided by the mean, at each point.
+    """The standard deviation over draws divided by the mean, at each point.
 
     rows: cell, loss, layer, step, deviation.
     """
@@ -42,20 +42,20 @@ def deviations(rows: Rows) -> Spec:
 
 
 def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
-    """The lattice of a diagnosed model, a panel for each stack and direction of it; none where all are one layer high."""
+    """The lattice of a diagnosed model, one panel per stack and direction; none if all stacks have one layer."""
     points = rows["lattice"]
     if max((point["depth"] for point in points), default=1) < 2:
         return {}
     names = {"loss": "loss", "end": "last output"}
     values: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for point in points:
-        # What is left of "rnn layer 2 backward" is the stack and its direction.
+        # "rnn layer 2 backward" without its layer is the stack and its direction.
         stack = " ".join(point["layer"].replace(f"layer {point['depth']}", "").split())
         values.setdefault((stack, names[point["of"]]), {})[point["depth"], point["step"]] = point["value"]
     shown = []
     for (stack, loss), G in values.items():
         top = max(depth for depth, _ in G)
-        # Where the loss is; a masked last step has no gradient.
+        # The value at the loss. A last step that is masked has no gradient.
         corner = next((G[at] for at in sorted(G, reverse=True) if at[0] == top and G[at] > 0), 0.0)
         for (depth, step), value in G.items() if corner > 0 else ():
             ratio = value / corner
@@ -93,10 +93,10 @@ def _panels(alt: Any, rows: Rows, colour: Any, field: str, numbers: str) -> Spec
 
 def _axis(alt: Any, values: Sequence[int], *, shown: bool) -> Any:
     ends = (values[0], values[-1])
-    # Steps that were picked from many are no multiples of anything.
-    picked = len(values) < values[-1] - values[0] + 1
+    # Steps sampled from many are not multiples of four.
+    sampled = len(values) < values[-1] - values[0] + 1
     every = max(1, math.ceil(len(values) / 4))
     some = (
-        list(values[::every]) if picked else [value for value in values if value in ends or value % 4 == 0 or len(values) < 8]
+        list(values[::every]) if sampled else [value for value in values if value in ends or value % 4 == 0 or len(values) < 8]
     )
     return alt.Axis(values=some if shown else [], labelAngle=0, ticks=False, domain=False)

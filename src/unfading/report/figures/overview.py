@@ -1,16 +1,16 @@
-"""All rows of the papers that were run and are told in per cent, at a glance: how far we are from what is published.
+"""The overview figure: for every row of the papers that was run and is in per cent, the gap to the published number.
 
     gap = mean over our seeds - published       in points; a bar from one standard deviation below to one above
 
-The grey band is the tolerance of a row, two standard errors of its test set. The axis is linear up to a point and logarithmic
-beyond it on either side, so that a gap of 30 leaves room to see one of 0.3.
+The grey band is the tolerance of a row, two standard errors of its test set. The axis is linear between -1 and 1 and
+logarithmic beyond, so that gaps of 0.3 and of 30 can both be read.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 from unfading.report.figures.charts import COLOURS, Spec, needed
-from unfading.report.figures.panels import looks
+from unfading.report.figures.panels import styled
 from unfading.report.verdicts import BEATEN, HELD, MISSED, Line, Outcome
 
 VERDICTS = {BEATEN: COLOURS[2], HELD: COLOURS[0], MISSED: COLOURS[1]}
@@ -18,14 +18,14 @@ TICKS = [-30, -10, -3, -1, 0, 1, 3]
 
 
 def gaps(answers: Iterable[tuple[Line, Outcome]]) -> list[dict[str, Any]]:
-    """For each row once, in order: its name, gap, spread, tolerance and verdict."""
-    found: dict[str, dict[str, Any]] = {}
+    """Name, gap, spread, tolerance and verdict of every row, each row once."""
+    rows: dict[str, dict[str, Any]] = {}
     for row, outcome in answers:
-        # Of a cell that is said to guess, no gap tells anything.
+        # The gap says nothing about a claim that a model only guesses.
         if row["unit"] != "%" or row["chance"] or outcome.mean is None or outcome.verdict not in VERDICTS:
             continue
         gap, spread = outcome.mean - row["published"], outcome.spread or 0.0
-        found.setdefault(
+        rows.setdefault(
             row["row"],
             {
                 "row": row["row"],
@@ -37,11 +37,11 @@ def gaps(answers: Iterable[tuple[Line, Outcome]]) -> list[dict[str, Any]]:
                 "verdict": outcome.verdict,
             },
         )
-    return list(found.values())
+    return list(rows.values())
 
 
 def overview(rows: list[dict[str, Any]]) -> Spec:
-    """A line for each row, with its gap."""
+    """The figure, with one line per row."""
     alt = needed("altair")
     data = alt.Data(values=rows)
     scale = alt.Scale(type="symlog", constant=1, nice=False, padding=8)
@@ -57,4 +57,4 @@ def overview(rows: list[dict[str, Any]]) -> Spec:
     band = band.encode(alt.X("least:Q", scale=scale, axis=axis, title=title), alt.X2("tolerance:Q"), y)
     spread = alt.Chart(data).mark_rule(strokeWidth=2).encode(alt.X("low:Q", scale=scale), alt.X2("high:Q"), y, colour)
     dots = alt.Chart(data).mark_point(filled=True, size=70, opacity=1).encode(alt.X("gap:Q", scale=scale), y, colour)
-    return looks(alt.layer(band, spread, dots).properties(width=520, height=alt.Step(19)))
+    return styled(alt.layer(band, spread, dots).properties(width=520, height=alt.Step(19)))

@@ -1,4 +1,4 @@
-"""Panels of lines from plain rows: for figures that show several numbers of the same settings side by side."""
+"""Panels of lines and heat maps from plain rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Panel(NamedTuple):
-    """What an axis says."""
+    """The axes of a panel."""
 
     y: str
     x: str
@@ -18,7 +18,7 @@ class Panel(NamedTuple):
 
 
 def panels(shown: Mapping[Panel, Rows]) -> Spec:
-    """A panel for each, a line for each setting; rows: setting, x, value. What a logarithm cannot show is left out."""
+    """Panels side by side with one line per setting; rows: setting, x, value. A logarithmic axis leaves out 0 and less."""
     alt = needed("altair")
     names = list(dict.fromkeys(row["setting"] for rows in shown.values() for row in rows))
     colours = alt.Scale(domain=names, range=[COLOURS[i % len(COLOURS)] for i in range(len(names))])
@@ -26,10 +26,10 @@ def panels(shown: Mapping[Panel, Rows]) -> Spec:
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=220, labelLimit=300)
     charts = []
     for panel, rows in shown.items():
-        drawn = [row for row in rows if math.isfinite(row["value"]) and (row["value"] > 0 or not panel.log)]
+        drawable = [row for row in rows if math.isfinite(row["value"]) and (row["value"] > 0 or not panel.log)]
         scale = alt.Scale(type="log" if panel.log else "linear", zero=False, nice=False, padding=6)
         charts.append(
-            alt.Chart(alt.Data(values=drawn))
+            alt.Chart(alt.Data(values=drawable))
             .mark_line(strokeWidth=2, clip=True, point=alt.OverlayMarkDef(size=16))
             .encode(
                 alt.X("x:Q", title=panel.x, axis=alt.Axis(format="~s", grid=False, tickCount=5)),
@@ -39,11 +39,11 @@ def panels(shown: Mapping[Panel, Rows]) -> Spec:
             )
             .properties(width=300, height=240)
         )
-    return looks(alt.hconcat(*charts, spacing=20))
+    return styled(alt.hconcat(*charts, spacing=20))
 
 
 def heat(rows: Rows, x: str, y: str, value: str) -> Spec:
-    """A square for each row, coloured by its value; rows: x, y, value."""
+    """A heat map; rows: x, y, value."""
     alt = needed("altair")
     chart = (
         alt.Chart(alt.Data(values=list(rows)))
@@ -55,11 +55,11 @@ def heat(rows: Rows, x: str, y: str, value: str) -> Spec:
         )
         .properties(width=720, height=320)
     )
-    return looks(chart)
+    return styled(chart)
 
 
-def looks(chart: Any) -> Spec:
-    """The chart as Vega-Lite, in the type and the greys of all figures."""
+def styled(chart: Any) -> Spec:
+    """The chart as Vega-Lite, with the fonts and greys of all figures."""
     text = {"labelFontSize": 11, "titleFontSize": 12, "labelColor": INK, "titleColor": INK, "titleFontWeight": 500}
     chart = chart.configure(font=FONT, padding=8).configure_view(stroke=None)
     chart = chart.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)

@@ -1,6 +1,6 @@
-"""Figures of what `train --watch gradients` saw: the gradient of each layer over training, and of the states back through time.
+"""Figures from the gradients that `train --watch gradients` logs: of each layer over training, and of the states through time.
 
-Of several seeds of a setting the median is shown. Settings differ in their dashes, layers and steps of training in colour.
+Lines show the median over the seeds of a setting. Dashes distinguish settings, colours layers or training steps.
 """
 
 import statistics
@@ -9,13 +9,13 @@ from typing import Any
 
 from unfading.report.figures.charts import DASHES, Spec, finished, needed
 from unfading.report.groups import Setting, TaskGroup
-from unfading.report.records import Watched
+from unfading.report.records import WatchedGradients
 
-MOST = 8  # lines of one setting through time: more cannot be told apart
+MOST = 8  # lines of one setting through time: more are hard to distinguish
 
 
 def figures(task: TaskGroup) -> dict[str, Spec]:
-    """Both figures, by name, where something was watched."""
+    """Both figures by name, if gradients were logged."""
     layers = [row for setting in task.settings for row in _layers(setting)]
     times = [row for setting in task.settings for row in _times(setting)]
     specs = {}
@@ -27,37 +27,37 @@ def figures(task: TaskGroup) -> dict[str, Spec]:
     return specs
 
 
-def _seen(setting: Setting) -> dict[int, list[Watched]]:
-    """What was seen at each step of training, by the seeds that have it."""
-    seen: dict[int, list[Watched]] = {}
+def _by_step(setting: Setting) -> dict[int, list[WatchedGradients]]:
+    """The gradients logged at each training step, of all seeds that have them."""
+    gradients: dict[int, list[WatchedGradients]] = {}
     for record in setting.records:
-        for point in record.curve:
-            if point.watched is not None:
-                seen.setdefault(point.step, []).append(point.watched)
-    return dict(sorted(seen.items()))
+        for row in record.curve:
+            if row.watched is not None:
+                gradients.setdefault(row.step, []).append(row.watched)
+    return dict(sorted(gradients.items()))
 
 
 def _layers(setting: Setting) -> Iterator[dict[str, Any]]:
-    for step, seen in _seen(setting).items():
-        for l, values in enumerate(zip(*(each.layers for each in seen), strict=True), start=1):
+    for step, gradients in _by_step(setting).items():
+        for l, values in enumerate(zip(*(each.layers for each in gradients), strict=True), start=1):
             yield from _row(values, setting=setting.label, step=step, layer=l)
 
 
 def _times(setting: Setting) -> Iterator[dict[str, Any]]:
-    seen = _seen(setting)
-    steps = list(seen)
+    gradients = _by_step(setting)
+    steps = list(gradients)
     some = {steps[round(i * (len(steps) - 1) / (MOST - 1))] for i in range(MOST)} if steps else set()
     for step in sorted(some):
-        tops = zip(*(each.states[-1] for each in seen[step]), strict=True)
-        for t, values in zip(seen[step][0].times, tops, strict=True):
+        tops = zip(*(each.states[-1] for each in gradients[step]), strict=True)
+        for t, values in zip(gradients[step][0].times, tops, strict=True):
             yield from _row(values, setting=setting.label, step=step, time=t)
 
 
 def _row(values: tuple[float | None, ...], **names: Any) -> Iterator[dict[str, Any]]:
-    """A row with the median of what is there; a logarithmic axis has no place for zeros."""
-    found = [value for value in values if value is not None and value > 0]
-    if found:
-        yield {**names, "value": statistics.median(found)}
+    """A row with the median of the positive values: a logarithmic axis cannot show zeros."""
+    positive = [value for value in values if value is not None and value > 0]
+    if positive:
+        yield {**names, "value": statistics.median(positive)}
 
 
 def _lines(rows: list[dict[str, Any]], x: tuple[str, str], title: str, colour: tuple[str, str]) -> Spec:
