@@ -15,7 +15,7 @@ from tests.helpers.command import run as command
 from unfading.cells.elman import ElmanCell
 from unfading.cli import diagnose_command as cli_diagnose
 from unfading.papers.incremental.figures import theorem_cell
-from unfading.report import gradient_page
+from unfading.report import diagnosis_page
 from unfading.report.figures import gradient_figures
 from unfading.tasks import Adding
 from unfading.tasks.base import Batch, EveryStep
@@ -361,9 +361,9 @@ def test_a_diagnosis_of_inner_steps_checks_the_theorems():
     drawn = gradient_figures.figures(diagnosis.rows())
     assert {"pull", "inner", "eigenvalues", "distance", "lattice"} <= set(drawn)
     assert drawn == gradient_figures.figures(diagnosis.rows())
-    (table,) = gradient_page._equilibria(diagnosis.rows())
+    (table,) = diagnosis_page._equilibria(diagnosis.rows())
     assert ("Theorem 2's condition holds at", ["100%", "100%"]) in table.rows
-    page = gradient_page._page(diagnosis.rows(), drawn)
+    page = diagnosis_page._page(diagnosis.rows(), drawn)
     assert '<th scope="row">Theorem 2&#39;s condition holds at</th><td>100%</td><td>100%</td>' in page
     assert unfading.diagnose(unfading.STAR(3, 8), noise(20, size=3)).rows()["equilibria"] == []
 

@@ -23,7 +23,7 @@ from unfading.diagnostics.remedy import Advice
 from unfading.diagnostics.verdict import Finding
 from unfading.errors import check_count
 from unfading.layers.recurrent import Recurrent
-from unfading.report import gradient_page
+from unfading.report import diagnosis_page
 from unfading.tasks.base import Batch, cross_entropy
 
 Loss = Callable[[Any, Batch], Tensor]
@@ -55,7 +55,7 @@ class Diagnosis:
 
     def write(self, path: str | Path, *, png: bool = False) -> list[Path]:
         """Write one HTML page that works offline, and with `png` its figures next to it; returns the paths, page first."""
-        return gradient_page.write(self.rows(), Path(path), png=png)
+        return diagnosis_page.write(self.rows(), Path(path), png=png)
 
     def __str__(self) -> str:
         m = self.measures

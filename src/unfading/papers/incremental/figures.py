@@ -46,7 +46,7 @@ from unfading.report.figures.panels import Panel, panels
 from unfading.tasks.base import Batch, Task
 from unfading.tasks.sensors import HAR2 as HAR2Task
 
-Row = dict[str, Any]
+PlainRow = dict[str, Any]
 
 # Figures 3b and 9.
 ADDING_LENGTH = 200
@@ -58,8 +58,8 @@ TINY = 1e-300
 def fig2(steps: int = 1000) -> Item:
     """Phase portraits: plain RNN, FastRNN and incremental RNN of two units under a random walk, and the equilibrium curve."""
     walks = {"steps of variance 10": math.sqrt(10), "steps of variance 0.01": 0.1}
-    paths: list[Row] = []
-    curves: list[Row] = []
+    paths: list[PlainRow] = []
+    curves: list[PlainRow] = []
     findings = []
     h = torch.tensor([-1.0, 1.0], dtype=torch.float64)
     slow, fast = (theorem_cell(2, eta=eta) for eta in (0.01, 0.5))
@@ -101,8 +101,8 @@ def fig2(steps: int = 1000) -> Item:
 
 def fig6(seeds: int = 20) -> Item:
     """Linear convergence to the fixed point: distance over inner steps, fitted rate, spectral radius, Proposition 2's bound."""
-    rows: list[Row] = []
-    distances: list[Row] = []
+    rows: list[PlainRow] = []
+    distances: list[PlainRow] = []
     for activation in ("tanh", "relu", "sigmoid"):
         for eta in (0.1, 0.5, 1.0):
             for seed in range(seeds):
@@ -141,8 +141,8 @@ def fig6(seeds: int = 20) -> Item:
 
 def fig7(steps: int = 400, windows: int = 16) -> Item:
     """Eigenvalues of phi' P U - alpha I over HAR-2, before and after training; reads the dataset har."""
-    rows: list[Row] = []
-    bins: list[Row] = []
+    rows: list[PlainRow] = []
+    bins: list[PlainRow] = []
     for setting in list(HAR2)[1:]:
         for step, model in snapshots(har2(setting, steps), every=steps):
             rnn, x = _in_double(model, windows)
@@ -172,7 +172,7 @@ def fig7(steps: int = 400, windows: int = 16) -> Item:
 
 def fig8(steps: int = 400, windows: int = 8) -> Item:
     """||dh_T/dh_1|| while RNN and incremental RNN are trained on HAR-2; reads the dataset har."""
-    rows: list[Row] = []
+    rows: list[PlainRow] = []
     for setting in HAR2:
         for step, model in snapshots(har2(setting, steps), every=max(1, steps // 20)):
             logs = _first_to_last(*_in_double(model, windows)).clamp_min(1e-300).log10()
@@ -190,7 +190,7 @@ def fig8(steps: int = 400, windows: int = 8) -> Item:
     )
 
 
-def _range(setting: str, rows: list[Row]) -> str:
+def _range(setting: str, rows: list[PlainRow]) -> str:
     low, high = min(row["least"] for row in rows), max(row["most"] for row in rows)
     return (
         f"{setting}: log10 ||dh_T/dh_1|| is {rows[0]['median']:.2f} at the start and {rows[-1]['median']:.2f} at the end "
@@ -286,7 +286,7 @@ def _after(model: Model, x: Tensor, at: int) -> tuple[Tensor, Tensor]:
 
 def noise(steps: int = 972) -> Item:
     """Is noise suppressed? Every cell at its start: a signal of 28 steps, then 972 steps of zeros or of noise."""
-    rows: list[Row] = []
+    rows: list[PlainRow] = []
     for kind in catalogue.cells():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -372,7 +372,7 @@ def approached(activation: Activation, eta: float, seed: int) -> tuple[Convergen
 
 
 @torch.no_grad()
-def pulls(form: str, eta: float = 0.1, steps: int = 300) -> list[Row]:
+def pulls(form: str, eta: float = 0.1, steps: int = 300) -> list[PlainRow]:
     """||F|| over the inner steps relative to the first one: the median over 16 inputs."""
     generator = Generator().manual_seed(0)
     if form.startswith("theorem"):

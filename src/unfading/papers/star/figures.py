@@ -26,7 +26,7 @@ from unfading.papers.star.without_output_gate import WithoutOutputGateCell
 from unfading.report.figures import lattice_figures as figures
 from unfading.report.figures.panels import Panel, panels
 
-Row = dict[str, Any]
+PlainRow = dict[str, Any]
 DRAWS = 10_000
 TRAINED_LAYERS = 12  # of figure 3
 MOMENTS = 20  # of a training run, at which gradients are measured
@@ -150,8 +150,8 @@ def _drawn_lattices(names: tuple[str, ...], draws: int) -> dict[str, dict[str, L
         return {name: measured(CELLS[name], draws, pool) for name in names}
 
 
-def _lattices(names: tuple[str, ...], draws: int) -> tuple[list[Row], list[str]]:
-    rows: list[Row] = []
+def _lattices(names: tuple[str, ...], draws: int) -> tuple[list[PlainRow], list[str]]:
+    rows: list[PlainRow] = []
     findings = []
     for loss, label in LOSSES.items():
         for name, lattices in _drawn_lattices(names, draws).items():
@@ -160,7 +160,7 @@ def _lattices(names: tuple[str, ...], draws: int) -> tuple[list[Row], list[str]]
     return rows, findings
 
 
-def _rows(cell: str, loss: str, lattice: LatticeStatistics) -> list[Row]:
+def _rows(cell: str, loss: str, lattice: LatticeStatistics) -> list[PlainRow]:
     corner = float(lattice.mean[-1, -1])
     pairs = zip(lattice.mean.tolist(), lattice.deviation.tolist(), strict=True)
     return [
