@@ -171,8 +171,8 @@ def _summary(m: Measures) -> list[str]:
     """Sentences with the main numbers that are printed whether or not there is a finding."""
     sentences = []
     if m.ratios:
-        ratios = ", ".join(f"{layer} {value:.2g}" for layer, value in m.ratios.items())
-        sentences.append(f"||dh_T/dh_1|| / ||dh_T/dh_(T-1)||: {ratios}.")
+        ratios = ", ".join(f"{value:.2g} in {layer}" for layer, value in m.ratios.items())
+        sentences.append(f"||dh_T/dh_1|| / ||dh_T/dh_(T-1)|| is {ratios}.")
     for of, flat in m.flat.items() if len(m.layers) > 1 else ():
         sentences.append(
             f"Parameter gradients of the {'loss' if of == 'loss' else 'last output'}: the bottom layer gets "

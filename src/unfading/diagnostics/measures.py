@@ -1,7 +1,7 @@
 """All measurements of one model on one batch, as plain values. `verdict` interprets them.
 
-Everything is exact where it is measured, except for the norms of states with more than `exact_up_to` entries. To take seconds,
-some measurements use a subset of the steps, evenly spaced from the first to the last:
+Everything is exact where it is measured, except for the norms of states with more than `exact_up_to` entries. To finish in
+seconds, some measurements use a subset of the steps, evenly spaced from the first to the last:
 
     step Jacobians    SPECTRA steps of ROWS rows; 6 steps of one row if the state has more than LARGE entries
     lags              a growing distance between lags, larger for large states; see `lag.choose_lags`

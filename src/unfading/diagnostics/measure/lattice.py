@@ -22,7 +22,7 @@ Without the biases the decrease from top to bottom is hidden (bottom / top is 1.
 `flatness` summarises a lattice G [L, T]:
 
     bottom_to_top         sum_t G_{1,t} / sum_t G_{L,t}                      layers: 1 the bottom, L the top
-    first_to_last         G_{1,1} / G_{L,T}                                  the corner farthest from the loss / that at it
+    first_to_last         G_{1,1} / G_{L,T}                                  corner farthest from the loss / corner at the loss
     share_within_ten      share of points with G_{L,T} / 10 <= G <= 10 G_{L,T}
     gain_per_layer, gain_per_step
                           the factor of G per layer down and per step back: exp of the slopes of
