@@ -60,9 +60,9 @@ def measure(results: Path, draws: int, processes: int, about: dict[str, Any]) ->
             if (name, many) in there:
                 continue
             began = time.perf_counter()
-            found = measured(cell, many, pool)
+            lattices = measured(cell, many, pool)
             seconds = round(time.perf_counter() - began, 1)
-            for loss, lattice in found.items():
+            for loss, lattice in lattices.items():
                 numbers = {**flatness(lattice.mean)._asdict(), "deviation": float(lattice.deviation.mean())}
                 row = {"kind": "lattice", "cell": name, "loss": loss, "draws": many, "seed": 0, **SIZES._asdict(), **numbers}
                 print(json.dumps({**row, "seconds": seconds, **about}), file=file, flush=True)
@@ -120,9 +120,9 @@ def one_draw(cell: type[Cell]) -> None:
             new.append(output)
         outputs = new
     loss = (torch.stack(outputs) * v[0, 0]).sum()
-    found = iter(torch.autograd.grad(loss, [part for parts in copies for part in parts], allow_unused=True))
+    remaining = iter(torch.autograd.grad(loss, [part for parts in copies for part in parts], allow_unused=True))
     for parts in copies:
-        gradients = [gradient for gradient in (next(found) for _ in parts) if gradient is not None]
+        gradients = [gradient for gradient in (next(remaining) for _ in parts) if gradient is not None]
         torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
 
 

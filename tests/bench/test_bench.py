@@ -34,7 +34,8 @@ def case(name, kind="layer", **sizes):
     return Case(kind, variants()[name], **{**SMALL, **sizes})
 
 
-def made(name, T=5, H=16):
+def fused_layer(name, T=5, H=16):
+    """A layer that runs fused; without one the test is skipped."""
     variant = variants()[name]
     built = layer(cases.cell_classes()[variant.cell])(cases.INPUT, H, **variant.options(T, H))
     if (reason := refusal(built.cells[0])) is not None:
@@ -66,25 +67,25 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_result_is_refused_and_not_timed(monkeypatch, fault):
-    made("Elman")
+    fused_layer("Elman")
     where, change, word = FAULTS[fault]
     plant(monkeypatch, where, change)
     monkeypatch.setattr("unfading.bench.cpu.time_in_turns", lambda *_, **__: pytest.fail("a wrong result was timed"))
-    row = measure(case("Elman"))
-    assert row.status == "wrong"
-    assert word in row.reason
-    assert row.forward is None
-    assert row.both is None
+    result = measure(case("Elman"))
+    assert result.status == "wrong"
+    assert word in result.reason
+    assert result.forward is None
+    assert result.both is None
 
 
 def test_wrong_lengths_are_refused(monkeypatch):
-    made("Elman")
+    fused_layer("Elman")
     plant(monkeypatch, (Kernel, "forward"), half_final_state)
     assert measure(case("Elman", "lengths")).status == "wrong"
 
 
 def test_weights_and_references_that_can_tell_nothing_are_refused():
-    elman, x = made("Elman"), torch.randn(5, 2, cases.INPUT)
+    elman, x = fused_layer("Elman"), torch.randn(5, 2, cases.INPUT)
     assert disagreement(elman, x) is None
     with torch.no_grad():
         elman.cells[0].W_h[0, 0] = float("nan")
@@ -107,18 +108,18 @@ def test_the_tolerance_grows_with_the_references_own_rounding_and_not_for_ever()
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU reset after", "NRU", "IncrementalRNN", "IncrementalRNN K=1"])
 def test_a_row_has_every_comparison_there_is(name):
-    made(name)
-    row = measure(case(name), rounds=3)
-    assert row.status == "measured"
-    for one in (row.forward, row.both):
+    fused_layer(name)
+    result = measure(case(name), rounds=3)
+    assert result.status == "measured"
+    for one in (result.forward, result.both):
         assert one.ms > 0
         assert one.control > 0
         assert one.x_reference > 0
         assert (one.x_torch is not None) == (name in ("LSTM", "GRU reset after"))
-    assert row.torch_name == {"LSTM": "nn.LSTM", "GRU reset after": "nn.GRU"}.get(name)
-    assert row.matrices == {"LSTM": 4, "GRU reset after": 3, "IncrementalRNN K=1": 1}.get(name)
-    assert (row.both.of_products is None) == (row.matrices is None)
-    assert row.dense == (name != "IncrementalRNN")
+    assert result.torch_name == {"LSTM": "nn.LSTM", "GRU reset after": "nn.GRU"}.get(name)
+    assert result.matrices == {"LSTM": 4, "GRU reset after": 3, "IncrementalRNN K=1": 1}.get(name)
+    assert (result.both.of_products is None) == (result.matrices is None)
+    assert result.dense == (name != "IncrementalRNN")
 
 
 def test_lengths_are_half_of_full_on_average():
@@ -126,10 +127,10 @@ def test_lengths_are_half_of_full_on_average():
     assert lengths.min() >= 1
     assert lengths.max() < 200
     assert abs(lengths.float().mean() - 100) < 1
-    made("STAR")
-    row = measure(case("STAR", "lengths"), rounds=3)
-    assert row.both.of_full > 0
-    assert row.forward is None
+    fused_layer("STAR")
+    result = measure(case("STAR", "lengths"), rounds=3)
+    assert result.both.of_full > 0
+    assert result.forward is None
 
 
 class Pushed:
@@ -146,22 +147,22 @@ class Pushed:
 
 @pytest.mark.parametrize(("fault", "status"), [(0.0, "measured"), (0.01, "wrong")])
 def test_a_stream_is_timed_by_the_step_and_refused_where_wrong(monkeypatch, fault, status):
-    made("STAR")
+    fused_layer("STAR")
     monkeypatch.setattr(Recurrent, "stream", lambda layer, batch: Pushed(layer, batch, fault), raising=False)
     assert [one.variant.name for one in cases.headline(["STAR"]) if one.kind == "stream"] == ["STAR"]
-    row = measure(case("STAR", "stream", B=1), rounds=3)
-    assert row.status == status
+    result = measure(case("STAR", "stream", B=1), rounds=3)
+    assert result.status == status
     if fault:
-        assert "the output of stream() is" in row.reason
+        assert "the output of stream() is" in result.reason
     else:
-        assert 0 < row.forward.ms < 100
-        assert row.forward.x_torch > 0
+        assert 0 < result.forward.ms < 100
+        assert result.forward.x_torch > 0
 
 
 def test_a_cell_that_does_not_run_fused_shows_its_reason(monkeypatch):
     monkeypatch.setattr("unfading.bench.cpu.refusal", lambda cell: "it is shy")
-    row = measure(case("Elman"))
-    assert (row.status, row.reason) == ("refused", "it is shy")
+    result = measure(case("Elman"))
+    assert (result.status, result.reason) == ("refused", "it is shy")
 
 
 def fake(order, warm_ups=2, shortest=2e-3):
@@ -183,12 +184,12 @@ def test_every_round_has_all_contenders_in_an_order_of_its_own():
 
 def test_a_slow_contender_runs_in_fewer_rounds_spread_over_all():
     contenders = {"quick": lambda: 0.01, "slow": lambda: 0.5}
-    found = time_in_turns(contenders, fake([]), rounds=12, seconds={"quick": 1.0, "slow": 2.0}, order=random.Random(0))
-    ran = [i for i, taken in enumerate(found.seconds["slow"]) if taken is not None]
+    timings = time_in_turns(contenders, fake([]), rounds=12, seconds={"quick": 1.0, "slow": 2.0}, order=random.Random(0))
+    ran = [i for i, taken in enumerate(timings.seconds["slow"]) if taken is not None]
     assert ran == [2, 5, 8, 11]
-    assert found.rounds("quick") == 12
-    assert found.ratio("slow", "quick") == pytest.approx(50)
-    assert found.median("slow") == 0.5
+    assert timings.rounds("quick") == 12
+    assert timings.ratio("slow", "quick") == pytest.approx(50)
+    assert timings.median("slow") == 0.5
 
 
 @pytest.mark.parametrize(("taken", "calls"), [(0.001, 20), (0.03, 7), (0.3, 1)])
@@ -199,16 +200,16 @@ def test_what_is_slow_warms_up_in_fewer_calls(taken, calls):
 
 
 def test_ratios_are_of_one_round_each():
-    found = timing.Timings({"a": [1.0, 30.0, 3.0, None], "b": [2.0, 10.0, 6.0, 1.0]})
-    assert found.ratio("a", "b") == 0.5  # of 1/2, 3, 1/2; the ratio of the medians is 3 / 4
+    timings = timing.Timings({"a": [1.0, 30.0, 3.0, None], "b": [2.0, 10.0, 6.0, 1.0]})
+    assert timings.ratio("a", "b") == 0.5  # of 1/2, 3, 1/2; the ratio of the medians is 3 / 4
 
 
 def test_threads_are_as_before_after_a_measurement_and_after_an_error(monkeypatch):
     before = torch.get_num_threads()
-    seen = []
-    monkeypatch.setattr("unfading.bench.cpu.refusal", lambda cell: seen.append(torch.get_num_threads()) or "no")
+    threads = []
+    monkeypatch.setattr("unfading.bench.cpu.refusal", lambda cell: threads.append(torch.get_num_threads()) or "no")
     measure(case("Elman"), threads=2)
-    assert seen == [2]
+    assert threads == [2]
     assert torch.get_num_threads() == before
     with pytest.raises(RuntimeError, match="stop"), torch_threads(2):
         raise RuntimeError("stop")
@@ -216,20 +217,20 @@ def test_threads_are_as_before_after_a_measurement_and_after_an_error(monkeypatc
 
 
 def test_random_numbers_are_as_before_after_a_measurement():
-    made("Elman")
+    fused_layer("Elman")
     before = torch.random.get_rng_state()
     measure(case("Elman"), rounds=3)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_an_unsteady_control_is_left_out_on_several_threads_only(monkeypatch):
-    made("Elman")
-    monkeypatch.setattr("unfading.bench.cpu._pass", lambda found: Pass(ms=1.0, rounds=3, control=1.3))
+    fused_layer("Elman")
+    monkeypatch.setattr("unfading.bench.cpu._pass", lambda timings: Pass(ms=1.0, rounds=3, control=1.3))
     assert measure(case("Elman"), rounds=3).status == "measured"
-    row = measure(case("Elman"), rounds=3, threads=2)
-    assert row.status == "unsteady"
-    assert "1.30" in row.reason
-    assert row.both is None
+    result = measure(case("Elman"), rounds=3, threads=2)
+    assert result.status == "unsteady"
+    assert "1.30" in result.reason
+    assert result.both is None
 
 
 def test_plans_name_real_cells_once_and_ask_for_every_size():
@@ -257,7 +258,7 @@ def start(**options):
 
 def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch, capsys, tmp_path):
     few(monkeypatch)
-    made("Elman")
+    fused_layer("Elman")
     figure = tmp_path / "speed.svg"
     assert start(json=True, save=tmp_path, figure=figure) == 0
     printed = capsys.readouterr().out
@@ -274,8 +275,8 @@ def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch,
         assert "compiler" in record["versions"]
         assert record["command"] == "unfading bench"
         assert re.match(r"20\d\d-\d\d-\d\dT", record["date"])
-    rows, records = read(saved)
-    assert [row.name for row in rows] == ["Elman", "LSTM"]
+    results, records = read(saved)
+    assert [result.name for result in results] == ["Elman", "LSTM"]
     assert records == [json.loads(line) for line in printed.splitlines()]
     ElementTree.fromstring(figure.read_text())
     # Measured again, the later line counts.
@@ -286,7 +287,7 @@ def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch,
 
 def test_a_table_is_printed_and_nothing_written_unless_asked(monkeypatch, capsys, tmp_path):
     few(monkeypatch)
-    made("Elman")
+    fused_layer("Elman")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     assert start() == 0
@@ -299,7 +300,7 @@ def test_a_table_is_printed_and_nothing_written_unless_asked(monkeypatch, capsys
 
 def test_a_mismatch_is_told_and_the_exit_code_is_1(monkeypatch, capsys):
     few(monkeypatch)
-    made("Elman")
+    fused_layer("Elman")
     plant(monkeypatch, (Kernel, "forward"), half_final_state)
     assert start() == 1
     shown = capsys.readouterr().out
@@ -309,7 +310,7 @@ def test_a_mismatch_is_told_and_the_exit_code_is_1(monkeypatch, capsys):
 
 def test_a_case_that_raises_is_a_line_with_its_reason_and_the_others_go_on(monkeypatch, capsys, tmp_path):
     few(monkeypatch)
-    made("Elman")
+    fused_layer("Elman")
 
     def measured(one, **options):
         if one.variant.name == "Elman":
@@ -317,16 +318,16 @@ def test_a_case_that_raises_is_a_line_with_its_reason_and_the_others_go_on(monke
         return measure(one, **options)
 
     monkeypatch.setattr(session, "measure", measured)
-    assert start(save=tmp_path / "rows.jsonl") == 1
+    assert start(save=tmp_path / "results.jsonl") == 1
     answer = capsys.readouterr()
     assert "failed: Elman T=5 B=2 H=16: RuntimeError: no room\n" in answer.out
     assert "[1/2, 0 s] Elman T=5 B=2 H=16: failed" in answer.err
-    assert [row.status for row in read(tmp_path / "rows.jsonl")[0]] == ["failed", "measured"]
+    assert [result.status for result in read(tmp_path / "results.jsonl")[0]] == ["failed", "measured"]
 
 
 def test_a_run_that_is_stopped_keeps_what_it_has(monkeypatch, capsys, tmp_path):
     few(monkeypatch)
-    made("Elman")
+    fused_layer("Elman")
 
     def measured(one, **options):
         if one.variant.name == "LSTM":
@@ -334,11 +335,11 @@ def test_a_run_that_is_stopped_keeps_what_it_has(monkeypatch, capsys, tmp_path):
         return measure(one, **options)
 
     monkeypatch.setattr(session, "measure", measured)
-    assert start(save=tmp_path / "rows.jsonl") == 130
+    assert start(save=tmp_path / "results.jsonl") == 130
     answer = capsys.readouterr()
     assert "Elman" in answer.out
     assert "stopped after 1 of 2 cases" in answer.err
-    assert [row.name for row in read(tmp_path / "rows.jsonl")[0]] == ["Elman"]
+    assert [result.name for result in read(tmp_path / "results.jsonl")[0]] == ["Elman"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(monkeypatch, capsys, tmp_path):
         (["--cells", "LSTN"], "unknown cell 'LSTN'. Did you mean 'LSTM'?"),
         (["--threads", "0"], "--threads must be at least 1; got 0"),
         (["--threads", "100000"], "got 100000"),
-        (["--save", "nowhere/rows.jsonl"], "there is no folder nowhere"),
+        (["--save", "nowhere/results.jsonl"], "there is no folder nowhere"),
         (["--device", "cuda", "--threads", "2"], "--threads and --figure are for --device cpu"),
     ],
 )
@@ -356,48 +357,56 @@ def test_a_wrong_argument_is_one_sentence_and_exit_code_2(monkeypatch, capsys, a
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.strip().splitlines()) == 1
+    text = capsys.readouterr().err
+    assert sentence in text
+    assert len(text.strip().splitlines()) == 1
 
 
 def test_the_verb_hands_its_flags_on(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(session, "on_cpu", lambda *arguments, **options: seen.append((arguments, options)) or 1)
+    calls = []
+    monkeypatch.setattr(session, "on_cpu", lambda *arguments, **options: calls.append((arguments, options)) or 1)
     flags = ["--cells", "LSTM", "STAR", "--all", "--threads", "2", "--rounds", "4", "--json", "--save", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["unfading", "bench", *flags, "--figure", "speed.svg"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 1
-    ((positional, named),) = seen
+    ((positional, named),) = calls
     assert positional == (("LSTM", "STAR"), True, 2, 4)
     assert named.pop("command").startswith("unfading bench --cells LSTM")
     assert named == {"json": True, "save": tmp_path, "figure": Path("speed.svg")}
 
 
-def made_row(kind, name, T, B, H, **numbers):
+def make_result(kind, name, T, B, H, **numbers):
     one = Pass(ms=1.0, rounds=5, control=1.0, x_reference=10.0, x_torch=5.0, of_products=1.4, of_full=0.5)
     whole = replace(one, **numbers)
     passes = {"forward": whole, "both": whole}
-    told = {"options": {}, "scale": 1.0, "input_size": 8, "dtype": "float32", "threads": 1, "status": "measured", "dense": True}
-    return Result(kind, name, name.split()[0], T=T, B=B, H=H, **told, **passes)
+    fields = {
+        "options": {},
+        "scale": 1.0,
+        "input_size": 8,
+        "dtype": "float32",
+        "threads": 1,
+        "status": "measured",
+        "dense": True,
+    }
+    return Result(kind, name, name.split()[0], T=T, B=B, H=H, status="measured", **fields, **passes)
 
 
-def every_row():
-    found = [(one.kind, one.variant.name, one.T, one.B, one.H) for one in cases.everything()]
+def every_result():
+    planned = [(one.kind, one.variant.name, one.T, one.B, one.H) for one in cases.everything()]
     # Whether or not this version has stream(), so that the bars can be judged.
     streams = [("stream", name, 200, 1, 128) for name in cases.STREAMED]
-    return [made_row(*size) for size in dict.fromkeys([*found, *streams])]
+    return [make_result(*size) for size in dict.fromkeys([*planned, *streams])]
 
 
 def test_the_figure_is_xml_and_names_the_cells():
-    rows = [row for row in every_row() if row.name in cases.HEADLINE]
-    rows.append(made_row("layer", "a < b & c", 200, 32, 128))
-    root = ElementTree.fromstring(svg(rows, ABOUT))
-    said = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    results = [result for result in every_result() if result.name in cases.HEADLINE]
+    results.append(make_result("layer", "a < b & c", 200, 32, 128))
+    root = ElementTree.fromstring(svg(results, ABOUT))
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
     for name in (*cases.HEADLINE, "a < b & c", "batch 1", "batch 32", "batch 128"):
-        assert name in said
-    assert any("Some & Co <CPU>" in text for text in said)
+        assert name in texts
+    assert any("Some & Co <CPU>" in text for text in texts)
     with pytest.raises(ValueError, match="at least one measured layer"):
         svg([], ABOUT)
 
@@ -411,46 +420,48 @@ def judged(judging, monkeypatch):
 
 
 def test_bars_are_held_missed_and_incomplete_as_the_file_says(judged):
-    rows = every_row()
-    code, said = judged(rows)
-    assert code == 0, said
-    assert (said.count("held"), said.count("missed"), said.count("incomplete")) == (8, 0, 0)
+    results = every_result()
+    code, text = judged(results)
+    assert code == 0, text
+    assert (text.count("held"), text.count("missed"), text.count("incomplete")) == (8, 0, 0)
 
     def but(name, kind="layer", B=1, **changes):
         return [
-            replace(row, both=replace(row.both, **changes)) if (row.name, row.kind, row.B) == (name, kind, B) else row
-            for row in rows
+            replace(each, both=replace(each.both, **changes)) if (each.name, each.kind, each.B) == (name, kind, B) else each
+            for each in results
         ]
 
-    code, said = judged(but("LSTM", B=128, x_torch=0.9))
+    code, text = judged(but("LSTM", B=128, x_torch=0.9))
     assert code == 1
-    assert said.count("held") == 7
-    assert "LSTM T=784 B=128 H=64 fwd+bwd: 0.90" in said
+    assert text.count("held") == 7
+    assert "LSTM T=784 B=128 H=64 fwd+bwd: 0.90" in text
     assert "missed" in judged(but("STAR", B=32, of_products=2.1))[1]
     assert "missed" in judged(but("Elman", "lengths", B=32, of_full=0.7))[1]
     assert "missed" in judged(but("UGRNN", x_reference=5.0))[1]
-    # A cell whose matrices are kept in factors is in no bar, and one that is missing leaves a bar open.
-    low_rank = [replace(row, dense=False) if row.name == "SiRNN" else row for row in but("SiRNN", x_reference=5.0)]
+    # A cell whose matrices are stored as factors is in no bar, and a missing cell leaves a bar incomplete.
+    low_rank = [replace(result, dense=False) if result.name == "SiRNN" else result for result in but("SiRNN", x_reference=5.0)]
     assert judged(low_rank)[0] == 0
-    code, said = judged([row for row in rows if row.name != "NRU"])
+    code, text = judged([result for result in results if result.name != "NRU"])
     assert code == 1
-    assert said.count("incomplete") == 4  # two bars, each in the table and above its list
-    assert "NRU T=200 B=32 H=64: not measured" in said
+    assert text.count("incomplete") == 4  # two bars, each in the table and above its list
+    assert "NRU T=200 B=32 H=64: not measured" in text
     # Only EquilibriumRNN may be refused, and nothing may be wrong.
     for name, status, code in [("EquilibriumRNN", "refused", 0), ("UGRNN", "refused", 1), ("EquilibriumRNN", "wrong", 1)]:
-        some = [replace(row, status=status, forward=None, both=None) if row.name == name else row for row in rows]
+        some = [
+            replace(result, status=status, forward=None, both=None) if result.name == name else result for result in results
+        ]
         assert judged(some)[0] == code
 
 
 def test_a_damaged_results_file_is_told_by_line(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(every_row()[0].record(ABOUT)) + "\n{broken\n")
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(every_result()[0].record(ABOUT)) + "\n{broken\n")
     with pytest.raises(ValueError, match="line 2"):
         read(path)
 
 
 def test_the_figure_of_a_results_file(tmp_path, monkeypatch):
-    path, to = written(tmp_path / "rows.jsonl", every_row()), tmp_path / "speed.svg"
+    path, to = written(tmp_path / "results.jsonl", every_result()), tmp_path / "speed.svg"
     monkeypatch.setattr(sys, "argv", ["figure.py", str(path), str(to), "--cells", "LSTM", "STAR"])
     script("figure").main()
     assert "STAR" in to.read_text()

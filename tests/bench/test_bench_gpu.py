@@ -1,4 +1,4 @@
-"""The benchmark of a GPU: what it asks for, times, checks and says, as far as it can be told without one.
+"""The benchmark of a GPU: its cases, timing, checks and tables, as far as they can be tested without one.
 
 Layers run through Triton's interpreter on the CPU, timed by a clock that only pretends.
 """
@@ -73,9 +73,9 @@ class FakeGPU:
 
     def event(self, enable_timing):
         assert enable_timing
-        made = FakeEvent(self)
-        self.events.append(made)
-        return made
+        event = FakeEvent(self)
+        self.events.append(event)
+        return event
 
 
 class FakeEvent:
@@ -111,9 +111,9 @@ def test_short_calls_are_queued_until_they_fill_a_timing(monkeypatch):
     fake, calls = FakeGPU(), []
     monkeypatch.setattr(torch.cuda, "Event", fake.event)
     contender = lambda: (calls.append(0), fake.work(0.001))  # noqa: E731
-    found = time_in_turns({"a": contender}, EVENTS, rounds=50, seconds={"a": 2.0}, order=random.Random(0))
-    assert found.rounds("a") == 50
-    assert found.median("a") == pytest.approx(0.001)
+    timings = time_in_turns({"a": contender}, EVENTS, rounds=50, seconds={"a": 2.0}, order=random.Random(0))
+    assert timings.rounds("a") == 50
+    assert timings.median("a") == pytest.approx(0.001)
     assert len(calls) == 20 + 50 * 6
 
 
@@ -138,39 +138,39 @@ def test_precision_is_set_and_set_back(dtype):
 def test_a_row_has_our_time_and_error_and_those_of_the_peers(measured, monkeypatch):
     monkeypatch.delitem(IMPLEMENTATIONS, "graph", raising=False)
     before = torch.random.get_rng_state()
-    row = measured(case("GRU reset after"))
+    result = measured(case("GRU reset after"))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert row.status == "measured"
-    assert row.case == case("GRU reset after").key
-    assert row.forward.ms == row.both.ms == 10.0
-    assert 0 < row.error < 2e-6
-    assert 0 < row.error_contractive < 2e-6
-    assert row.first_s > 0
-    timed = {peer.name: peer for peer in row.peers if peer.reason is None}
+    assert result.status == "measured"
+    assert result.case == case("GRU reset after").key
+    assert result.forward.ms == result.both.ms == 10.0
+    assert 0 < result.error < 2e-6
+    assert 0 < result.error_contractive < 2e-6
+    assert result.first_s > 0
+    timed = {peer.name: peer for peer in result.peers if peer.reason is None}
     assert set(timed) == {"eager loop", "cuDNN LSTM", "cuDNN GRU"}
     for peer in timed.values():
         assert peer.both == PeerPass(ms=10.0, rounds=50, of=1.0)
         assert 0 < peer.error < 2e-6
         assert peer.first_s > 0
-    reasons = {peer.name: peer.reason for peer in row.peers if peer.reason is not None}
+    reasons = {peer.name: peer.reason for peer in result.peers if peer.reason is not None}
     captured = dict.fromkeys(["fused, captured", "cuDNN LSTM, captured", "cuDNN GRU, captured"], "graphs are captured on a GPU")
     assert reasons == {"graphed loop": "this version has no backend 'graph'", "TorchRL": "not installed", **captured}
 
 
 def test_a_peers_ratio_is_our_time_over_its():
-    found = Timings({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
-    assert gpu._peer_pass(found, "other") == PeerPass(ms=3800.0, rounds=2, of=0.25)
-    assert gpu._pass(found) == Pass(ms=1000.0, rounds=3, control=1.0)
+    timings = Timings({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
+    assert gpu._peer_pass(timings, "other") == PeerPass(ms=3800.0, rounds=2, of=0.25)
+    assert gpu._pass(timings) == Pass(ms=1000.0, rounds=3, control=1.0)
     assert gpu._peer_pass(Timings({"other": [4.0]}), "other").of is None
 
 
 def test_a_fleet_is_checked_and_timed_beside_its_members(measured):
-    row = measured(case("STAR", "fleet", "float32", models=2))
-    assert row.status == "measured"
-    assert 0 < row.error < TOLERANCES["float32"]
-    assert row.both.ms == 10.0
-    assert [peer.name for peer in row.peers] == ["fused, captured", "one by one"]
-    assert row.peers[1].both.of == 1.0
+    result = measured(case("STAR", "fleet", "float32", models=2))
+    assert result.status == "measured"
+    assert 0 < result.error < TOLERANCES["float32"]
+    assert result.both.ms == 10.0
+    assert [peer.name for peer in result.peers] == ["fused, captured", "one by one"]
+    assert result.peers[1].both.of == 1.0
 
 
 def half_trajectory(result):
@@ -194,44 +194,46 @@ def last_weight_without_gradient(result):
 def test_a_wrong_result_is_refused_and_nothing_timed(measured, monkeypatch, kind, method, change, word):
     plant(monkeypatch, (TritonKernel, method), change)
     monkeypatch.setattr(gpu, "time_in_turns", lambda *_, **__: pytest.fail("a wrong result was timed"))
-    row = measured(case("STAR", kind, models=2 if kind == "fleet" else 1))
-    assert row.status == "wrong"
-    assert word in row.reason
-    assert row.error_contractive > TOLERANCES["tf32"]
-    assert row.both is None
+    result = measured(case("STAR", kind, models=2 if kind == "fleet" else 1))
+    assert result.status == "wrong"
+    assert word in result.reason
+    assert result.error_contractive > TOLERANCES["tf32"]
+    assert result.both is None
 
 
 def test_a_cell_of_which_the_precision_tells_nothing_is_checked_in_float32(measured, monkeypatch):
     monkeypatch.setattr(gpu, "YARDSTICK", 0.0)
-    seen = []
+    precisions = []
     plant(
-        monkeypatch, (gpu, "_fused_and_reference"), lambda made: seen.append(torch.backends.cuda.matmul.fp32_precision) or made
+        monkeypatch,
+        (gpu, "_fused_and_reference"),
+        lambda pair: precisions.append(torch.backends.cuda.matmul.fp32_precision) or pair,
     )
     assert measured(case("STAR")).status == "measured"
-    assert seen == ["tf32", "tf32", "ieee"]
+    assert precisions == ["tf32", "tf32", "ieee"]
     plant(monkeypatch, (TritonKernel, "forward"), half_trajectory)
     assert measured(case("STAR")).status == "wrong"
 
 
 def test_where_we_are_refused_the_peers_are_timed_all_the_same(measured, monkeypatch):
     monkeypatch.setattr(gpu, "refusal", lambda cell: "it is shy")
-    row = measured(case("STAR"))
-    assert (row.status, row.reason, row.both) == ("refused", "it is shy", None)
-    assert row.peer("eager loop").both == PeerPass(ms=10.0, rounds=50, of=None)
+    result = measured(case("STAR"))
+    assert (result.status, result.reason, result.both) == ("refused", "it is shy", None)
+    assert result.peer("eager loop").both == PeerPass(ms=10.0, rounds=50, of=None)
 
 
 def test_half_precision_is_autocast_for_us_and_the_modules_own_for_cudnn(measured, monkeypatch):
     monkeypatch.setattr(gpu, "refusal", lambda cell: "autocast" if torch.is_autocast_enabled("cpu") else None)
-    row = measured(case("STAR", dtype="bf16"))
-    assert row.reason == "autocast"
+    result = measured(case("STAR", dtype="bf16"))
+    assert result.reason == "autocast"
     for name in ("eager loop", "cuDNN LSTM"):
-        assert 1e-4 < row.peer(name).error < TOLERANCES["bf16"]
+        assert 1e-4 < result.peer(name).error < TOLERANCES["bf16"]
 
 
 def test_half_precision_runs_fused_and_is_held_to_its_own_tolerance(measured):
-    row = measured(case("STAR", dtype="fp16"))
-    assert row.status == "measured"
-    assert 1e-5 < row.error_contractive < TOLERANCES["fp16"]
+    result = measured(case("STAR", dtype="fp16"))
+    assert result.status == "measured"
+    assert 1e-5 < result.error_contractive < TOLERANCES["fp16"]
 
 
 # -- other people's kernels, as they are documented -----------------------------------------------------------------------
@@ -251,13 +253,13 @@ def flashrnn(Wx, R, b, states=None, function="lstm", config=None, backend="cuda_
     if backend == "triton_fused":
         raise RuntimeError("out of shared memory")
     h = c = Wx.new_zeros(Wx.shape[0], *Wx.shape[3:])
-    made = []
+    states = []
     for step in Wx.unbind(1):
         i, f, z, o = (step + torch.einsum("bnp,gndp->bgnd", h, R) + b).unbind(1)
         c = f.sigmoid() * c + i.sigmoid() * z.tanh()
         h = o.sigmoid() * c.tanh()
-        made.append(torch.stack([h, c]))
-    return torch.stack(made, 2), made[-1].unsqueeze(2)
+        states.append(torch.stack([h, c]))
+    return torch.stack(states, 2), states[-1].unsqueeze(2)
 
 
 def rnn_triton(kind):
@@ -287,12 +289,12 @@ def test_peers_that_are_installed_run_with_the_same_weights(measured, monkeypatc
     kernels = ModuleType("_rnn_triton")
     kernels.lstm_triton, kernels.gru_triton = rnn_triton(nn.LSTM), rnn_triton(nn.GRU)
     stand_in(monkeypatch, "torchrl.modules.tensordict_module", _rnn_triton=kernels)
-    row = measured(case("LSTM"))
-    assert row.peer("FlashRNN Triton").reason == "RuntimeError: out of shared memory"
+    result = measured(case("LSTM"))
+    assert result.peer("FlashRNN Triton").reason == "RuntimeError: out of shared memory"
     for name in ("FlashRNN CUDA", "TorchRL"):
-        assert row.peer(name).reason is None
-        assert 0 < row.peer(name).error < 2e-6
-        assert row.peer(name).both.of == 1.0
+        assert result.peer(name).reason is None
+        assert 0 < result.peer(name).error < 2e-6
+        assert result.peer(name).both.of == 1.0
     assert measured(case("GRU reset after")).peer("TorchRL").error < 2e-6
 
 
@@ -324,9 +326,9 @@ def test_without_a_gpu_one_sentence_says_so(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert "--device cuda needs an NVIDIA GPU" in said
-    assert len(said.splitlines()) == 1
+    text = capsys.readouterr().err.strip()
+    assert "--device cuda needs an NVIDIA GPU" in text
+    assert len(text.splitlines()) == 1
 
 
 def test_every_line_is_in_the_file_when_it_is_measured(monkeypatch, capsys, tmp_path):
@@ -334,29 +336,29 @@ def test_every_line_is_in_the_file_when_it_is_measured(monkeypatch, capsys, tmp_
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(machine, "gpu_slug", lambda: "some-gpu")
     path = tmp_path / "cuda-some-gpu.jsonl"
-    seen = []
+    calls = []
 
     def one(case, rounds):
-        seen.append((rounds, len(path.read_text().splitlines())))
+        calls.append((rounds, len(path.read_text().splitlines())))
         if case.kind == "fleet":
             raise torch.OutOfMemoryError("too large")
-        return made_row(case)
+        return make_result(case)
 
     monkeypatch.setattr(gpu, "measure", one)
     assert session.on_gpu(["STAR"], False, None, json=False, save=tmp_path, command="unfading bench") == 1
     planned = gpu_cases.headline(["STAR"])
-    assert seen == [(50, i) for i in range(len(planned))]
-    assert {row.kind for row in read(path)[0] if row.status == "failed"} == {"fleet"}
+    assert calls == [(50, i) for i in range(len(planned))]
+    assert {result.kind for result in read(path)[0] if result.status == "failed"} == {"fleet"}
     answer = capsys.readouterr()
     assert "OutOfMemoryError: too large" in " ".join(answer.out.split())
     assert f"[{len(planned)}/{len(planned)}, " in answer.err
 
 
-# -- rows, tables, bars ---------------------------------------------------------------------------------------------------
+# -- results, tables, bars ---------------------------------------------------------------------------------------------------
 
 
-def made_row(one, of=0.1, loops=0.001, **changes):
-    """A row that holds every bar."""
+def make_result(one, of=0.1, loops=0.001, **changes):
+    """A result that holds every bar."""
     peers = [Peer("cuDNN LSTM", error=1e-3, both=PeerPass(30.0, 50, of))]
     if one.variant.cell == "GRU":
         peers.append(Peer("cuDNN GRU", both=PeerPass(40.0, 50, of)))
@@ -365,24 +367,24 @@ def made_row(one, of=0.1, loops=0.001, **changes):
     peers += [Peer(name, both=PeerPass(ms, 50, None)) for name, ms in replayed.items()]
     peers.append(Peer("TorchRL", reason="not installed"))
     passes = {"forward": Pass(0.5, 50, 1.0), "both": Pass(3.0, 50, 1.0)}
-    told = {"status": "measured", "error": 1e-3, "error_contractive": 1e-6, "first_s": 2.0, "peers": tuple(peers)}
-    return Result(**{**case_fields(one), **passes, **told, **changes})
+    fields = {"status": "measured", "error": 1e-3, "error_contractive": 1e-6, "first_s": 2.0, "peers": tuple(peers)}
+    return Result(**{**case_fields(one), **passes, **fields, **changes})
 
 
-def every_row():
-    return [made_row(one) for one in gpu_cases.everything()]
+def every_result():
+    return [make_result(one) for one in gpu_cases.everything()]
 
 
 def test_a_row_is_the_same_after_a_file(tmp_path):
-    rows = every_row()
-    assert read(written(tmp_path / "rows.jsonl", rows))[0] == rows
+    results = every_result()
+    assert read(written(tmp_path / "results.jsonl", results))[0] == results
 
 
 def test_tables_fit_eighty_columns_and_say_what_was_not_timed():
-    rows = [made_row(one) for one in gpu_cases.headline()]
-    rows[-1] = replace(rows[-1], status="refused", reason="it is shy", forward=None, both=None)
+    results = [make_result(one) for one in gpu_cases.headline()]
+    results[-1] = replace(results[-1], status="refused", reason="it is shy", forward=None, both=None)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(tables(rows, GPU))
+    console.print(tables(results, GPU))
     shown = console.export_text()
     assert max(map(len, shown.splitlines())) <= 80
     words = " ".join(shown.split())
@@ -405,39 +407,39 @@ def test_tables_fit_eighty_columns_and_say_what_was_not_timed():
 
 
 def test_bars_are_held_by_rows_that_hold_them_and_each_asks_for_something(judging):
-    code, said = judging(every_row())
-    assert code == 0, said
-    assert said.count("held") == len(script("bars").gpu_bars())
+    code, text = judging(every_result())
+    assert code == 0, text
+    assert text.count("held") == len(script("bars").gpu_bars())
     for bar in script("bars").gpu_bars():
         assert any(map(bar.asks, gpu_cases.everything())), bar.setting
 
 
 def but(change, **wanted):
-    """All rows, those that have the wanted fields changed."""
-    rows = every_row()
-    chosen = [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
+    """All results, those that have the wanted fields changed."""
+    results = every_result()
+    chosen = [result for result in results if all(getattr(result, name) == value for name, value in wanted.items())]
     assert chosen
-    return [change(row) if row in chosen else row for row in rows]
+    return [change(result) if result in chosen else result for result in results]
 
 
 def slower(name, of):
-    def change(row):
-        peers = [replace(peer, both=replace(peer.both, of=of)) if peer.name == name else peer for peer in row.peers]
-        return replace(row, peers=tuple(peers))
+    def change(result):
+        peers = [replace(peer, both=replace(peer.both, of=of)) if peer.name == name else peer for peer in result.peers]
+        return replace(result, peers=tuple(peers))
 
     return change
 
 
 def slow(ms):
-    return lambda row: replace(row, both=replace(row.both, ms=ms), forward=replace(row.forward, ms=ms))
+    return lambda result: replace(result, both=replace(result.both, ms=ms), forward=replace(result.forward, ms=ms))
 
 
 def slowly(ms):
     """As `slow`, of what is replayed."""
 
-    def change(row):
-        peers = [replace(p, both=replace(p.both, ms=ms)) if p.name == "fused, captured" else p for p in row.peers]
-        return replace(row, peers=tuple(peers))
+    def change(result):
+        peers = [replace(p, both=replace(p.both, ms=ms)) if p.name == "fused, captured" else p for p in result.peers]
+        return replace(result, peers=tuple(peers))
 
     return change
 
@@ -464,70 +466,70 @@ SHORT = {
     "bf16 at 256": (slower("cuDNN LSTM", 0.21), {"name": "IncrementalRNN K=1", "H": 256}),
     "eight": (slow(5.1), {"models": 8}),
     "sixteen": (slow(7.6), {"models": 16}),
-    "strict": (lambda row: replace(row, error_contractive=2.1e-6), {"dtype": "float32", "name": "LSTM"}),
-    "tf32": (lambda row: replace(row, error_contractive=2.1e-3), {"dtype": "tf32", "name": "STAR", "B": 1024}),
-    "bf16": (lambda row: replace(row, error_contractive=2.1e-2), {"dtype": "bf16", "H": 256, "name": "STAR"}),
+    "strict": (lambda result: replace(result, error_contractive=2.1e-6), {"dtype": "float32", "name": "LSTM"}),
+    "tf32": (lambda result: replace(result, error_contractive=2.1e-3), {"dtype": "tf32", "name": "STAR", "B": 1024}),
+    "bf16": (lambda result: replace(result, error_contractive=2.1e-2), {"dtype": "bf16", "H": 256, "name": "STAR"}),
 }
 
 
 @pytest.mark.parametrize("short", SHORT)
 def test_a_bar_is_missed_by_one_line_that_is_short_of_it(judging, short):
     change, wanted = SHORT[short]
-    code, said = judging(but(change, **wanted))
+    code, text = judging(but(change, **wanted))
     assert code == 1
-    assert said.count("missed") == 2, said  # in the table and above its list
+    assert text.count("missed") == 2, text  # in the table and above its list
 
 
 def test_a_step_and_the_nru_have_bars_of_their_own(judging):
-    code, said = judging(but(slow(784 * 1.31e-3), name="STAR", dtype="tf32", models=1, **AT_128))
-    assert "STAR T=784 B=128 H=128 tf32 forward: 1.31" in said
-    code, said = judging(but(lambda row: replace(row, **REFUSED), name="NRU psMNIST"))
-    assert "NRU psMNIST T=785 B=100 H=212 tf32 fwd+bwd: 900.00" in said  # what the graphed loop takes
+    code, text = judging(but(slow(784 * 1.31e-3), name="STAR", dtype="tf32", models=1, **AT_128))
+    assert "STAR T=784 B=128 H=128 tf32 forward: 1.31" in text
+    code, text = judging(but(lambda result: replace(result, **REFUSED), name="NRU psMNIST"))
+    assert "NRU psMNIST T=785 B=100 H=212 tf32 fwd+bwd: 900.00" in text  # what the graphed loop takes
     quick = (Peer("graphed loop", both=PeerPass(59.0, 50, None)),)
-    code, said = judging(but(lambda row: replace(row, **REFUSED, peers=quick), name="NRU psMNIST"))
-    assert code == 0, said
+    code, text = judging(but(lambda result: replace(result, **REFUSED, peers=quick), name="NRU psMNIST"))
+    assert code == 0, text
 
 
 def test_lines_without_a_number_leave_a_bar_open_or_miss_it(judging):
     refused = {**REFUSED, "peers": ()}
-    code, said = judging(but(lambda row: replace(row, **refused), dtype="bf16", H=256))
+    code, text = judging(but(lambda result: replace(result, **refused), dtype="bf16", H=256))
     assert code == 1
-    assert "missed: cuDNN LSTM, <= 0.2" in said
-    assert "STAR T=1000 B=128 H=256 bf16: refused: it is shy" in said
+    assert "missed: cuDNN LSTM, <= 0.2" in text
+    assert "STAR T=1000 B=128 H=256 bf16: refused: it is shy" in text
     # Of cells that do not run fused nothing is asked against the loops.
-    assert judging(but(lambda row: replace(row, **refused), name="UGRNN"))[0] == 0
+    assert judging(but(lambda result: replace(result, **refused), name="UGRNN"))[0] == 0
 
-    def without_graph(row):
-        peers = [replace(peer, both=None, reason="not here") if peer.name == "graphed loop" else peer for peer in row.peers]
-        return replace(row, peers=tuple(peers))
+    def without_graph(result):
+        peers = [replace(peer, both=None, reason="not here") if peer.name == "graphed loop" else peer for peer in result.peers]
+        return replace(result, peers=tuple(peers))
 
-    code, said = judging([without_graph(row) for row in every_row()])
+    code, text = judging([without_graph(result) for result in every_result()])
     assert code == 1
-    assert "incomplete: graphed loop, >= 4" in said
-    assert "no number against graphed loop: not here" in said
+    assert "incomplete: graphed loop, >= 4" in text
+    assert "no number against graphed loop: not here" in text
     # Without --all some lines are missing, and only what asks for every cell is open.
-    code, said = judging([made_row(one) for one in gpu_cases.headline()])
-    assert said.count("incomplete") == 4
-    assert "missed" not in said
+    code, text = judging([make_result(one) for one in gpu_cases.headline()])
+    assert text.count("incomplete") == 4
+    assert "missed" not in text
 
 
 def test_the_table_of_the_docs_is_made_from_records(tmp_path, monkeypatch):
     table = script("gpu_table")
     page = tmp_path / "page.md"
     page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
-    path = tmp_path / "rows.jsonl"
-    rows = [made_row(one) for one in gpu_cases.everything()]
-    path.write_text("".join(json.dumps(row.record(GPU)) + "\n" for row in rows))
+    path = tmp_path / "results.jsonl"
+    results = [make_result(one) for one in gpu_cases.everything()]
+    path.write_text("".join(json.dumps(result.record(GPU)) + "\n" for result in results))
     monkeypatch.setattr(sys, "argv", ["gpu_table.py", str(path), "--into", str(page)])
     for _ in range(2):  # the second replaces the first
         table.main()
-    said = page.read_text()
-    assert said.count("| STAR | 784, 128, 128 | tf32 | 0.64 | 3.00 | 2.50 | 30.0 | 28.0 | - | 900 | 900 | 1e-03 |") == 1
+    text = page.read_text()
+    assert text.count("| STAR | 784, 128, 128 | tf32 | 0.64 | 3.00 | 2.50 | 30.0 | 28.0 | - | 900 | 900 | 1e-03 |") == 1
     assert (
-        said.count("| GRU reset after | 784, 128, 128 | tf32 | 0.64 | 3.00 | 2.50 | 30.0 | 28.0 | 40.0 | 900 | 900 | 1e-03 |")
+        text.count("| GRU reset after | 784, 128, 128 | tf32 | 0.64 | 3.00 | 2.50 | 30.0 | 28.0 | 40.0 | 900 | 900 | 1e-03 |")
         == 1
     )
-    assert said.count("| 16 STAR together |") == 1
-    assert "UGRNN | 200" not in said
-    assert "NVIDIA H200, torch 2.11, Triton 3.6.0" in said
-    assert "`unfading bench --device cuda`" in said
+    assert text.count("| 16 STAR together |") == 1
+    assert "UGRNN | 200" not in text
+    assert "NVIDIA H200, torch 2.11, Triton 3.6.0" in text
+    assert "`unfading bench --device cuda`" in text

@@ -59,7 +59,7 @@ def test_datasets_are_listed_and_verified(made, tmp_path):
         assert entries[name]["found"] is store.present(name)
     elsewhere = json.loads(run("data", "list", "--json", "--data", str(tmp_path)).stdout)
     assert not any(entry["found"] for entry in elsewhere if entry["name"] != "digits")
-    # The made files are no published ones: this process was told so, the command was not.
+    # The generated files differ from the published ones. Checksums are disabled in this process, but not in the command.
     verified = run("data", "verify")
     assert verified.returncode == 2
     assert "mnist: 4 altered" in verified.stdout

@@ -29,6 +29,6 @@ def script(name):
     return module
 
 
-def written(path, rows):
-    path.write_text("".join(json.dumps(row.record(ABOUT)) + "\n" for row in rows))
+def written(path, results):
+    path.write_text("".join(json.dumps(result.record(ABOUT)) + "\n" for result in results))
     return path
