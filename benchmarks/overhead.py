@@ -13,8 +13,10 @@ import torch
 
 from unfading import Run
 from unfading.diagnostics.watch import gradients
-from unfading.training.active_run import Member
-from unfading.training.loop import WATCHED_EVERY, Training
+from unfading.training.active_run import ActiveRun
+from unfading.training.loop import Training
+from unfading.training.monitor import WATCH_EVERY
+from unfading.training.options import TrainOptions
 
 CELLS = ("STAR", "LSTM", "IncrementalRNN")
 STEPS = 300
@@ -36,8 +38,9 @@ def bare(run: Run) -> Callable[[], None]:
 
 def trained(run: Run) -> Callable[[], None]:
     """A step of `train`, with a listener."""
-    training = Training([Member(run, run.make_task())], lambda moment: None, 60.0, "", together=False)
-    training.fleet.train()
+    options = TrainOptions(listen=lambda update: None)
+    training = Training([ActiveRun(run, run.make_task())], options, together=False)
+    training.state.fleet.train()
     return lambda: training.advance([0])
 
 
@@ -63,7 +66,7 @@ def main() -> None:
                 step()
                 durations.append(time.perf_counter() - start)
         bare_time, loop_time, watch_time = (statistics.median(durations[STEPS // 10 :]) for durations in times)
-        share = watch_time / (WATCHED_EVERY * loop_time)
+        share = watch_time / (WATCH_EVERY * loop_time)
         print(
             f"{cell:16} bare {1e3 * bare_time:6.2f} ms, train {1e3 * loop_time:6.2f} ms: {loop_time / bare_time:.3f} x; "
             f"watching {1e3 * watch_time:6.2f} ms, {share:.1%} of training"

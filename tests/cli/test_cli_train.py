@@ -141,9 +141,9 @@ def test_tensorboard_holds_each_step_once_however_often_a_run_begins(unfading, t
 
     def stopping(self, running):
         whole(self, running)
-        if self.step == 4:
-            self.save()
-        if self.step == 7:
+        if self.state.step == 4:
+            self.checkpoints.save()
+        if self.state.step == 7:
             raise Stopped(signal.SIGINT, 7)
 
     def steps():
@@ -211,14 +211,14 @@ def test_factors_are_given_to_the_cells_that_they_fit_and_must_fit_one(unfading,
         (["--task", "adding", "--cell", "STAR", "--schedule", "cosin"], "unknown schedule 'cosin'. Did you mean 'cosine'?"),
         (["--task", "adding", "--cell", "STAR", "--rates", "W_z=0.1"], "rates: unknown parameter 'W_z'"),
         (["--task", "adding", "--cell", "STAR", "--rates", "W_h"], "--rates takes NAME=FACTOR, e.g. eta=0.1; got 'W_h'"),
-        (["--task", "adding", "--cell", "STAR", "--epochs", "2"], "task adding draws without end and has no epochs"),
+        (["--task", "adding", "--cell", "STAR", "--epochs", "2"], "task adding generates its data and has no epochs"),
         (["--task", "adding", "--cell", "STAR", "--steps", "2", "--epochs", "2"], "steps or epochs, one of the two"),
         (["--task", "adding", "--cell", "STAR", "--clip-value", "2"], "clips by norm or by value"),
         (["--task", "adding", "--cell", "STAR", "--resume", "--again"], "--resume continues and --again starts anew"),
         (["--task", "adding", "--cell", "STAR", "--device", "cuda"], "torch finds no GPU here"),
         (["--task", "adding", "--cell", "STAR", "--rate", "-1"], "rate must be above 0; got -1"),
         (["--task", "adding", "--cell", "STAR", "--name", "../up"], "--name is one folder in --runs; got '../up'"),
-        (["--task", "nowhere.py:Mine", "--cell", "STAR"], "names a file that is not there"),
+        (["--task", "nowhere.py:Mine", "--cell", "STAR"], "names a file that does not exist"),
         (["--task", "adding"], "--task and --cell say what to train"),
         (["--from", "nothing.json"], "nothing.json does not exist"),
         (

@@ -14,7 +14,7 @@ from unfading.report import page, records
 from unfading.report.figures import watch_figures
 from unfading.tasks import Adding
 from unfading.tasks.base import Batch
-from unfading.training import loop as training
+from unfading.training import monitor
 
 
 def by_hand(model, task, batch):
@@ -86,7 +86,7 @@ def test_watching_does_not_change_the_model():
 
 @pytest.mark.parametrize("kind", ["plain", "noise", "carried", "truncated", "returns", "diverges", "enough"])
 def test_watching_does_not_change_training(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "WATCHED_EVERY", 3)
+    monkeypatch.setattr(monitor, "WATCH_EVERY", 3)
     run = small(**KINDS[kind])
     want = left_by(run, tmp_path / "alone")
     for steps in (3, 4):  # at a step that is watched, and at one that is not

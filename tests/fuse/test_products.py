@@ -50,5 +50,5 @@ def test_a_run_is_trained_with_its_own(dtype, wanted, monkeypatch):
 
 
 def test_a_cpu_has_no_tf32():
-    with pytest.raises(ValueError, match='dtype="tf32" is for device="cuda"'):
+    with pytest.raises(ValueError, match='dtype="tf32" needs device="cuda"'):
         Run(**{**RUN.to_json(), "dtype": "tf32"})

@@ -40,19 +40,19 @@ def runs(**changes):
 def test_captured_steps_are_the_steps_that_would_have_run(options, together, monkeypatch):
     found = curves(train_together(runs(**options), together=together))
     assert len({str(curve) for curve in found}) == 3
-    monkeypatch.setattr(step_graph, "FIRST", 10**9)
+    monkeypatch.setattr(step_graph, "WARM_UP", 10**9)
     assert curves(train_together(runs(**options), together=together)) == found
 
 
 def test_every_step_after_the_first_is_captured(monkeypatch):
     made = []
-    capture = step_graph.Captured._capture
+    capture = step_graph.CapturedStep._capture
 
     def noted(self):
         capture(self)
         made.append(self.trouble)
 
-    monkeypatch.setattr(step_graph.Captured, "_capture", noted)
+    monkeypatch.setattr(step_graph.CapturedStep, "_capture", noted)
     train_together(runs())
     assert made == [None]
 
@@ -67,5 +67,5 @@ def test_a_model_that_diverges_stands_still_and_the_others_go_on():
 def test_a_task_that_carries_its_state(monkeypatch):
     run = replace(RUN, task="copying", task_options={"T": 10}, steps=8)
     found = curves([unfading.train(run)])
-    monkeypatch.setattr(step_graph, "FIRST", 10**9)
+    monkeypatch.setattr(step_graph, "WARM_UP", 10**9)
     assert curves([unfading.train(run)]) == found

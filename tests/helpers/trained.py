@@ -13,6 +13,7 @@ import torch
 from unfading import Run
 from unfading.training import checkpoint
 from unfading.training import loop as training
+from unfading.training.options import TrainOptions
 from unfading.training.stopping import Stopped
 from unfading.training.train import train, train_together
 
@@ -67,9 +68,9 @@ def left_by(run, where, **keywords):
     return outcome(where / run.key)
 
 
-def fleet(runs, where, **keywords):
+def fleet(runs, where, together=True, **options):
     """For each run of a fleet, its last weights and its record."""
-    records = train_together(runs, where, **keywords)
+    records = train_together(runs, TrainOptions(where, **options), together=together)
     return [(weights(where / run.key), record) for run, record in zip(runs, records, strict=True)]
 
 

@@ -10,7 +10,8 @@ from unfading import Run, compare, train
 from unfading import compare as _function
 from unfading.training.compare import chosen, shape
 from unfading.training.loop import Training
-from unfading.training.run_dir import Folder, finished
+from unfading.training.options import TrainOptions
+from unfading.training.run_dir import RunFolder, finished
 
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
 assert callable(_function)
@@ -44,7 +45,7 @@ def test_a_run_that_is_done_is_not_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "go", lambda self, asked: pytest.fail("it was trained again"))
     sentences = []
     assert compare(runs, tmp_path, say=sentences.append) == before
-    assert sentences == ["2 of 2 runs are done already."]
+    assert sentences == ["2 of 2 runs are already finished."]
 
 
 def test_equal_runs_are_refused(tmp_path):
@@ -62,43 +63,43 @@ def test_runs_of_one_shape_differ_in_what_a_row_can_hold():
 
 def test_passes_hold_runs_of_one_shape_at_one_step_and_no_more_than_asked(tmp_path):
     runs = [replace(SMALL, seed=seed) for seed in range(5)] + [replace(SMALL, hidden=5)]
-    fleets = module._fleets(runs, tmp_path, 4)
+    fleets = module._passes(runs, tmp_path, 4)
     assert fleets == [runs[:4], runs[4:5], runs[5:]]
 
 
 def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
     trained = []
 
-    def scarce(runs, where, **options):
+    def scarce(runs, options):
         if len(runs) > 2:
             raise torch.OutOfMemoryError
-        trained.append((runs, options["resume"]))
+        trained.append((runs, options.resume))
 
     monkeypatch.setattr(training, "train_together", scarce)
     runs, sentences = [replace(SMALL, seed=seed) for seed in range(5)], []
-    module.train_pass(runs, tmp_path, None, sentences.append, {"resume": False})
+    module.train_pass(runs, TrainOptions(tmp_path, say=sentences.append))
     assert [run for part, _ in trained for run in part] == runs
     assert all(resumed for _, resumed in trained)
     assert len(sentences) == 2
     monkeypatch.setattr(training, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
-    with pytest.raises(ValueError, match="Elman with batch 3 does not fit the memory of the GPU"):
-        module.train_pass(runs[:1], tmp_path, None, sentences.append, {})
+    with pytest.raises(ValueError, match="Elman with batch 3 does not fit in the memory of the GPU"):
+        module.train_pass(runs[:1], TrainOptions(tmp_path, say=sentences.append))
 
 
 def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path, monkeypatch):
     runs = [replace(SMALL, device="cuda", seed=seed) for seed in (0, 1)]
     for run in runs:
-        folder = Folder(tmp_path, run)
+        folder = RunFolder(tmp_path, run)
         folder.save_record({"version": 1, "status": "old"})
         folder.close()
         (folder.path / "last.safetensors").write_bytes(b"damaged")
 
-    def scarce(runs, where, **options):
+    def scarce(runs, options):
         if len(runs) > 1:
             raise torch.OutOfMemoryError
-        assert "again" not in options
-        folder = Folder(where, runs[0])
-        assert finished(where, runs[0]) is None
+        assert not options.again
+        folder = RunFolder(options.folder, runs[0])
+        assert finished(options.folder, runs[0]) is None
         assert folder.load("last") is None
         folder.save_record({"version": 1, "status": "new"})
         folder.close()
@@ -109,7 +110,7 @@ def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path,
 
 def test_nothing_is_cleared_that_another_process_writes(tmp_path):
     before = train(SMALL, tmp_path)
-    folder = Folder(tmp_path, SMALL)
+    folder = RunFolder(tmp_path, SMALL)
     with pytest.raises(ValueError, match="is being written by another process"):
         compare([SMALL], tmp_path, again=True, say=silent)
     assert finished(tmp_path, SMALL) == before
@@ -117,14 +118,16 @@ def test_nothing_is_cleared_that_another_process_writes(tmp_path):
 
 
 def test_half_done_runs_are_refused_before_any_is_trained(tmp_path, monkeypatch):
-    folder = Folder(tmp_path, SMALL)
+    folder = RunFolder(tmp_path, SMALL)
     folder.save("last", {"w": torch.zeros(2)}, {"step": 7})
     folder.close()
     # The metadata are enough: a step is known without reading weights.
     monkeypatch.setattr("unfading.training.checkpoint.load", lambda path: pytest.fail("the weights were read"))
     assert module.stopped_at(tmp_path, SMALL) == 7
     monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
-    with pytest.raises(ValueError, match=rf"1 of 2 runs stopped on their way, .*{SMALL.key} at step 7: resume \(--resume\)"):
+    with pytest.raises(
+        ValueError, match=rf"1 of 2 runs stopped before their end, .*{SMALL.key} at step 7\. Continue them with resume"
+    ):
         compare([replace(SMALL, seed=1), SMALL], tmp_path, say=silent)
 
 

@@ -10,6 +10,7 @@ from unfading import Run, catalogue, train
 from unfading.backends import choose as backend
 from unfading.fuse.fused import fused
 from unfading.training.fleet import Fleet
+from unfading.training.options import TrainOptions
 from unfading.training.train import train_together
 
 # Twenty steps in float64: sums in another order, stretched by the dynamics.
@@ -147,7 +148,7 @@ def test_parameters_are_views_of_one_matrix():
 
 
 def test_models_of_several_shapes_are_no_fleet():
-    with pytest.raises(ValueError, match="must have parameters of equal shapes; train these apart"):
+    with pytest.raises(ValueError, match=r"must have parameters of equal shapes. Train these separately"):
         Fleet([small(hidden=hidden).make_model() for hidden in (3, 4)], small().make_task(), together=True)
 
 
@@ -176,7 +177,7 @@ def test_runs_that_do_not_go_together_are_refused(field, tmp_path):
     beside = {"task": {"task_options": {"T": 12}}, "split": {"valid_every": None}}.get(field, {})
     runs = [small(), small(**{**beside, field: OTHERWISE[field], "seed": 1})]
     with pytest.raises(ValueError, match=f"trained together.*{field}"):
-        train_together(runs, tmp_path)
+        train_together(runs, TrainOptions(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -192,7 +193,7 @@ def test_one_that_dies_leaves_the_others_as_they_are(together, retries, tmp_path
     """The loss breaks where predictions are large, which they are at a high rate alone."""
     runs = [breaking(seed=seed, rate=rate, retries=retries) for seed, rate in ((0, 1e-3), (1, 3.0), (2, 2e-3))]
     runs[2] = changed(runs[2], steps=12)
-    records = train_together(runs, tmp_path, together=together)
+    records = train_together(runs, TrainOptions(tmp_path), together=together)
     assert [record["status"] for record in records] == ["finished", "diverged", "finished"]
     assert [record["returns"] for record in records] == [0, retries, 0]
     for run in runs:

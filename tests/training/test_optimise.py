@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from unfading.errors import unknown
-from unfading.training.learning_rate import SCHEDULES, Constant, Cosine, Polynomial, Step
+from unfading.training.learning_rate import SCHEDULES, Constant, Cosine, Polynomial, StepDecay
 from unfading.training.optimise import OPTIMISERS, SGD, Adam, AMSGrad, RMSProp, clip_norms, clip_values, norms
 
 # float64; the same few operations in another order, thirty times.
@@ -49,7 +49,7 @@ def gradients(w, t):
 
 def moved_by_ours(ours, w, rate):
     w = w.clone()
-    kept = {name: torch.zeros_like(w) for name in ours.keeps}
+    kept = {name: torch.zeros_like(w) for name in ours.state_names}
     for t in range(1, STEPS + 1):
         ours.update(w, gradients(w, t), kept, rate, torch.full((len(w), 1), float(t), dtype=torch.float64))
     return w
@@ -103,7 +103,7 @@ def test_a_step_in_float32_is_that_in_float64_to_its_precision(ours, theirs, set
 def test_a_model_that_began_later_has_its_own_correction():
     ours = Adam()
     w = torch.zeros(2, N, dtype=torch.float64)
-    kept = {name: torch.zeros_like(w) for name in ours.keeps}
+    kept = {name: torch.zeros_like(w) for name in ours.state_names}
     ours.update(
         w, torch.ones_like(w), kept, torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
     )
@@ -164,7 +164,7 @@ def rates(make, steps=20):
 
 SCHEDULED = {
     "constant": (Constant(), lambda o: torch.optim.lr_scheduler.ConstantLR(o, factor=1.0)),
-    "step": (Step(every=6, gamma=0.3), lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.3)),
+    "step": (StepDecay(every=6, gamma=0.3), lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.3)),
     "cosine": (Cosine(), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20)),
     "cosine-floor": (Cosine(floor=0.2), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20, eta_min=0.2)),
     "line": (Polynomial(), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 20)),
@@ -201,8 +201,8 @@ CASES = {
     "momentum": (lambda: SGD(momentum=1), ValueError, "momentum must be below 1"),
     "nesterov": (lambda: SGD(nesterov=True), ValueError, "momentum is 0. Set momentum"),
     "nesterov kind": (lambda: SGD(momentum=0.5, nesterov=1), TypeError, "nesterov must be true or false; got 1"),
-    "every": (lambda: Step(every=0), ValueError, "every must be at least 1"),
-    "gamma": (lambda: Step(gamma=0), ValueError, "gamma must be above 0"),
+    "every": (lambda: StepDecay(every=0), ValueError, "every must be at least 1"),
+    "gamma": (lambda: StepDecay(gamma=0), ValueError, "gamma must be above 0"),
     "floor": (lambda: Cosine(floor=2.0), ValueError, r"floor must lie in \[0, 1\]"),
     "floor of a polynomial": (lambda: Polynomial(floor=-1.0), ValueError, r"floor must lie in \[0, 1\]"),
     "power": (lambda: Polynomial(power=0), ValueError, "power must be above 0"),

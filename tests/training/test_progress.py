@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from unfading import Run
-from unfading.training.active_run import Moment
+from unfading.training.options import ProgressUpdate
 from unfading.training.progress import Display
 
 RUNS = [
@@ -27,8 +27,8 @@ def drawn(*, terminal):
 def test_bars_tell_name_steps_pace_loss_score_and_time_left():
     file, console = drawn(terminal=True)
     with Display(RUNS, console) as display:
-        display.listen(Moment(RUNS[3], 10, 50, 2.0, 0.123456, {"loss": 9.0, "mse": 0.25}))
-        display.listen(Moment(RUNS[3], 20, 50, 4.0, 0.111, None))
+        display.listen(ProgressUpdate(RUNS[3], 10, 50, 2.0, 0.123456, {"loss": 9.0, "mse": 0.25}))
+        display.listen(ProgressUpdate(RUNS[3], 20, 50, 4.0, 0.111, None))
         display.progress.refresh()
     screen = file.getvalue()
     for words in ("STAR rate=0.2 seed 1", "20/50", "5/s", "loss 0.111", "valid mse 0.25"):
@@ -42,8 +42,8 @@ def test_bars_tell_name_steps_pace_loss_score_and_time_left():
 def test_the_score_is_the_tasks_measure_and_the_loss_where_that_is_it(valid, words):
     file, console = drawn(terminal=False)
     with Display(RUNS, console) as display:
-        display.listen(Moment(RUNS[4], 10, 50, 2.0, 0.5, valid))
-        display.listen(Moment(RUNS[4], 50, 50, 2.0, 0.5, None, "finished"))
+        display.listen(ProgressUpdate(RUNS[4], 10, 50, 2.0, 0.5, valid))
+        display.listen(ProgressUpdate(RUNS[4], 50, 50, 2.0, 0.5, None, "finished"))
     assert file.getvalue() == f"LSTM seed 0: finished after 50 steps {words}\n"
 
 
@@ -52,7 +52,7 @@ def test_the_screen_is_drawn_at_most_four_times_a_second():
     with Display(RUNS, console) as display:
         began = time.monotonic()
         while time.monotonic() - began < 1.2:
-            display.listen(Moment(RUNS[0], 1 + int(10 * time.monotonic()) % 9, 50, 2.0, 0.5, None))
+            display.listen(ProgressUpdate(RUNS[0], 1 + int(10 * time.monotonic()) % 9, 50, 2.0, 0.5, None))
     frames = file.getvalue().count("STAR rate=0.1 seed 0")
     # One at the start and one at the end beside those of the clock; a slow machine draws fewer.
     assert 1 <= frames <= 4 * 1.2 + 3
@@ -62,8 +62,8 @@ def test_the_screen_is_drawn_at_most_four_times_a_second():
 def test_without_a_terminal_each_end_is_one_line(status):
     file, console = drawn(terminal=False)
     with Display(RUNS, console) as display:
-        display.listen(Moment(RUNS[4], 10, 50, 2.0, 0.5, {"loss": 9.0, "mse": None}))
-        display.listen(Moment(RUNS[4], 30, 50, 2.0, 0.5, None, status))
+        display.listen(ProgressUpdate(RUNS[4], 10, 50, 2.0, 0.5, {"loss": 9.0, "mse": None}))
+        display.listen(ProgressUpdate(RUNS[4], 30, 50, 2.0, 0.5, None, status))
         display.say("something else")
     assert file.getvalue() == f"LSTM seed 0: {status} after 30 steps valid mse not finite\nsomething else\n"
 
@@ -73,5 +73,5 @@ def test_bars_of_many_runs_go_when_they_are_done():
     for runs, stays in ((many, False), (many[:12], True)):
         _, console = drawn(terminal=True)
         with Display(runs, console) as display:
-            display.listen(Moment(runs[0], 50, 50, 2.0, 0.5, None, "finished"))
+            display.listen(ProgressUpdate(runs[0], 50, 50, 2.0, 0.5, None, "finished"))
             assert [task.visible for task in display.progress.tasks] == [stays]

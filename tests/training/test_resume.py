@@ -11,7 +11,8 @@ import torch
 from tests.helpers.trained import KINDS, OWN, Process, files, fleet, left_by, outcome, small, stopped_after, tensors
 from unfading import Run, train
 from unfading.training import loop as training
-from unfading.training.run_dir import Folder
+from unfading.training.options import TrainOptions
+from unfading.training.run_dir import RunFolder
 from unfading.training.train import train_together
 
 
@@ -56,7 +57,7 @@ def test_a_process_that_ends_before_its_record_is_written_loses_nothing(tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Folder, "save_record", die)
+        patch.setattr(RunFolder, "save_record", die)
         with pytest.raises(KeyboardInterrupt):
             train(run, tmp_path)
     train(run, tmp_path, resume=True)
@@ -67,7 +68,7 @@ def test_a_process_that_ends_before_its_record_is_written_loses_nothing(tmp_path
 def test_a_process_that_ends_between_its_two_checkpoints_loses_nothing(name, tmp_path, monkeypatch):
     run = small(valid_every=4, rate=0.001)
     want = left_by(run, tmp_path / "whole")
-    save, saves = Folder.save, []
+    save, saves = RunFolder.save, []
 
     def die(folder, what, *arguments):
         save(folder, what, *arguments)
@@ -76,7 +77,7 @@ def test_a_process_that_ends_between_its_two_checkpoints_loses_nothing(name, tmp
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Folder, "save", die)
+        patch.setattr(RunFolder, "save", die)
         with pytest.raises(KeyboardInterrupt):
             train(run, tmp_path)
     train(run, tmp_path, resume=True)
@@ -99,7 +100,9 @@ def test_a_checkpoint_is_written_over_only_when_asked(tmp_path, monkeypatch):
     want = left_by(run, tmp_path / "whole")
     stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
     before = files(tmp_path / run.key)
-    with pytest.raises(ValueError, match=r"holds a run that stopped at step 5 of 24: resume \(--resume\) goes on, again"):
+    with pytest.raises(
+        ValueError, match=r"holds a run that stopped at step 5 of 24\. Continue it with resume \(--resume\), or start again"
+    ):
         train(run, tmp_path)
     assert files(tmp_path / run.key) == before
     train(run, tmp_path, again=True)
@@ -127,8 +130,8 @@ def test_another_run_has_another_folder(tmp_path):
 
 
 def test_checkpoints_come_every_so_many_seconds(tmp_path, monkeypatch):
-    seen, save = [], Folder.save
-    monkeypatch.setattr(Folder, "save", lambda folder, name, *arguments: (seen.append(name), save(folder, name, *arguments)))
+    seen, save = [], RunFolder.save
+    monkeypatch.setattr(RunFolder, "save", lambda folder, name, *arguments: (seen.append(name), save(folder, name, *arguments)))
     train(small(valid_every=24), tmp_path / "often", save_every=0.0)
     assert seen.count("last") == 24
     seen.clear()
@@ -139,7 +142,7 @@ def test_checkpoints_come_every_so_many_seconds(tmp_path, monkeypatch):
 def test_a_fleet_that_was_stopped_goes_on(tmp_path, monkeypatch):
     runs = [small(steps=steps, seed=seed, dtype="float64") for seed, steps in enumerate((10, 24, 17))]
     want = fleet(runs, tmp_path / "whole")
-    stopped_after(13, monkeypatch, lambda: train_together(runs, tmp_path))
+    stopped_after(13, monkeypatch, lambda: train_together(runs, TrainOptions(tmp_path)))
     # What was done by then is whole: one run has its record, the others their checkpoints.
     assert [(tmp_path / run.key / "record.json").exists() for run in runs] == [True, False, False]
     got = fleet(runs, tmp_path, resume=True)
@@ -153,7 +156,7 @@ def test_a_fleet_with_noise_and_carried_state_goes_on(tmp_path, monkeypatch):
     fields = {**KINDS["carried with noise"], "dtype": "float64"}
     runs = [small(seed=seed, **fields) for seed in range(2)]
     want = fleet(runs, tmp_path / "whole")
-    stopped_after(8, monkeypatch, lambda: train_together(runs, tmp_path))
+    stopped_after(8, monkeypatch, lambda: train_together(runs, TrainOptions(tmp_path)))
     for (a, _), (b, _) in zip(fleet(runs, tmp_path, resume=True), want, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in b)
 
@@ -161,8 +164,8 @@ def test_a_fleet_with_noise_and_carried_state_goes_on(tmp_path, monkeypatch):
 def test_members_of_a_fleet_must_be_at_one_step(tmp_path, monkeypatch):
     runs = [small(seed=seed) for seed in range(2)]
     stopped_after(5, monkeypatch, lambda: train(runs[0], tmp_path))
-    with pytest.raises(ValueError, match=r"must be at one step; these are at \[0, 5\]. Resume them apart"):
-        train_together(runs, tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"must be at one step; these are at \[0, 5\]. Resume them separately"):
+        train_together(runs, TrainOptions(tmp_path, resume=True))
 
 
 # A run of a second or two, which is written down all the time.

@@ -240,7 +240,7 @@ def test_epochs_are_passes_over_what_is_trained_on(made):
     assert run.total() == 3 * task.length("train", 4)
     assert changed(run, split="full").total() == 3 * task.length("full", 4) > run.total()
     assert small(steps=11).total() == 11
-    with pytest.raises(ValueError, match=r"draws without end and has no epochs; got epochs=2. Set steps"):
+    with pytest.raises(ValueError, match=r"generates its data and has no epochs; got epochs=2. Set steps"):
         small(epochs=2).total()
 
 
@@ -279,7 +279,7 @@ OWN_CASES = {
     ),
     "kind": (lambda: small(task=f"{OWN}:SortedCell", task_options={}), "has no task of that name"),
     "cell for task": (lambda: small(cell=f"{OWN}:Breaks"), "has no cell of that name"),
-    "file": (lambda: small(cell="nowhere.py:MyCell"), "'nowhere.py:MyCell' names a file that is not there: .*nowhere.py"),
+    "file": (lambda: small(cell="nowhere.py:MyCell"), "'nowhere.py:MyCell' names a file that does not exist: .*nowhere.py"),
     "module": (lambda: small(cell="no.where:MyCell"), "'no.where:MyCell' names a module that cannot be imported"),
     "option": (
         lambda: small(task=f"{OWN}:Breaks", task_options={"att": 3}),

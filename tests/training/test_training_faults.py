@@ -16,6 +16,7 @@ from tests.helpers.trained import OWN, Process, changed, files, left_by, outcome
 from unfading import train
 from unfading.files import write_atomically
 from unfading.training import checkpoint
+from unfading.training.options import TrainOptions
 from unfading.training.run import VERSION
 from unfading.training.run_dir import read_curve, read_record, read_run
 from unfading.training.train import train_together
@@ -197,11 +198,11 @@ DAMAGED = {
     "run no JSON": ("run.json", text("{"), "is damaged: it is not JSON"),
     "run no object": ("run.json", text("[1]"), "is of version None"),
     "run with an unknown field": ("run.json", text('{"version": 1, "run": {"tsk": "adding"}}'), "run.json"),
-    "run of another run": ("run.json", another_run, "describes another run than its folder's name says"),
+    "run of another run": ("run.json", another_run, "describes another run than the name of its folder"),
     "record no JSON": ("record.json", text('{"version": 1, "run"'), "is damaged: it is not JSON"),
     "record of another version": ("record.json", text('{"version": 0}'), "is of version 0; this unfading reads version"),
     "record no text": ("record.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "is damaged: it is not JSON"),
-    "curve no JSON": ("curve.jsonl", text("{}}\n"), "is damaged: no JSON lines"),
+    "curve no JSON": ("curve.jsonl", text("{}}\n"), "is damaged: a line is not JSON"),
     "curve of something else": ("curve.jsonl", text("[1]\n"), "is damaged"),
 }
 
@@ -235,7 +236,7 @@ def test_runs_that_stopped_apart_go_on_together_whatever_their_retries(tmp_path,
     want = [left_by(run, tmp_path / "whole") for run in runs]
     for run in runs:
         stopped_after(5, monkeypatch, lambda run=run: train(run, tmp_path))
-    records = train_together(runs, tmp_path, resume=True, together=False)
+    records = train_together(runs, TrainOptions(tmp_path, resume=True), together=False)
     assert [record["test"] for record in records] == [each["test"] for each in want]
 
 
@@ -258,7 +259,7 @@ def test_a_mistake_leaves_no_folder(tmp_path):
 
 def test_a_model_with_running_statistics_is_refused(tmp_path):
     run = small(task=f"{OWN}:Counting", task_options={})
-    with pytest.raises(ValueError, match=r"training changes head\.normal\.running_mean, which is no parameter"):
+    with pytest.raises(ValueError, match=r"training changes head\.normal\.running_mean, which is not a parameter"):
         train(run, tmp_path)
     assert not (tmp_path / run.key / "best.safetensors").exists()
 
@@ -332,7 +333,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"cannot be made: Not a directory. Name another folder") as caught:
+    with pytest.raises(OSError, match=r"cannot be created: Not a directory. Name another folder") as caught:
         train(small(), tmp_path / "file" / "runs")
     assert str(tmp_path) in str(caught.value)
 
@@ -358,7 +359,7 @@ def test_what_only_the_model_can_tell_gets_one_sentence(fields, sentence, tmp_pa
 def test_a_gpu_that_is_not_there_is_told(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    with pytest.raises(ValueError, match=r'device="cuda", and torch finds no GPU here. device="cpu" runs it'):
+    with pytest.raises(ValueError, match=r'device="cuda", and torch finds no GPU here. Use device="cpu"'):
         train(small(device="cuda"), tmp_path)
 
 

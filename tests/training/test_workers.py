@@ -16,8 +16,9 @@ import torch
 
 from unfading import Run, compare
 from unfading.training import workers
-from unfading.training.loop import Training
-from unfading.training.run_dir import Folder, stopped_at
+from unfading.training.options import TrainOptions
+from unfading.training.run_dir import RunFolder, stopped_at
+from unfading.training.stepper import Stepper
 from unfading.training.train import train_together
 
 FAULTY = Path(__file__).parent.parent / "user" / "faulty_tasks.py"
@@ -43,7 +44,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
 def test_a_worker_trains_runs_in_one_pass_and_tells_of_each(tmp_path):
     jobs = [[replace(SMALL, seed=seed) for seed in (3, 4, 5)], [replace(SMALL, hidden=5)]]
     heard = []
-    workers.train_apart(jobs, tmp_path, processes=2, listen=heard.append, say=silent, options={})
+    workers.train_apart(jobs, TrainOptions(tmp_path, processes=2, listen=heard.append, say=silent))
     for job in jobs:
         for run, record in zip(job, train_together(job), strict=True):
             found = json.loads((tmp_path / run.key / "record.json").read_text())
@@ -57,10 +58,10 @@ def test_a_worker_trains_runs_in_one_pass_and_tells_of_each(tmp_path):
 
 def test_of_a_job_that_fails_late_those_that_are_done_have_not_failed(tmp_path, monkeypatch):
     done, lost = SMALL, replace(SMALL, seed=1)
-    train_together([done], tmp_path)
+    train_together([done], TrainOptions(tmp_path))
     monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
     with pytest.raises(ValueError, match="1 of 2 runs failed: Elman, seed 1: its process ended with code 3"):
-        workers.train_apart([[done, lost]], tmp_path, processes=1, listen=None, say=silent, options={})
+        workers.train_apart([[done, lost]], TrainOptions(tmp_path, processes=1, say=silent))
 
 
 def test_a_gpu_that_fails_ends_the_process_and_not_the_jobs_after(tmp_path, monkeypatch):
@@ -69,7 +70,7 @@ def test_a_gpu_that_fails_ends_the_process_and_not_the_jobs_after(tmp_path, monk
     called = threading.Event()
 
     def lines():
-        yield json.dumps({"runs": [SMALL.to_json()], "where": str(tmp_path)}) + "\n"
+        yield json.dumps({"runs": [SMALL.to_json()], "options": TrainOptions(tmp_path).to_json()}) + "\n"
         called.wait(10)
 
     def broken(*arguments):
@@ -85,11 +86,11 @@ def test_a_gpu_that_fails_ends_the_process_and_not_the_jobs_after(tmp_path, monk
 
 
 def test_what_a_worker_has_to_say_is_said(tmp_path, monkeypatch):
-    lines = [{"sentence": "it is going on with less"}, {"done": True}]
+    lines = [{"say": "it is going on with less"}, {"done": True}]
     program = f"import sys; sys.stdin.readline(); print({chr(10).join(map(json.dumps, lines))!r})"
     monkeypatch.setattr(workers, "START", program)
     said = []
-    workers.train_apart([[SMALL]], tmp_path, processes=1, listen=None, say=said.append, options={})
+    workers.train_apart([[SMALL]], TrainOptions(tmp_path, processes=1, say=said.append))
     assert said == ["it is going on with less"]
 
 
@@ -112,7 +113,7 @@ def test_lines_that_others_write_to_a_workers_output_go_to_stderr(tmp_path, monk
     lines = ["hello from elsewhere", "3", '{"key": 1}', '{"done": true}']
     program = f"import sys; sys.stdin.readline(); sys.stdout.buffer.write(bytes([255, 10])); print({chr(10).join(lines)!r})"
     monkeypatch.setattr(workers, "START", program)
-    workers.train_apart([[SMALL]], tmp_path, processes=1, listen=None, say=silent, options={})
+    workers.train_apart([[SMALL]], TrainOptions(tmp_path, processes=1, say=silent))
     assert capfd.readouterr().err.split("\n")[1:4] == lines[:3]
 
 
@@ -148,7 +149,10 @@ def test_a_run_that_a_worker_cannot_make_is_told_with_its_reason(tmp_path, monke
     answers = []
 
     def lines():
-        yield json.dumps({"runs": [{**SMALL.to_json(), "cell": "nowhere:Cell"}], "where": str(tmp_path)}) + "\n"
+        yield (
+            json.dumps({"runs": [{**SMALL.to_json(), "cell": "nowhere:Cell"}], "options": TrainOptions(tmp_path).to_json()})
+            + "\n"
+        )
         answers.append(json.loads(os.read(heard, 10_000)))
         time.sleep(0.1)  # until it waits for the next
 
@@ -159,21 +163,21 @@ def test_a_run_that_a_worker_cannot_make_is_told_with_its_reason(tmp_path, monke
 
 @pytest.mark.parametrize("signals", [0, 1], ids=["its parent has gone", "and it was signalled itself"])
 def test_a_worker_comes_to_its_checkpoint_when_nobody_hears_it_any_more(tmp_path, monkeypatch, signals):
-    whole = Training._one_step
+    whole = Stepper.take
 
     def slow(self, running):
         time.sleep(0.3)
         whole(self, running)
 
     def lines():
-        yield json.dumps({"runs": [LONG.to_json()], "where": str(tmp_path)}) + "\n"
+        yield json.dumps({"runs": [LONG.to_json()], "options": TrainOptions(tmp_path).to_json()}) + "\n"
         waiting_for((tmp_path / LONG.key / "run.json").exists)
         time.sleep(0.5)
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.03)
 
-    monkeypatch.setattr(Training, "_one_step", slow)
+    monkeypatch.setattr(Stepper, "take", slow)
     nobody, told = os.pipe()
     os.close(nobody)
     with pytest.raises(SystemExit) as ended:
@@ -219,13 +223,13 @@ def test_workers_stop_with_their_parent_and_with_a_checkpoint(tmp_path, number):
 
     def free(run):
         try:
-            Folder(tmp_path, run).close()
+            RunFolder(tmp_path, run).close()
         except ValueError:
             return False
         return True
 
     waiting_for(lambda: all(free(run) for run in runs))
     for run in runs:
-        folder = Folder(tmp_path, run)
+        folder = RunFolder(tmp_path, run)
         assert folder.load("last")[1]["step"] > 0
         folder.close()

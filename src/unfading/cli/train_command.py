@@ -14,7 +14,7 @@ from unfading.errors import check_count
 from unfading.training.stopping import Stopped, noted
 
 if TYPE_CHECKING:
-    from unfading.training.loop import Listener
+    from unfading.training.options import Listener
     from unfading.training.run import Run
 
 Training = Annotated[TrainingFlags, arg(constructor_factory=training_flags)]
@@ -53,7 +53,7 @@ def train(
     from unfading.diagnostics.watch import gradients
     from unfading.training.progress import Display
     from unfading.training.run_dir import read_run, stopped_at
-    from unfading.training.tensorboard import also_written
+    from unfading.training.tensorboard import tensorboard_events
     from unfading.training.train import train as train_run
 
     check_count("--threads", threads)
@@ -74,7 +74,7 @@ def train(
             with ExitStack() as stack:
                 if tensorboard:
                     first_step = 0 if output.again else stopped_at(folder, each)
-                    listen = stack.enter_context(also_written(folder / each.key, listen, first_step))
+                    listen = stack.enter_context(tensorboard_events(folder / each.key, listen, first_step))
                 watcher = None if watch is None else gradients
                 result = train_run(each, folder, listen=listen, watch=watcher, **output.options())
     if output.json:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
 from unfading.training import checkpoint
-from unfading.training.names import layer_class, made, own, parse, task_class
+from unfading.training.names import build, layer_class, parse, task_class, user_object
 from unfading.training.run_dir import read_run
 
 
@@ -42,7 +42,7 @@ def cell_on_task(cell: str, task: str, *, layers: int, hidden: int, batch: int, 
     if not cell:
         raise ValueError("--task goes with --cell: the cell is built to fit the task.")
     name, options = parse(task)
-    built: Task = made("task", name, task_class(name), options)
+    built: Task = build("task", name, task_class(name), options)
     rnn = stack(cell, built.input_size, layers, hidden)
     model = Model(built.encoder(), rnn, built.head(rnn.output_size))
     return Subject(model, built.batch(0, batch, split="train", seed=seed, device="cpu"), built.loss)
@@ -58,12 +58,12 @@ def stack(cell: str, input_size: int, layers: int, hidden: int) -> Any:
     """A new stack of a cell: NAME,option=value."""
     name, options = parse(cell)
     sizes = {"input_size": input_size, "hidden_size": hidden, "num_layers": layers}
-    return made("cell", name, layer_class(name), {**sizes, **options})
+    return build("cell", name, layer_class(name), {**sizes, **options})
 
 
 def user_model(name: str) -> nn.Module:
     """The model that a user's function builds: my.py:build."""
-    named = own(name)
+    named = user_object(name)
     model = named() if callable(named) and not isinstance(named, nn.Module) else named
     if not isinstance(model, nn.Module):
         raise TypeError(f"--model {name} must give a torch.nn.Module; got {type(model).__name__}.")

@@ -27,7 +27,7 @@ from unfading.diagnostics.measure.observe import evaluation_mode
 from unfading.layers.model import Model
 from unfading.loop_options import LoopOptions
 from unfading.tasks.base import Batch, Task
-from unfading.training.record import plain
+from unfading.training.record import finite_or_none
 
 TIMES = 8  # the largest number of time steps
 
@@ -73,4 +73,4 @@ def _run_layer(
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:
-    return list(plain({str(i): value for i, value in enumerate(values)}).values())
+    return list(finite_or_none({str(i): value for i, value in enumerate(values)}).values())

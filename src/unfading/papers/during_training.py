@@ -6,8 +6,9 @@ import torch
 
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
-from unfading.training.active_run import Member
+from unfading.training.active_run import ActiveRun
 from unfading.training.loop import Training
+from unfading.training.options import TrainOptions
 from unfading.training.run import Run
 
 
@@ -26,14 +27,14 @@ def snapshots_together(runs: Sequence[Run], every: int) -> Iterator[tuple[int, l
     """
     with torch.random.fork_rng(devices=[]):
         task = runs[0].make_task()
-        members = [Member(run, task) for run in runs]
-        training = Training(members, None, float("inf"), "", together=runs[0].device == "cuda")
-        training.fleet.train()
-        yield 0, training.fleet.models
-        while running := [e for e, member in enumerate(members) if not member.done]:
+        training = Training([ActiveRun(run, task) for run in runs], TrainOptions(), together=runs[0].device == "cuda")
+        state = training.state
+        state.fleet.train()
+        yield 0, state.fleet.models
+        while running := state.running():
             training.advance(running)
-            if training.step % every == 0 or all(member.done for member in members):
-                yield training.step, training.fleet.models
+            if state.step % every == 0 or not state.running():
+                yield state.step, state.fleet.models
 
 
 def layer_norms(model: Model, task: Task, batch: Batch) -> tuple[list[float], float]:

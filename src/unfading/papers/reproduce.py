@@ -26,7 +26,7 @@ from unfading.report import fidelity
 from unfading.report.verdicts import Outcome, judge, measurement
 from unfading.training import weights
 from unfading.training.compare import badness, by_last, compare, shape
-from unfading.training.loop import Listener
+from unfading.training.options import Listener
 from unfading.training.record import sizes
 from unfading.training.run import Run
 from unfading.training.run_dir import finished

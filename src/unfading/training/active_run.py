@@ -1,128 +1,116 @@
-"""One run among those that are trained together: when it is looked at, what it did best, and its files."""
+"""A run that is being trained: when it is logged and evaluated, its best scores, and its folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from unfading.tasks.base import Task
-from unfading.training.record import better, plain
+from unfading.training.record import finite_or_none, is_better
 from unfading.training.run import Run
-from unfading.training.run_dir import Folder
+from unfading.training.run_dir import RunFolder
 
-# A curve has about so many lines, and a run on an endless task so many evaluations.
-LINES = 200
+# About how many rows a log has, and how many evaluations a run has on a task without epochs.
+LOG_ROWS = 200
 EVALUATIONS = 20
 
 
-class Moment(NamedTuple):
-    """What is told of a run while it goes on."""
-
-    run: Run
-    step: int  # steps done
-    total: int
-    seconds: float  # of training so far
-    loss: float | None  # mean of the last stretch of training
-    valid: Mapping[str, float] | None  # scores, at an evaluation
-    status: str | None = None  # "finished" or "diverged", at the end
-
-
-class Member:
-    """A run on its way.
+class ActiveRun:
+    """A run that is being trained.
 
     Args:
-        run: what is trained.
-        task: on what.
+        run: the run.
+        task: its task.
     """
 
     def __init__(self, run: Run, task: Task):
         self.run = run
         self.task = task
         self.total = run.total()
-        self.folder: Folder | None = None  # None keeps nothing
+        self.folder: RunFolder | None = None  # None writes nothing
         self.schedule = run.make_schedule()
-        self.line_every = max(1, self.total // LINES)
+        self.log_every = max(1, self.total // LOG_ROWS)
         epoch = task.length("train", run.batch)
         self.valid_every = run.valid_every or epoch or max(1, self.total // EVALUATIONS)
-        self.lines: list[dict[str, Any]] = []  # of the curve, where there is no folder
-        self.loss: float | None = None
-        self.least: float | None = None  # the lowest mean loss of a stretch
-        self.best: dict[str, Any] | None = None  # step and validation scores
-        self.reached = False  # a score that is good enough
+        self._rows: list[dict[str, Any]] = []  # the log, where there is no folder
+        self.loss: float | None = None  # mean of the last interval
+        self.lowest_loss: float | None = None  # lowest mean of an interval
+        self.best: dict[str, Any] | None = None  # step and scores of the best evaluation
+        self.reached = False  # whether a score has reached `stop_at`
         self.done = False
 
-    def open(self, where: Path) -> Folder:
-        """Keep everything in a folder there."""
-        self.folder = Folder(where, self.run)
+    def open(self, where: Path) -> RunFolder:
+        """Write everything to a folder in `where`."""
+        self.folder = RunFolder(where, self.run)
         return self.folder
 
     def rate(self, step: int) -> float:
-        """The rate of the step that comes after `step` of them."""
+        """The learning rate after `step` steps."""
         return self.run.rate * self.schedule.factor(step, self.total)
 
-    def line_due(self, step: int) -> bool:
-        """Whether the curve gets a line when so many steps are done."""
-        return not self.done and (step % self.line_every == 0 or self.valid_due(step) or step == self.total)
+    def log_due(self, step: int) -> bool:
+        """Whether the log gets a row after `step` steps."""
+        return not self.done and (step % self.log_every == 0 or self.valid_due(step) or step == self.total)
 
     def valid_due(self, step: int) -> bool:
-        """Whether it is evaluated then."""
+        """Whether the run is evaluated after `step` steps."""
         return not self.done and self.run.split == "train" and (step % self.valid_every == 0 or step == self.total)
 
     def over(self, step: int) -> bool:
-        """Whether it has come to its end then, by steps or by score."""
+        """Whether the run ends after `step` steps: all are taken, or a score has reached `stop_at`."""
         return self.reached or step >= self.total
 
-    def add(self, line: dict[str, Any]) -> None:
-        """A line of the curve."""
+    def log(self, row: dict[str, Any]) -> None:
+        """Add a row to the log."""
         if self.folder is None:
-            self.lines.append(line)
+            self._rows.append(row)
         else:
-            self.folder.add(line)
+            self.folder.log(row)
 
     def curve(self) -> list[dict[str, Any]]:
-        """The lines so far."""
-        return list(self.lines) if self.folder is None else self.folder.curve()
+        """All log rows so far."""
+        return list(self._rows) if self.folder is None else self.folder.curve()
 
-    def improved(self, step: int, scores: Mapping[str, float]) -> bool:
-        """Whether these scores are the best so far; the first that are equal stay."""
+    def update_best(self, step: int, scores: Mapping[str, float]) -> bool:
+        """Take the scores of an evaluation; True if they are the best so far. Of equal scores the first stays the best."""
         score = scores[self.task.metric]
         best = None if self.best is None else self.best["valid"][self.task.metric]
-        enough = self.run.stop_at
-        self.reached = self.reached or (enough is not None and (score == enough or better(self.task, score, enough)))
-        if not better(self.task, score, best):
+        target = self.run.stop_at
+        self.reached = self.reached or (target is not None and (score == target or is_better(self.task, score, target)))
+        if not is_better(self.task, score, best):
             return False
-        self.best = {"step": step, "valid": plain(scores)}
+        self.best = {"step": step, "valid": finite_or_none(scores)}
         return True
 
-    def least_so_far(self, loss: float) -> bool:
-        """Whether no stretch had a lower mean loss."""
-        if not loss <= (float("inf") if self.least is None else self.least):
+    def update_lowest_loss(self, loss: float) -> bool:
+        """Take the mean loss of an interval; True if no interval had a lower one."""
+        if not loss <= (float("inf") if self.lowest_loss is None else self.lowest_loss):
             return False
-        self.least = loss
+        self.lowest_loss = loss
         return True
 
-    def about(self) -> dict[str, Any]:
-        """What a checkpoint says of it."""
-        return {"best": self.best, "least": self.least, "loss": self.loss, "reached": self.reached}
+    def header(self) -> dict[str, Any]:
+        """The part of a checkpoint's header that describes this run's progress."""
+        return {"best": self.best, "least": self.lowest_loss, "loss": self.loss, "reached": self.reached}
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        """Be as `about` said."""
-        self.best, self.least, self.loss, self.reached = (about[name] for name in ("best", "least", "loss", "reached"))
+    def restore(self, header: Mapping[str, Any]) -> None:
+        """Take the progress from a checkpoint's header."""
+        self.best, self.lowest_loss, self.loss, self.reached = (header[name] for name in ("best", "least", "loss", "reached"))
 
     def load(self, *, resume: bool, again: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Where to go on, if the folder has it; what is there is never written over unasked."""
+        """The last checkpoint, if there is one to continue from. Results are never overwritten without `resume` or `again`."""
         if self.folder is None:
             return None
         if again:
             self.folder.clear()
             return None
-        found = self.folder.load("last")
-        if found is not None and not resume:
+        checkpoint = self.folder.load("last")
+        if checkpoint is not None and not resume:
             raise ValueError(
-                f"{self.folder.path} holds a run that stopped at step {found[1]['step']} of {self.total}: resume (--resume) "
-                "goes on, again (--again) begins anew."
+                f"{self.folder.path} holds a run that stopped at step {checkpoint[1]['step']} of {self.total}. Continue it "
+                "with resume (--resume), or start again with again (--again)."
             )
-        # Of what never came to a checkpoint nothing stays, what was seen before its first step included.
-        self.folder.cut(-1 if found is None else found[1]["step"])
-        return found
+        # Without a checkpoint the whole log goes, with what was logged before the first step.
+        self.folder.cut_log(-1 if checkpoint is None else checkpoint[1]["step"])
+        return checkpoint

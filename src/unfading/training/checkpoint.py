@@ -39,7 +39,7 @@ def restore(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: 
     """Copy the tensors of the checkpoint at `path` into `targets`, by name."""
     for name, target in targets.items():
         if name not in tensors or tensors[name].shape != target.shape:
-            raise ValueError(f"{path} has no {name} of the shape that this run needs. Start again (again=True, --again).")
+            raise ValueError(f"{path} has no {name} of the shape that this run needs. Start again (--again).")
         target.copy_(tensors[name])
 
 
@@ -51,7 +51,7 @@ def _open(path: Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist.") from None
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a checkpoint: {error}. Remove it, or start again.") from None
+        raise ValueError(f"{path} is damaged or not a checkpoint: {error}. Remove it, or start again (--again).") from None
 
 
 def _header(path: Path, file: Any) -> dict[str, Any]:
@@ -61,5 +61,7 @@ def _header(path: Path, file: Any) -> dict[str, Any]:
     try:
         header: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: its metadata is not JSON ({error}). Remove it, or start again.") from None
+        raise ValueError(
+            f"{path} is damaged: its metadata is not JSON ({error}). Remove it, or start again (--again)."
+        ) from None
     return header

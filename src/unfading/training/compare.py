@@ -1,8 +1,8 @@
-"""Many runs: side by side on a GPU, two processes at a time on a CPU; then the best rate of each by validation.
+"""Train many runs and select learning rates by validation.
 
-On a GPU, runs of one shape (they may differ in seed, rate, factors on it, schedule, clip, steps, stop and retries) are trained
-in ONE pass; runs of other shapes get a pass of their own, and several passes, each in a process of its own, fill a GPU that
-NVIDIA's MPS lets them share. On a CPU members of a pass would only wait for one another.
+On a GPU, runs of one shape are trained in one pass; they may differ in seed, learning rate, factors on it, schedule, clipping,
+steps, `stop_at` and retries. Runs of other shapes get their own pass. Several passes, each in its own process, share a GPU
+through NVIDIA's MPS. On a CPU each run is trained alone, two processes at a time: a pass of several would not be faster.
 """
 
 import json
@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unfading.training.loop import Listener
+from unfading.training.options import Listener, TrainOptions
 from unfading.training.run import Run
 from unfading.training.run_dir import clear, finished, stopped_at
-from unfading.training.train import alike, train_pass
+from unfading.training.train import shared_fields, train_pass
 from unfading.training.workers import train_apart
 
 
@@ -33,121 +33,135 @@ def compare(
     save_every: float = 60.0,
     command: str = "",
 ) -> list[dict[str, Any]]:
-    """Train all runs and return their records, in order; those that are done are not trained again.
+    """Train all runs and return their records, in order. Finished runs are not trained again.
 
     Args:
-        runs: each once.
-        where: folder of their folders, e.g. runs/adding.
-        resume: go on where checkpoints are.
-        again: throw away what is there and begin anew.
-        processes: so many at a time; None for two on a CPU and one on a GPU.
-        together: at most so many runs in one pass on a GPU.
-        listen: called with a `Moment` of any run.
-        say: called with what else is worth knowing, in a sentence.
+        runs: the runs, all different.
+        where: parent of their folders, e.g. runs/adding.
+        resume: continue from checkpoints.
+        again: discard earlier results and start again.
+        processes: number of processes; None for two on a CPU and one on a GPU.
+        together: most runs in one pass on a GPU.
+        listen: called with a `ProgressUpdate` of any run.
+        say: called with messages for the user.
         save_every: seconds between checkpoints.
-        command: what was typed, for the records.
+        command: the command line, for the records.
     """
-    where = Path(where)
-    keys = [run.key for run in runs]
-    if len(set(keys)) < len(keys):
-        raise ValueError("two of these runs are the same; each can be compared once.")
-    records = {} if again else {run.key: record for run in runs if (record := finished(where, run)) is not None}
+    folder = Path(where)
+    options = TrainOptions(
+        folder,
+        resume=resume,
+        again=again,
+        listen=listen,
+        say=say,
+        save_every=save_every,
+        command=command,
+        processes=processes,
+        runs_per_pass=together,
+    )
+    if len({run.key for run in runs}) < len(runs):
+        raise ValueError("two of these runs are the same. Give each run once.")
+    records = {} if again else {run.key: record for run in runs if (record := finished(folder, run)) is not None}
     if records:
-        say(f"{len(records)} of {len(runs)} runs are done already.")
+        say(f"{len(records)} of {len(runs)} runs are already finished.")
     left = [run for run in runs if run.key not in records]
     _check(left)
-    if again:
-        for run in left:
-            clear(where, run)
-    elif not resume:
-        _refuse_half_done(left, where)
-    # Not again: what was there has gone, and what is there now belongs to this comparison.
-    options: dict[str, Any] = {"resume": resume, "save_every": save_every, "command": command}
-    fleets = _fleets([run for run in left if run.device == "cuda"], where, together)
-    if len(fleets) > 1:
-        say(_why(fleets, together))
-    for jobs, usual in (([[run] for run in left if run.device == "cpu"], 2), (fleets, 1)):
-        width = usual if processes is None else processes
-        if len(jobs) > 1 and width > 1:
-            train_apart(jobs, where, processes=width, listen=listen, say=say, options=options)
-        else:
-            for job in jobs:
-                train_pass(job, where, listen, say, options)
+    _clear_or_refuse(left, folder, options)
+    # Everything in the folder now belongs to this comparison.
+    _train(left, folder, replace(options, again=False))
     for run in left:
-        record = finished(where, run)
+        record = finished(folder, run)
         assert record is not None
         records[run.key] = record
-    return [records[key] for key in keys]
+    return [records[run.key] for run in runs]
+
+
+def _train(runs: Sequence[Run], folder: Path, options: TrainOptions) -> None:
+    """Train runs on a CPU one by one, and those on a GPU in passes."""
+    passes = _passes([run for run in runs if run.device == "cuda"], folder, options.runs_per_pass)
+    if len(passes) > 1:
+        options.say(_summary(passes, options.runs_per_pass))
+    for jobs, usual in (([[run] for run in runs if run.device == "cpu"], 2), (passes, 1)):
+        processes = usual if options.processes is None else options.processes
+        if len(jobs) > 1 and processes > 1:
+            train_apart(jobs, replace(options, processes=processes))
+        else:
+            for job in jobs:
+                train_pass(job, options)
 
 
 def _check(runs: Sequence[Run]) -> None:
-    """Raise for settings that cannot be trained; of runs that differ in numbers alone, one is looked at."""
+    """Raise for settings that cannot be trained. Of runs that differ only in numbers, one is checked."""
     for run in {(shape(run), *run.rates): run for run in runs}.values():
         run.factors(run.make_model().trainable)
 
 
-def _refuse_half_done(runs: Sequence[Run], where: Path) -> None:
-    """Raise where runs stopped on their way, and nobody said what is to become of them."""
-    steps = {run.key: step for run in runs if (step := stopped_at(where, run))}
-    if steps:
-        key = next(iter(steps))
-        raise ValueError(
-            f"{len(steps)} of {len(runs)} runs stopped on their way, {where / key} at step {steps[key]}: resume (--resume) "
-            "goes on with them, again (--again) begins all anew."
-        )
+def _clear_or_refuse(runs: Sequence[Run], folder: Path, options: TrainOptions) -> None:
+    """Remove earlier results if asked to start again; raise if there are stopped runs and no instruction."""
+    if options.again:
+        for run in runs:
+            clear(folder, run)
+    elif not options.resume:
+        steps = {run.key: step for run in runs if (step := stopped_at(folder, run))}
+        if steps:
+            key = next(iter(steps))
+            raise ValueError(
+                f"{len(steps)} of {len(runs)} runs stopped before their end, {folder / key} at step {steps[key]}. Continue "
+                "them with resume (--resume), or start again with again (--again)."
+            )
 
 
-def _why(fleets: Sequence[Sequence[Run]], together: int) -> str:
-    shapes, count = len({shape(fleet[0]) for fleet in fleets}), sum(map(len, fleets))
+def _summary(passes: Sequence[Sequence[Run]], most: int) -> str:
+    shapes, count = len({shape(runs[0]) for runs in passes}), sum(map(len, passes))
     return (
-        f"{count} runs of {shapes} {'shape' if shapes == 1 else 'shapes'} in {len(fleets)} passes, each of one shape, from one "
-        f"step and with at most {together} runs: {', '.join(str(len(fleet)) for fleet in fleets)}."
+        f"{count} runs of {shapes} {'shape' if shapes == 1 else 'shapes'} in {len(passes)} passes, each of one shape, from one "
+        f"step and with at most {most} runs: {', '.join(str(len(runs)) for runs in passes)}."
     )
 
 
 def shape(run: Run) -> str:
-    """Equal for runs that can be trained in one pass."""
-    return json.dumps(alike(run), sort_keys=True)
+    """A text that is equal for runs that can be trained in one pass."""
+    return json.dumps(shared_fields(run), sort_keys=True)
 
 
-def _fleets(runs: Iterable[Run], where: Path, together: int) -> list[list[Run]]:
-    """Runs of one shape that stand at one step, at most so many together."""
+def _passes(runs: Iterable[Run], folder: Path, most: int) -> list[list[Run]]:
+    """Groups of at most `most` runs of one shape that are at one step."""
     groups: dict[tuple[str, int], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[shape(run), stopped_at(where, run)].append(run)
-    return [group[i : i + together] for group in groups.values() for i in range(0, len(group), together)]
+        groups[shape(run), stopped_at(folder, run)].append(run)
+    return [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
 
 
 def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of records that differ in rate, those of the rate that did best on validation: for each setting, over its seeds.
+    """For each setting, the records of all seeds at the learning rate that is best on validation.
 
-    A rate at which fewer seeds diverged is better; then the mean validation score decides. Tests are not looked at.
+    The rate at which the fewest seeds diverged is best; among equals the mean validation score decides. Tests play no part.
     """
     settings: dict[str, dict[float, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         run = Run.from_json(record["run"])
         settings[replace(run, seed=0, rate=1.0).key][run.rate].append(record)
-    kept: list[dict[str, Any]] = []
-    for rates in settings.values():
-        kept += rates[min(rates, key=lambda rate: badness(rates[rate]))]
-    return kept
+    best: list[dict[str, Any]] = []
+    for by_rate in settings.values():
+        best += by_rate[min(by_rate, key=lambda rate: badness(by_rate[rate]))]
+    return best
 
 
 def by_last(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with its last validation score as its best: what is chosen by where last weights will be tested."""
-    scores = [point["valid"] for point in record["curve"] if "valid" in point]
+    """The record with its last validation score as its best, for a selection whose last weights will be tested."""
+    scores = [row["valid"] for row in record["curve"] if "valid" in row]
     return {**record, "best": {"valid": scores[-1]} if scores else None}
 
 
 def badness(records: list[dict[str, Any]]) -> tuple[int, float]:
-    """Of runs of one setting: how many diverged, and then the mean validation score, turned so that less is better."""
+    """Of runs of one setting: how many diverged, and the mean validation score, with the sign that makes lower better."""
     diverged = sum(record["status"] == "diverged" for record in records)
     scores = [_validation(record) for record in records]
     return diverged, sum(scores) / len(scores)
 
 
 def _validation(record: dict[str, Any]) -> float:
-    """Smaller is better; infinite where there is none."""
+    """The best validation score, with the sign that makes lower better; infinite if there is none."""
     score = None if record["best"] is None else record["best"]["valid"][record["measure"]]
     if score is None:
         return math.inf

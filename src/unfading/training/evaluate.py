@@ -1,4 +1,4 @@
-"""Scores on validation or test rows: models in their own mode, without noise and without gradients."""
+"""Evaluation on validation or test rows, in evaluation mode and without gradients."""
 
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -10,25 +10,25 @@ from unfading.tasks.resident import Resident
 from unfading.training.fleet import Fleet
 from unfading.training.run import Run
 
-# Validation and test draw with one seed for all runs: runs that differ in theirs are scored on the same rows.
+# One seed for the evaluation of all runs, so that runs with different seeds are scored on the same rows.
 SEED = 0
-# Batches of an evaluation on a task without end, where the run does not say.
+# Batches of an evaluation on a task without epochs, unless the run gives a number.
 ENDLESS = 10
-# Rows that a GPU reads at a time, whatever the batch of training: a small batch leaves it idle. Not by the number of models: a
-# task that draws noise for each batch would draw other noise in a pass of many.
-AT_ONCE = 512
+# Rows that a GPU evaluates at a time, whatever the batch of training, because a small batch leaves it idle. It does not depend
+# on the number of models: a task that draws noise for each batch would draw other noise in a pass of many models.
+GPU_ROWS = 512
 
 
 class Scores(NamedTuple):
-    """Of one evaluation."""
+    """Scores of one evaluation."""
 
-    models: list[dict[str, float]]  # loss and metrics of each, by name
+    models: list[dict[str, float]]  # loss and metrics of each model, by name
     seconds: float
-    sequences: int  # that each model has read
+    sequences: int  # number of sequences that each model has read
 
 
 def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
-    """Loss and metrics of every model of a fleet, means over the split."""
+    """Loss and metrics of every model of a fleet, as means over the split."""
     task, device = fleet.task, fleet.w.device
     size = batch_size(run, task, device)
     length = task.length(split, size)
@@ -44,7 +44,7 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
             if not task.carried(index, size, split=split):
                 state, start = None, 0
             if split == "test" and index == 0:
-                # The time of a test is told: what is done once, when a model is first evaluated, is no part of it.
+                # The record has the time of the test. It must not include what happens once, at a model's first evaluation.
                 fleet.scores(batch, None, 0)
                 began = perf_counter()
             values, state = fleet.scores(batch, state, start)
@@ -62,10 +62,10 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
 
 
 def batch_size(run: Run, task: Task, device: torch.device) -> int:
-    """Rows of a batch: those of training, or more on a GPU, where all rows of a dataset are read.
+    """Rows of an evaluation's batch: those of training, or more on a GPU if all rows of a dataset are evaluated.
 
-    Not of a text, for which a model has thousands of answers at each step, and whose streams a size would cut elsewhere.
+    Texts keep the batch of training: they have thousands of answers at each step, and another size would cut them elsewhere.
     """
     if device.type == "cpu" or run.valid_batches is not None or not isinstance(task, Resident):
         return run.batch
-    return run.batch * max(1, AT_ONCE // run.batch)
+    return run.batch * max(1, GPU_ROWS // run.batch)

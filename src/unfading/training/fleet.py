@@ -1,10 +1,10 @@
-"""E models of one shape, side by side: the parameters of each are a row of one matrix. A single model is E = 1.
+"""A fleet: E models of one shape, whose parameters are the rows of one matrix. A single model is E = 1.
 
     w [E, N]    parameters; those of model e are views of row e
-    g [E, N]    gradients, laid out alike
+    g [E, N]    gradients, with the same layout
 
-Together, in one pass, with `torch.func.vmap` over the rows: what fills a GPU. Or one model after the other, which is faster on
-a CPU, and needed where batches differ in shape.
+A fleet runs its models in one pass, with `torch.func.vmap` over the rows, which keeps a GPU busy; or one after the other, which
+is faster on a CPU and necessary if the batches differ in shape.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from unfading.layers.model import Model
 from unfading.layers.recurrent import detach
 from unfading.tasks.base import Batch, Task
 
-# Parameters begin at multiples of so many entries, hence of 64 bytes and more: vector loads like it.
-ALIGNED = 16
+# Each parameter starts at a multiple of so many entries, that is of at least 64 bytes, for fast vector loads.
+ALIGNMENT = 16
 
 
-class Judged(nn.Module):
+class ModelWithTask(nn.Module):
     """A model and its task."""
 
     def __init__(self, model: Model, task: Task):
@@ -34,33 +34,33 @@ class Judged(nn.Module):
         self.task = task
 
 
-class Loss(Judged):
-    """What training makes small, and what is told of it."""
+class Loss(ModelWithTask):
+    """The objective of training, and the loss of the task."""
 
     def forward(self, batch: Batch, state: Any, start: int, truncate: int | None) -> tuple[Tensor, Tensor, Any]:
-        """Loss with the cells' penalty, loss of the task alone, final state."""
+        """The loss with the penalty of the cells, the loss of the task alone, and the final state."""
         prediction, state = self.model(batch.x, state, lengths=batch.lengths, start=start, truncate=truncate)
         loss = self.task.loss(prediction, batch)
         penalty = self.model.rnn.penalty()
         return loss if penalty is None else loss + penalty, loss, state
 
 
-class Score(Judged):
+class Score(ModelWithTask):
     """The loss and the metrics of a batch."""
 
     def forward(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any]:
-        """Means over the batch by name, final state."""
+        """Means over the batch, by name, and the final state."""
         prediction, state = self.model(batch.x, state, lengths=batch.lengths, start=start)
         return {"loss": self.task.loss(prediction, batch), **self.task.metrics(prediction, batch)}, state
 
 
 class Fleet:
-    """Models of one shape with their gradients and scores.
+    """Models of one shape, with their gradients and scores.
 
     Args:
-        models: alike but for their numbers; from now on their parameters are views of `w`.
-        task: what all of them are trained on.
-        together: run them in one pass, where their batches have one shape.
+        models: models that differ only in their numbers; their parameters become views of `w`.
+        task: the task of all of them.
+        together: run them in one pass, if their batches have one shape.
     """
 
     def __init__(self, models: Sequence[Model], task: Task, *, together: bool):
@@ -70,30 +70,30 @@ class Fleet:
         self.names = models[0].trainable
         shapes = [dict(model.named_parameters())[name].shape for model in models for name in self.names]
         if shapes != shapes[: len(self.names)] * len(models):
-            raise ValueError("the models of a fleet must have parameters of equal shapes; train these apart.")
+            raise ValueError("the models of a fleet must have parameters of equal shapes. Train these separately.")
         first = dict(models[0].named_parameters())
-        self.places: dict[str, tuple[int, torch.Size]] = {}
+        self._offsets: dict[str, tuple[int, torch.Size]] = {}
         end = 0
         for name in self.names:
-            self.places[name] = (end, first[name].shape)
-            end += -(-first[name].numel() // ALIGNED) * ALIGNED
+            self._offsets[name] = (end, first[name].shape)
+            end += -(-first[name].numel() // ALIGNMENT) * ALIGNMENT
         like = first[self.names[0]]
         self.w = torch.zeros(len(models), end, dtype=like.dtype, device=like.device)
         self.g = torch.zeros_like(self.w)
         for e, model in enumerate(models):
             for name, parameter in model.named_parameters():
-                if name in self.places:
-                    mine = self.view(self.w[e], name)
-                    mine.copy_(parameter.detach())
-                    parameter.data = mine
+                if name in self._offsets:
+                    row = self.view(self.w[e], name)
+                    row.copy_(parameter.detach())
+                    parameter.data = row
                     parameter.grad = self.view(self.g[e], name)
         if together:
-            self._plan()
+            self._compile()
         self.loss = [Loss(model, task) for model in models]
         self.score = [Score(model, task) for model in models]
 
-    def _plan(self) -> None:
-        """Compile the cells now: inside `vmap` their parameters are not themselves, and could not be planned with."""
+    def _compile(self) -> None:
+        """Compile the cells now: inside `vmap` their parameters are batched tensors, which the compiler cannot read."""
         rnn = self.models[0].rnn
         for mode in (False, True):
             self.models[0].train(mode)
@@ -101,42 +101,40 @@ class Fleet:
                 choose(cell, rnn.backend)
 
     def view(self, flat: Tensor, name: str) -> Tensor:
-        """A parameter in rows that are laid out as w: [N] -> its shape, [E, N] -> [E, its shape]."""
-        start, shape = self.places[name]
+        """The view of a parameter in rows with the layout of w: [N] -> its shape, [E, N] -> [E, its shape]."""
+        start, shape = self._offsets[name]
         return flat[..., start : start + shape.numel()].unflatten(-1, shape) if shape else flat[..., start]
 
     def train(self) -> None:
-        """The models noisy, if they have noise."""
+        """Put all models in training mode."""
         for model in self.models:
             model.train()
 
     def eval(self) -> None:
-        """The models without noise."""
+        """Put all models in evaluation mode."""
         for model in self.models:
             model.eval()
 
-    def held(self) -> dict[str, Tensor]:
-        """What training must not change: running statistics, as BatchNorm has them, would be in no row."""
-        first = self.models[0]
-        return {name: buffer.clone() for name, buffer in first.named_buffers()}
+    def copy_buffers(self) -> dict[str, Tensor]:
+        """Copies of the first model's buffers. Training must not change them, because they are in no row of w."""
+        return {name: buffer.clone() for name, buffer in self.models[0].named_buffers()}
 
-    def check_held(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Raise where a step has; nothing is left to look at then."""
+    def check_buffers(self, before: dict[str, Tensor]) -> None:
+        """Raise if a buffer differs from its copy, as the running statistics of BatchNorm do after a step."""
         buffers = dict(self.models[0].named_buffers())
-        for name, before in held.items():
-            if not torch.equal(buffers[name], before):
+        for name, copy in before.items():
+            if not torch.equal(buffers[name], copy):
                 raise ValueError(
-                    f"training changes {name}, which is no parameter: it could neither go back nor be chosen with the weights. "
-                    "Use a layer without running statistics, as nn.LayerNorm or nn.BatchNorm1d(..., track_running_stats=False)."
+                    f"training changes {name}, which is not a parameter: it is not restored or selected with the weights. Use "
+                    "a layer without running statistics, e.g. nn.LayerNorm or nn.BatchNorm1d(..., track_running_stats=False)."
                 )
-        return {}
 
     def gradients(self, batches: Sequence[Batch], state: Any, start: int, truncate: int | None) -> tuple[Tensor, Any]:
-        """Fill g; return the losses [E] and the final states, each part with a first axis [E], cut from their graphs.
+        """Compute g; return the losses [E] and the final states, detached, each part with a first axis [E].
 
         Args:
             batches: one for each model.
-            state: to begin with, as an earlier call returned it; None begins anew.
+            state: initial states, as an earlier call returned them; None for the models' own.
             start: absolute index of the first step.
             truncate: as `Model` takes it.
         """
@@ -146,7 +144,7 @@ class Fleet:
         self.g.zero_()
         losses, finals = [], []
         for e, (loss, batch) in enumerate(zip(self.loss, batches, strict=True)):
-            objective, value, final = loss(batch, _member(state, e), start, truncate)
+            objective, value, final = loss(batch, _state_of(state, e), start, truncate)
             objective.backward()
             losses.append(value.detach())
             finals.append(detach(final))
@@ -159,9 +157,11 @@ class Fleet:
 
         dims = (0, 0, Batch(*(None if part is None else 0 for part in batch)), None if state is None else 0)  # type: ignore[arg-type]
         mapped = vmap(grad(objective, has_aux=True), in_dims=dims, randomness="different")
-        found, (losses, finals) = mapped(self._stacked_parameters, self._stacked_buffers, batch, state)
-        self.g.zero_()  # between parameters too: a clip by a norm that is NaN leaves NaN there, and every later norm would be
-        torch._foreach_copy_([self.view(self.g, name) for name in self.names], [found[f"model.{name}"] for name in self.names])
+        gradients, (losses, finals) = mapped(self._stacked_parameters, self._stacked_buffers, batch, state)
+        # The gaps between parameters too: clipping by a norm that is NaN writes NaN there, which would stay in all later norms.
+        self.g.zero_()
+        own = [self.view(self.g, name) for name in self.names]
+        torch._foreach_copy_(own, [gradients[f"model.{name}"] for name in self.names])
         return losses, finals
 
     def scores(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any]:
@@ -175,22 +175,23 @@ class Fleet:
 
                 dims = (0, 0, None if state is None else 0)
                 return vmap(one, in_dims=dims)(self._stacked_parameters, self._stacked_buffers, state)
-            made = [score(batch, _member(state, e), start) for e, score in enumerate(self.score)]
-        return {name: torch.stack([values[name] for values, _ in made]) for name in made[0][0]}, _stacked([s for _, s in made])
+            results = [score(batch, _state_of(state, e), start) for e, score in enumerate(self.score)]
+        scores = {name: torch.stack([values[name] for values, _ in results]) for name in results[0][0]}
+        return scores, _stacked([final for _, final in results])
 
-    # Made once: the former are views of w, and the latter stay as they are.
+    # Cached: the parameters are views of w, and the buffers do not change.
     @cached_property
     def _stacked_parameters(self) -> dict[str, Tensor]:
         return {f"model.{name}": self.view(self.w, name) for name in self.names}
 
     @cached_property
     def _stacked_buffers(self) -> dict[str, Tensor]:
-        """What is not trained: buffers, and parameters that are held; of models that differ, as in their permutations."""
-        held = [{**dict(m.named_buffers()), **dict(m.named_parameters())} for m in self.models]
-        return {f"model.{n}": torch.stack([h[n].detach() for h in held]) for n in held[0] if n not in self.places}
+        """Buffers and parameters that are not trained; they may differ between models, as permutations do."""
+        tensors = [{**dict(m.named_buffers()), **dict(m.named_parameters())} for m in self.models]
+        return {f"model.{n}": torch.stack([t[n].detach() for t in tensors]) for n in tensors[0] if n not in self._offsets}
 
     def cast(self, batch: Batch) -> Batch:
-        """Floating-point numbers in the precision of the parameters."""
+        """The batch with its floating-point numbers in the dtype of the parameters."""
         x, target = (part.to(self.w.dtype) if part.is_floating_point() else part for part in (batch.x, batch.target))
         return batch._replace(x=x, target=target)
 
@@ -199,10 +200,10 @@ def _shapes(batch: Batch) -> list[torch.Size | None]:
     return [None if field is None else field.shape for field in batch]
 
 
-def _stacked(made: Sequence[Any]) -> Any:
-    """The same structure with a first axis for the models."""
-    return _pytree.tree_map(lambda *parts: None if parts[0] is None else torch.stack(parts), *made)
+def _stacked(trees: Sequence[Any]) -> Any:
+    """One tree of the same structure, its tensors with a first axis for the models."""
+    return _pytree.tree_map(lambda *parts: None if parts[0] is None else torch.stack(parts), *trees)
 
 
-def _member(state: Any, e: int) -> Any:
+def _state_of(state: Any, e: int) -> Any:
     return _pytree.tree_map_only(Tensor, lambda part: part[e], state)

@@ -1,11 +1,11 @@
-"""How the rate of learning goes over a run: a factor for each step, 1 at the start.
+"""Learning-rate schedules: a factor on the rate for each step, 1 at the start.
 
     constant      1
     step          gamma^(s // every)
     cosine        floor + (1 - floor) (1 + cos(pi s / S)) / 2
     polynomial    floor + (1 - floor) (1 - s / S)^power
 
-with s the steps that have been taken and S the steps of the run.
+with s the number of steps taken and S the number of steps of the run.
 """
 
 import math
@@ -15,28 +15,28 @@ from dataclasses import dataclass
 from unfading.errors import check_count, check_positive, check_share
 
 
-class Schedule(ABC):
-    """A frozen dataclass of its settings."""
+class LearningRateSchedule(ABC):
+    """A frozen dataclass of its options."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """What the rate is multiplied by when `step` of `steps` have been taken."""
+        """The factor on the learning rate after `step` of `steps` steps."""
 
 
 @dataclass(frozen=True)
-class Constant(Schedule):
-    """The same rate throughout."""
+class Constant(LearningRateSchedule):
+    """A constant rate."""
 
     def factor(self, step: int, steps: int) -> float:
         return 1.0
 
 
 @dataclass(frozen=True)
-class Step(Schedule):
-    """The rate falls by a factor now and then.
+class StepDecay(LearningRateSchedule):
+    """The rate is multiplied by a factor at regular intervals.
 
     Args:
-        every: steps between falls.
+        every: steps between two multiplications.
         gamma: the factor.
     """
 
@@ -52,7 +52,7 @@ class Step(Schedule):
 
 
 @dataclass(frozen=True)
-class Cosine(Schedule):
+class Cosine(LearningRateSchedule):
     """The rate falls along half a cosine.
 
     Args:
@@ -69,8 +69,8 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
-class Polynomial(Schedule):
-    """The rate falls as a power of the share of steps that is left; power 1 is a straight line.
+class Polynomial(LearningRateSchedule):
+    """The rate falls as a power of the share of steps that remain; power 1 is a straight line.
 
     Args:
         power: the exponent.
@@ -89,4 +89,9 @@ class Polynomial(Schedule):
 
 
 # By the names that runs and the command line use.
-SCHEDULES: dict[str, type[Schedule]] = {kind.__name__.lower(): kind for kind in (Constant, Step, Cosine, Polynomial)}
+SCHEDULES: dict[str, type[LearningRateSchedule]] = {
+    "constant": Constant,
+    "step": StepDecay,
+    "cosine": Cosine,
+    "polynomial": Polynomial,
+}

@@ -1,8 +1,8 @@
-"""Things that runs and the command line name: cells and tasks of the library, or a user's own, and their options.
+"""Names of cells and tasks, with options, as runs and the command line write them.
 
-adding,T=200                      a name, and options behind commas; their values are JSON, or else text
-my.py:LeakyCell,slope=0.1         a class in a file of the user's
-my_package.cells:LeakyCell        or in a module that can be imported
+adding,T=200                      a name of the library, with options; their values are JSON, or else text
+my.py:LeakyCell,slope=0.1         a class in a user's file
+my_package.cells:LeakyCell        a class in a module that can be imported
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from unfading.tasks.base import Task
 
 Kind = TypeVar("Kind")
 
-# A comma that another option follows; commas inside a list of numbers are followed by no `name=`.
+# A comma before another option. Commas inside a list of numbers have no `name=` behind them.
 _NEXT = re.compile(r",(?=[A-Za-z_]\w*=)")
 
 
@@ -51,55 +51,55 @@ def _value(text: str) -> Any:
 
 
 def task_class(name: str) -> type[Task]:
-    """The task of that name, or the user's."""
+    """The task of that name: one of the library, or a user's class."""
     known = catalogue.tasks()
     if ":" in name:
-        return _own(name, Task, "task")  # type: ignore[type-abstract]
+        return _user_class(name, Task, "task")  # type: ignore[type-abstract]
     if name not in known:
         raise ValueError(unknown("task", name, known))
     return known[name]
 
 
 def layer_class(name: str) -> type[Layer]:
-    """The layer of that name (STAR, LSTM, ...), or that of the user's cell."""
+    """The layer of that name (STAR, LSTM, ...), or the layer of a user's cell."""
     if ":" in name:
-        return layer(_own(name, Cell, "cell"))  # type: ignore[type-abstract]
+        return layer(_user_class(name, Cell, "cell"))  # type: ignore[type-abstract]
     known = {cell.__name__.removesuffix("Cell"): cell for cell in catalogue.cells()}
     if name not in known:
         raise ValueError(unknown("cell", name, known))
     return layer(known[name])
 
 
-def check_options(what: str, name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise for an option that `make` does not take."""
-    known = inspect.signature(make).parameters
+def check_options(what: str, name: str, kind: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise for an option that `kind` does not take."""
+    known = inspect.signature(kind).parameters
     for option in options:
         if option not in known:
             raise ValueError(unknown(f"option of {what} {name}", option, known))
 
 
-def made(what: str, name: str, make: Callable[..., Kind], options: Mapping[str, Any]) -> Kind:
-    """`make(**options)`, or a sentence about the option that is wrong."""
-    check_options(what, name, make, options)
+def build(what: str, name: str, kind: Callable[..., Kind], options: Mapping[str, Any]) -> Kind:
+    """`kind(**options)`; a wrong option raises a ValueError of one sentence, e.g. "task adding: T must be at least 2"."""
+    check_options(what, name, kind, options)
     try:
-        return make(**options)
+        return kind(**options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what} {name}: {error}") from error
 
 
 def source(name: str) -> str | None:
-    """For a user's class, the SHA-256 of the file it stands in."""
+    """The SHA-256 of the file of a user's class; None for a class of the library."""
     if ":" not in name:
         return None
     path = _module(name.rpartition(":")[0], name).__file__
     return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def own(name: str) -> Any:
-    """Whatever has that name in a user's file or module: my.py:build."""
+def user_object(name: str) -> Any:
+    """The object of that name in a user's file or module, e.g. my.py:build."""
     place, _, wanted = name.rpartition(":")
     if not place:
-        raise ValueError(f"a name in a file is written my.py:build; got {name!r}.")
+        raise ValueError(f"expected the name of an object in a file, e.g. my.py:build; got {name!r}.")
     module = _module(place, name)
     if not hasattr(module, wanted):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
@@ -107,16 +107,19 @@ def own(name: str) -> Any:
     return getattr(module, wanted)
 
 
-def _own(name: str, kind: type[Kind], what: str) -> type[Kind]:
+def _user_class(name: str, kind: type[Kind], what: str) -> type[Kind]:
     place, _, wanted = name.rpartition(":")
     module = _module(place, name)
-    found = getattr(module, wanted, None)
-    if not inspect.isclass(found) or not issubclass(found, kind) or inspect.isabstract(found):
-        classes = [
-            n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, kind) and not inspect.isabstract(v)
-        ]
-        raise ValueError(f"{place} has no {what} of that name: {unknown(what, wanted, classes)}")
-    return found
+
+    def fits(value: Any) -> bool:
+        return inspect.isclass(value) and issubclass(value, kind) and not inspect.isabstract(value)
+
+    value: Any = getattr(module, wanted, None)
+    if not fits(value):
+        known = [each for each, other in vars(module).items() if fits(other)]
+        raise ValueError(f"{place} has no {what} of that name: {unknown(what, wanted, known)}")
+    user_class: type[Kind] = value
+    return user_class
 
 
 def _module(place: str, name: str) -> ModuleType:
@@ -133,9 +136,9 @@ def _module(place: str, name: str) -> ModuleType:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"{name!r} names a file that is not there: {path}. Paths count from the current folder.")
+        raise ValueError(f"{name!r} names a file that does not exist: {path}. Paths are relative to the current folder.")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and the fused compiler look a class's module up by name.
+    # Dataclasses and the compiler look up the module of a class by its name.
     sys.modules[key] = module
     try:
         spec.loader.exec_module(module)

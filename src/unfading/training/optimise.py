@@ -1,17 +1,17 @@
-"""Optimisers over a leading axis: E models at once, the parameters of each a row of one matrix; a single run is E = 1.
+"""Optimisers of a fleet: E models at once, the parameters of each a row of one matrix; a single run is E = 1.
 
-w [E, N] parameters, g [E, N] gradients, rate [E, 1] or [E, N], t [E, 1] the steps that each model has taken, this one included:
+w [E, N] parameters, g [E, N] gradients, rate [E, 1] or [E, N], t [E, 1] the number of steps of each model, with this one:
 
     g = g + l2 w
-    w = w - rate weight_decay w            AdamW's, apart from the gradient
+    w = w - rate weight_decay w            as in AdamW, separate from the gradient
     Adam       m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
                w = w - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
     AMSGrad    as Adam, with the largest v so far in the root
     RMSProp    v = alpha v + (1 - alpha) g^2,  m = momentum m + g / (sqrt(v) + eps)        w = w - rate m
     SGD        m = momentum m + g,  nesterov: g + momentum m for m                         w = w - rate m
 
-All of a model in one row, so that a step is a dozen operations however many parameters the model has. Each agrees with the
-optimiser of that name in torch.optim, row by row.
+A row holds all parameters of a model, so that a step takes a dozen operations however many parameters there are. Each row gets
+the step of the optimiser of that name in torch.optim.
 """
 
 from abc import ABC, abstractmethod
@@ -26,33 +26,33 @@ from unfading.errors import check_number, check_positive, check_share
 
 @dataclass(frozen=True)
 class Optimiser(ABC):
-    """A rule for one step, with its settings; what it keeps from step to step is handed in.
+    """The rule for one step, with its options. Its state is an argument.
 
     Args:
-        l2: times w, added to the gradient; torch.optim calls it weight_decay, AdamW aside.
-        weight_decay: share of w, times the rate, that every step takes away; AdamW's.
+        l2: factor of the L2 penalty, added to the gradient; torch.optim calls it weight_decay except in AdamW.
+        weight_decay: share of w, times the rate, that every step subtracts, as in AdamW.
     """
 
     l2: float = 0.0
     weight_decay: float = 0.0
 
-    # Names of what is kept, each [E, N] and zero at the start.
-    keeps: ClassVar[tuple[str, ...]]
+    # Names of the state's tensors, each [E, N] and zero at the start.
+    state_names: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
         _check_not_negative("l2", self.l2)
         _check_not_negative("weight_decay", self.weight_decay)
 
-    def update(self, w: Tensor, g: Tensor, kept: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
-        """Take a step: changes w and what is kept in place, and may change g."""
+    def update(self, w: Tensor, g: Tensor, state: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
+        """Take a step: changes w and the state in place, and may change g."""
         if self.l2:
             g.add_(w, alpha=self.l2)
         if self.weight_decay:
             w.sub_(w * rate, alpha=self.weight_decay)
-        self.move(w, g, kept, rate, t)
+        self.move(w, g, state, rate, t)
 
     @abstractmethod
-    def move(self, w: Tensor, g: Tensor, kept: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
+    def move(self, w: Tensor, g: Tensor, state: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
         """The step without decay."""
 
 
@@ -61,16 +61,16 @@ class Adam(Optimiser):
     """Adam (Kingma & Ba 2015).
 
     Args:
-        b1: how much of the mean gradient m is kept each step.
-        b2: how much of the mean square v is kept.
-        eps: added to the root.
+        b1: decay of the mean gradient m.
+        b2: decay of the mean square v.
+        eps: added to the square root.
     """
 
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
 
-    keeps: ClassVar[tuple[str, ...]] = ("m", "v")
+    state_names: ClassVar[tuple[str, ...]] = ("m", "v")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,43 +78,43 @@ class Adam(Optimiser):
         _check_below_one("b2", self.b2)
         check_positive("eps", self.eps)
 
-    def move(self, w: Tensor, g: Tensor, kept: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
-        kept["m"].lerp_(g, 1 - self.b1)
-        kept["v"].mul_(self.b2).addcmul_(g, g, value=1 - self.b2)
+    def move(self, w: Tensor, g: Tensor, state: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
+        state["m"].lerp_(g, 1 - self.b1)
+        state["v"].mul_(self.b2).addcmul_(g, g, value=1 - self.b2)
         step = (rate / (1 - self.b1**t)).to(w.dtype)
-        root = torch.sqrt(self.largest(kept)).mul_((1 - self.b2**t).rsqrt().to(w.dtype)).add_(self.eps)
-        w.addcdiv_(kept["m"] * step, root, value=-1.0)
+        root = torch.sqrt(self.largest(state)).mul_((1 - self.b2**t).rsqrt().to(w.dtype)).add_(self.eps)
+        w.addcdiv_(state["m"] * step, root, value=-1.0)
 
-    def largest(self, kept: dict[str, Tensor]) -> Tensor:
-        """What stands in the root."""
-        return kept["v"]
+    def largest(self, state: dict[str, Tensor]) -> Tensor:
+        """The mean square under the square root."""
+        return state["v"]
 
 
 @dataclass(frozen=True)
 class AMSGrad(Adam):
     """Adam with the largest mean square so far (Reddi et al. 2018)."""
 
-    keeps = ("m", "v", "top")
+    state_names = ("m", "v", "top")
 
-    def largest(self, kept: dict[str, Tensor]) -> Tensor:
-        return torch.maximum(kept["top"], kept["v"], out=kept["top"])
+    def largest(self, state: dict[str, Tensor]) -> Tensor:
+        return torch.maximum(state["top"], state["v"], out=state["top"])
 
 
 @dataclass(frozen=True)
 class RMSProp(Optimiser):
-    """RMSProp (Tieleman & Hinton 2012), as torch.optim has it: eps is added to the root.
+    """RMSProp (Tieleman & Hinton 2012), as in torch.optim: eps is added to the square root.
 
     Args:
-        alpha: how much of the mean square is kept each step.
-        momentum: how much of the last move is kept.
-        eps: added to the root.
+        alpha: decay of the mean square.
+        momentum: share of the last move that is added to the next.
+        eps: added to the square root.
     """
 
     alpha: float = 0.99
     momentum: float = 0.0
     eps: float = 1e-8
 
-    keeps = ("m", "v")
+    state_names = ("m", "v")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,10 +122,10 @@ class RMSProp(Optimiser):
         _check_below_one("momentum", self.momentum)
         check_positive("eps", self.eps)
 
-    def move(self, w: Tensor, g: Tensor, kept: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
-        kept["v"].mul_(self.alpha).addcmul_(g, g, value=1 - self.alpha)
-        kept["m"].mul_(self.momentum).addcdiv_(g, torch.sqrt(kept["v"]).add_(self.eps))
-        w.sub_(kept["m"] * rate.to(w.dtype))
+    def move(self, w: Tensor, g: Tensor, state: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
+        state["v"].mul_(self.alpha).addcmul_(g, g, value=1 - self.alpha)
+        state["m"].mul_(self.momentum).addcdiv_(g, torch.sqrt(state["v"]).add_(self.eps))
+        w.sub_(state["m"] * rate.to(w.dtype))
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,14 @@ class SGD(Optimiser):
     """Stochastic gradient descent, with momentum.
 
     Args:
-        momentum: how much of the last move is kept.
-        nesterov: look ahead along the momentum.
+        momentum: share of the last move that is added to the next.
+        nesterov: use Nesterov momentum.
     """
 
     momentum: float = 0.0
     nesterov: bool = False
 
-    keeps = ("m",)
+    state_names = ("m",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,25 +148,25 @@ class SGD(Optimiser):
         if not isinstance(self.nesterov, bool):
             raise TypeError(f"nesterov must be true or false; got {self.nesterov!r} ({type(self.nesterov).__name__}).")
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov=True looks ahead along the momentum, and momentum is 0. Set momentum, e.g. to 0.9.")
+            raise ValueError("nesterov=True needs a momentum, and momentum is 0. Set momentum, e.g. to 0.9.")
 
-    def move(self, w: Tensor, g: Tensor, kept: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
-        m = kept["m"].mul_(self.momentum).add_(g)
+    def move(self, w: Tensor, g: Tensor, state: dict[str, Tensor], rate: Tensor, t: Tensor) -> None:
+        m = state["m"].mul_(self.momentum).add_(g)
         w.sub_((g.add_(m, alpha=self.momentum) if self.nesterov else m) * rate.to(w.dtype))
 
 
 def norms(g: Tensor) -> Tensor:
-    """The norm of each model's gradient, [E, 1]; summed in float64, so that large finite entries have a finite norm."""
+    """The norm of each model's gradient, [E, 1], in float64, so that large finite entries have a finite norm."""
     return torch.linalg.vector_norm(g, dim=1, keepdim=True, dtype=torch.float64)
 
 
 def clip_norms(g: Tensor, norm: Tensor, limits: Tensor) -> None:
-    """Scale each row of g down, in place, to the norm in `limits` [E, 1]; inf leaves it."""
+    """Scale each row of g down, in place, to the norm in `limits` [E, 1]; inf leaves it unchanged."""
     g.mul_((limits / (norm + 1e-6)).clamp_(max=1.0).to(g.dtype))
 
 
 def clip_values(g: Tensor, limits: Tensor) -> None:
-    """Bring each entry of g, in place, into [-limit, limit], with limits [E, 1]; inf leaves it."""
+    """Clamp each entry of g, in place, to [-limit, limit], with limits [E, 1]; inf leaves it unchanged."""
     limits = limits.to(g.dtype)
     torch.minimum(torch.maximum(g, -limits, out=g), limits, out=g)
 
@@ -184,4 +184,4 @@ def _check_not_negative(name: str, value: float) -> None:
 def _check_below_one(name: str, value: float) -> None:
     check_share(name, value)
     if value == 1:
-        raise ValueError(f"{name} must be below 1: at 1 nothing new would ever come in; got {value}.")
+        raise ValueError(f"{name} must be below 1, because at 1 new gradients have no effect; got {value}.")

@@ -1,4 +1,4 @@
-"""What people see of runs on their way: a bar for each, with rate, loss, score and the time that is left."""
+"""Progress of training on the terminal: a bar for each run, with steps per second, loss, score and remaining time."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -8,20 +8,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from unfading.report.groups import labels
-from unfading.training.active_run import Moment
-from unfading.training.loop import TOLD_PER_SECOND
+from unfading.training.options import UPDATES_PER_SECOND, ProgressUpdate
 from unfading.training.run import Run
 
-# Bars of runs that are done stay on the screen where there are no more than so many runs.
+# With no more runs than this, bars of finished runs stay on the screen.
 FEW = 12
 
 
 class Display:
-    """Bars on the terminal while runs are trained; a line for each that is done where there is no terminal.
+    """Progress bars on a terminal; elsewhere, one line for each run that has ended.
 
     Args:
-        runs: all that will be trained.
-        console: where to draw.
+        runs: all runs that will be trained.
+        console: the console to draw on.
     """
 
     def __init__(self, runs: Sequence[Run], console: Console):
@@ -41,7 +40,9 @@ class Display:
             TextColumn("{task.fields[score]}"),
             TimeRemainingColumn(),
         )
-        self.progress = Progress(*columns, console=console, refresh_per_second=TOLD_PER_SECOND, disable=not console.is_terminal)
+        self.progress = Progress(
+            *columns, console=console, refresh_per_second=UPDATES_PER_SECOND, disable=not console.is_terminal
+        )
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -50,28 +51,28 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.progress.stop()
 
-    def say(self, sentence: str) -> None:
-        """Something worth knowing, above the bars."""
-        self.progress.console.print(sentence, highlight=False)
+    def say(self, message: str) -> None:
+        """Print a message above the bars."""
+        self.progress.console.print(message, highlight=False)
 
-    def listen(self, moment: Moment) -> None:
-        """Bring the bar of a run up to date."""
-        key = moment.run.key
+    def listen(self, update: ProgressUpdate) -> None:
+        """Update the bar of a run."""
+        key = update.run.key
         if key not in self.bars:
-            self.bars[key] = self.progress.add_task(self.labels[key], total=moment.total, pace="", loss="", score="")
-        told: dict[str, Any] = {
-            "pace": f"{moment.step / moment.seconds:.3g}/s" if moment.seconds else "",
-            "loss": "" if moment.loss is None else f"{moment.loss:.4g}",
+            self.bars[key] = self.progress.add_task(self.labels[key], total=update.total, pace="", loss="", score="")
+        texts: dict[str, Any] = {
+            "pace": f"{update.step / update.seconds:.3g}/s" if update.seconds else "",
+            "loss": "" if update.loss is None else f"{update.loss:.4g}",
         }
-        if moment.valid is not None:
-            name = next((name for name in moment.valid if name != "loss"), "loss")
-            score = moment.valid[name]
-            told["score"] = f"valid {name} {'not finite' if score is None else f'{score:.4g}'}"
-            self.scores[key] = told["score"]
-        self.progress.update(self.bars[key], completed=moment.step, **told)
-        if moment.status is not None:
+        if update.valid is not None:
+            name = next((name for name in update.valid if name != "loss"), "loss")
+            score = update.valid[name]
+            texts["score"] = f"valid {name} {'not finite' if score is None else f'{score:.4g}'}"
+            self.scores[key] = texts["score"]
+        self.progress.update(self.bars[key], completed=update.step, **texts)
+        if update.status is not None:
             if not self.console.is_terminal:
-                words = [moment.status, f"after {moment.step} steps", self.scores.get(key, "")]
+                words = [update.status, f"after {update.step} steps", self.scores.get(key, "")]
                 self.console.print(f"{self.labels[key]}: {' '.join(words).strip()}", highlight=False)
-            # A run that ended early has no time left.
-            self.progress.update(self.bars[key], total=moment.step, visible=self.few)
+            # A run that ended early has no remaining time.
+            self.progress.update(self.bars[key], total=update.step, visible=self.few)

@@ -1,4 +1,4 @@
-"""What is written of a run that has ended: what it was, how it went, on what."""
+"""The record of a run that has ended: the run, its scores, its log, and the machine."""
 
 import math
 from collections.abc import Mapping
@@ -9,20 +9,20 @@ from unfading.tasks.base import Task
 from unfading.training.run import VERSION, Run
 
 
-def plain(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Scores as JSON has them: null for what is not finite."""
+def finite_or_none(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Scores as JSON values: None (null) for a number that is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def sizes(model: Model) -> dict[str, Any]:
-    """Parameters with and without encoder and head, and the kilobytes of all in float32."""
+    """Number of parameters with and without encoder and head, and the kilobytes of all of them in float32."""
     count = sum(parameter.numel() for parameter in model.parameters())
     recurrent = sum(parameter.numel() for parameter in model.rnn.parameters())
     return {"parameters": {"all": count, "recurrent": recurrent}, "kilobytes": round(count * 4 / 1024, 2)}
 
 
-def described(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a record that is known before the run."""
+def initial_record(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a record that is known before training."""
     return {
         "version": VERSION,
         "key": run.key,
@@ -35,8 +35,8 @@ def described(run: Run, task: Task, model: Model, about: Mapping[str, Any]) -> d
     }
 
 
-def better(task: Task, score: float, than: float | None) -> bool:
-    """Whether a score in the task's metric beats another; none beats one that is not finite."""
+def is_better(task: Task, score: float, other: float | None) -> bool:
+    """Whether a score in the task's metric is better than another; a score that is not finite is never better."""
     if not math.isfinite(score):
         return False
-    return than is None or (score > than if task.higher_is_better else score < than)
+    return other is None or (score > other if task.higher_is_better else score < other)

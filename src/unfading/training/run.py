@@ -12,8 +12,8 @@ from unfading.backends.choose import check_backend
 from unfading.errors import unknown
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
-from unfading.training.learning_rate import SCHEDULES, Schedule
-from unfading.training.names import check_options, layer_class, made, source, task_class
+from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
+from unfading.training.names import build, check_options, layer_class, source, task_class
 from unfading.training.optimise import OPTIMISERS, Optimiser
 from unfading.training.settings import FIELDS, Settings, check
 
@@ -35,73 +35,73 @@ class Run(Settings):
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits that stand for all the fields, and for what is in a user's files: the folder's name."""
+        """The name of the run's folder: twelve hexadecimal digits, a hash of all fields and of the files of user classes."""
         text = json.dumps({"version": VERSION, **asdict(self), **self.sources}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def sources(self) -> dict[str, str]:
-        """For a user's own task or cell, the SHA-256 of the file it stands in: that decides the result too."""
+        """The SHA-256 of the files of a user's own task and cell, which decide the result too."""
         return {name: digest for name in (self.task, self.cell) if (digest := source(name)) is not None}
 
     def make_task(self) -> Task:
-        """The task, with its options."""
-        return made("task", self.task, task_class(self.task), self.task_options)
+        """Build the task."""
+        return build("task", self.task, task_class(self.task), self.task_options)
 
     def make_optimiser(self) -> Optimiser:
-        """The rule of a step."""
+        """Build the optimiser."""
         if self.optimiser not in OPTIMISERS:
             raise ValueError(unknown("optimiser", self.optimiser, OPTIMISERS))
-        return made("optimiser", self.optimiser, OPTIMISERS[self.optimiser], self.optimiser_options)
+        return build("optimiser", self.optimiser, OPTIMISERS[self.optimiser], self.optimiser_options)
 
-    def make_schedule(self) -> Schedule:
-        """How the rate goes."""
+    def make_schedule(self) -> LearningRateSchedule:
+        """Build the learning-rate schedule."""
         if self.schedule not in SCHEDULES:
             raise ValueError(unknown("schedule", self.schedule, SCHEDULES))
-        return made("schedule", self.schedule, SCHEDULES[self.schedule], self.schedule_options)
+        return build("schedule", self.schedule, SCHEDULES[self.schedule], self.schedule_options)
 
     def make_model(self) -> Model:
-        """The model as it is before the first step: its weights depend on the seed alone, and it is made on the CPU."""
+        """Build the model with its initial weights, which depend only on the seed. It is built on the CPU."""
         task, dtype = self.make_task(), torch.float64 if self.dtype == "float64" else torch.float32
         sizes = {"input_size": task.input_size, "hidden_size": self.hidden, "num_layers": self.layers}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             kind = layer_class(self.cell)
-            rnn = made("cell", self.cell, kind, {**sizes, **self.cell_options, "backend": self.backend, "dtype": dtype})
+            rnn = build("cell", self.cell, kind, {**sizes, **self.cell_options, "backend": self.backend, "dtype": dtype})
             model = Model(task.encoder(), rnn, task.head(rnn.output_size)).to(dtype)
         return model
 
     def total(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the run."""
         if self.steps is not None:
             return self.steps
         length = self.make_task().length(self.split, self.batch)
         if length is None:
-            raise ValueError(f"task {self.task} draws without end and has no epochs; got epochs={self.epochs}. Set steps.")
+            raise ValueError(f"task {self.task} generates its data and has no epochs; got epochs={self.epochs}. Set steps.")
         assert self.epochs is not None
         return self.epochs * length
 
     def on_all_rows(self) -> "Run":
-        """The run on training and validation rows together, when settings have been chosen; nothing is evaluated on the way."""
+        """The run on training and validation rows together, after its settings have been chosen. It has no evaluations."""
         return replace(self, split="full", valid_every=None, stop_at=None)
 
     def factors(self, names: list[str]) -> dict[str, float]:
-        """The factor on the rate for each parameter; a pattern that fits none is told."""
-        found = dict.fromkeys(names, 1.0)
+        """The factor on the learning rate of each parameter. A pattern that matches no parameter raises a ValueError."""
+        factors = dict.fromkeys(names, 1.0)
         for pattern, factor in self.rates.items():
-            fitting = [name for name in names if fnmatch(name, pattern) or fnmatch(name.rpartition(".")[2], pattern)]
-            if not fitting:
+            matching = [name for name in names if fnmatch(name, pattern) or fnmatch(name.rpartition(".")[2], pattern)]
+            if not matching:
                 raise ValueError(f"rates: {unknown('parameter', pattern, {name.rpartition('.')[2] for name in names})}")
-            found.update(dict.fromkeys(fitting, factor))
-        return found
+            factors.update(dict.fromkeys(matching, factor))
+        return factors
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, as JSON values."""
+        """The fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Any) -> "Run":
-        """The run with these fields, after every one has been checked."""
+        """The run with these fields, each of which is checked."""
         if not isinstance(values, dict):
             raise ValueError(f"a run is a JSON object of its fields; got {values!r}.")
         try:

@@ -1,10 +1,10 @@
-"""The folder of a run: what it is, its curve, its checkpoints and its record. One process writes it at a time.
+"""The folder of a run: the run, its log, its checkpoints and its record. One process writes it at a time.
 
 run.json              the run
-curve.jsonl           a line for each stretch of training
-last.safetensors      where to go on
-best.safetensors      the weights that did best on validation
-record.json           how it ended; a run that has one is done
+curve.jsonl           the log: one row per interval of training
+last.safetensors      the checkpoint to continue from
+best.safetensors      the weights with the best validation score
+record.json           the result; a run with a record is finished
 """
 
 import json
@@ -21,12 +21,12 @@ from unfading.training import checkpoint
 from unfading.training.run import VERSION, Run
 
 
-class Folder:
-    """`where/<key of the run>`, held by this process until it is closed.
+class RunFolder:
+    """The folder `where/<run.key>`, locked by this process until it is closed.
 
     Args:
-        where: e.g. runs/adding.
-        run: what is trained there.
+        where: parent folder, e.g. runs/adding.
+        run: the run that is trained there.
     """
 
     def __init__(self, where: Path, run: Run):
@@ -35,9 +35,9 @@ class Folder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OSError(f"{self.path} cannot be made: {error.strerror}. Name another folder.") from error
-        self._lock = _locked(self.path)
-        self._curve: IO[str] | None = None
+            raise OSError(f"{self.path} cannot be created: {error.strerror}. Name another folder.") from error
+        self._lock = _lock(self.path)
+        self._log: IO[str] | None = None
         try:
             self._enter()
         except BaseException:
@@ -46,72 +46,72 @@ class Folder:
 
     def _enter(self) -> None:
         if self._lock is not None:
-            # What a process that was killed had not put in place yet.
-            for left in self.path.glob(".*.*.*"):
-                left.unlink()
-        told = self.path / "run.json"
-        if not told.exists():
-            write_json(told, {"version": VERSION, "run": self.run.to_json()})
-        elif read_run(told) != self.run:
-            raise ValueError(f"{told} describes another run than its folder's name says. Move the folder away.")
+            # Temporary files of a process that was killed while it wrote.
+            for temporary in self.path.glob(".*.*.*"):
+                temporary.unlink()
+        file = self.path / "run.json"
+        if not file.exists():
+            write_json(file, {"version": VERSION, "run": self.run.to_json()})
+        elif read_run(file) != self.run:
+            raise ValueError(f"{file} describes another run than the name of its folder. Move the folder away.")
 
     def close(self) -> None:
-        """Let others write."""
-        if self._curve is not None:
-            # Whole lines have been flushed; what is left did not fit the disk.
+        """Close the files and release the lock."""
+        if self._log is not None:
+            # Complete rows have been flushed; the rest did not fit on the disk.
             with suppress(OSError):
-                self._curve.close()
-            self._curve = None
+                self._log.close()
+            self._log = None
         if self._lock is not None:
             self._lock.close()
 
     def save_record(self, record: dict[str, Any]) -> None:
-        """The run is done."""
+        """Write the record; the run is finished."""
         write_json(self.path / "record.json", record)
 
     def clear(self) -> None:
-        """Begin anew. The record goes first: a folder that was left half cleared is no finished run."""
+        """Remove all results. The record goes first, so that a half-cleared folder is not a finished run."""
         for name in ("record.json", "last.safetensors", "best.safetensors", "curve.jsonl"):
             (self.path / name).unlink(missing_ok=True)
 
-    def save(self, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """A checkpoint, "last" or "best"; the curve reaches the disk before it."""
-        if self._curve is not None:
-            with self._writing_the_curve():
-                os.fsync(self._curve.fileno())
-        about = {"version": VERSION, "run": self.run.to_json(), **about}
-        checkpoint.save(self.path / f"{name}.safetensors", tensors, about)
+    def save(self, name: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Write a checkpoint, "last" or "best", after the log has reached the disk."""
+        if self._log is not None:
+            with self._log_errors():
+                os.fsync(self._log.fileno())
+        header = {"version": VERSION, "run": self.run.to_json(), **header}
+        checkpoint.save(self.path / f"{name}.safetensors", tensors, header)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """A checkpoint of this run; None where there is none."""
+        """Tensors and header of a checkpoint, "last" or "best"; None if there is none."""
         path = self.path / f"{name}.safetensors"
         if not path.exists():
             return None
-        tensors, about = checkpoint.load(path)
-        _check_version(path, about)
-        if about.get("run") != json.loads(json.dumps(self.run.to_json())):
-            raise ValueError(f"{path} is a checkpoint of another run. Remove it, or begin anew.")
-        return tensors, about
+        tensors, header = checkpoint.load(path)
+        _check_version(path, header)
+        if header.get("run") != json.loads(json.dumps(self.run.to_json())):
+            raise ValueError(f"{path} is a checkpoint of another run. Remove it, or start again (--again).")
+        return tensors, header
 
-    def add(self, line: dict[str, Any]) -> None:
-        """A line of the curve."""
-        with self._writing_the_curve():
-            if self._curve is None:
-                self._curve = open(self.path / "curve.jsonl", "a", encoding="utf-8")  # noqa: SIM115, kept open until close
-            self._curve.write(json.dumps(line) + "\n")
-            self._curve.flush()
+    def log(self, row: dict[str, Any]) -> None:
+        """Add a row to the log."""
+        with self._log_errors():
+            if self._log is None:
+                self._log = open(self.path / "curve.jsonl", "a", encoding="utf-8")  # noqa: SIM115, open until close
+            self._log.write(json.dumps(row) + "\n")
+            self._log.flush()
 
     def curve(self) -> list[dict[str, Any]]:
-        """The lines so far."""
+        """All log rows so far."""
         return read_curve(self.path / "curve.jsonl")
 
-    def cut(self, step: int) -> None:
-        """Leave of the curve what had been written when `step` steps were done: the rest is trained again."""
-        lines = [line for line in self.curve() if line["step"] <= step]
-        write_atomically(self.path / "curve.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    def cut_log(self, step: int) -> None:
+        """Remove log rows after `step`: those steps are trained again."""
+        rows = [row for row in self.curve() if row["step"] <= step]
+        write_atomically(self.path / "curve.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     @contextmanager
-    def _writing_the_curve(self) -> Iterator[None]:
+    def _log_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -119,25 +119,25 @@ class Folder:
 
 
 def finished(where: Path, run: Run) -> dict[str, Any] | None:
-    """The record of a run that is done, without holding its folder."""
+    """The record of a finished run, or None; its folder is not locked."""
     path = where / run.key / "record.json"
     return read_record(path) if path.exists() else None
 
 
 def stopped_at(where: Path, run: Run) -> int:
-    """The step of its last checkpoint, 0 where there is none; without holding its folder."""
+    """The step of a run's last checkpoint, 0 if there is none; its folder is not locked."""
     path = where / run.key / "last.safetensors"
     if not path.exists():
         return 0
-    about = checkpoint.load_header(path)
-    _check_version(path, about)
-    return int(about["step"])
+    header = checkpoint.load_header(path)
+    _check_version(path, header)
+    return int(header["step"])
 
 
 def clear(where: Path, run: Run) -> None:
-    """Throw away what is there of a run, unless another process is at it."""
+    """Remove all results of a run, unless another process is training it."""
     if (where / run.key).exists():
-        folder = Folder(where, run)
+        folder = RunFolder(where, run)
         try:
             folder.clear()
         finally:
@@ -146,47 +146,47 @@ def clear(where: Path, run: Run) -> None:
 
 def read_run(path: Path) -> Run:
     """The run of a run.json or a record.json."""
-    told = read_json(path)
-    _check_version(path, told)
+    content = read_json(path)
+    _check_version(path, content)
     try:
-        return Run.from_json(told.get("run"))
+        return Run.from_json(content.get("run"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record.json."""
-    told: dict[str, Any] = read_json(path)
-    _check_version(path, told)
-    return told
+    """The content of a record.json."""
+    record: dict[str, Any] = read_json(path)
+    _check_version(path, record)
+    return record
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a curve; the last may have been cut off by the end of its process."""
+    """The complete rows of a log; the last one may be incomplete if its process was killed."""
     if not path.exists():
         return []
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: no JSON lines ({error}). Begin anew.") from None
-    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
-        raise ValueError(f"{path} is damaged: a line without a step. Begin anew.")
-    return lines
+        raise ValueError(f"{path} is damaged: a line is not JSON ({error}). Start again (--again).") from None
+    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+        raise ValueError(f"{path} is damaged: a row has no step. Start again (--again).")
+    return rows
 
 
-def _check_version(path: Path, told: Any) -> None:
-    version = told.get("version") if isinstance(told, dict) else None
+def _check_version(path: Path, content: Any) -> None:
+    version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise ValueError(f"{path} is of version {version}; this unfading reads version {VERSION}. Train in another folder.")
 
 
-def _locked(path: Path) -> IO[str] | None:
-    """A lock on the folder that goes with the process that holds it, however that ends; None where there are no locks."""
+def _lock(path: Path) -> IO[str] | None:
+    """A lock on the folder, released when its process ends in any way; None where locks are not supported."""
     try:
         import fcntl
-    except ImportError:  # Windows has none
+    except ImportError:  # Windows
         return None
-    file = open(path / ".lock", "w", encoding="utf-8")  # noqa: SIM115, held until close
+    file = open(path / ".lock", "w", encoding="utf-8")  # noqa: SIM115, open until close
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

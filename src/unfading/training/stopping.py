@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of a time limit, while a run is trained: noticed now, obeyed after the step."""
+"""Ctrl-C, SIGTERM and time limits during training: noticed at once, obeyed after the present step."""
 
 import math
 import signal
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Stopped(Exception):
-    """A run was asked to stop, and has: all it did is in its checkpoint."""
+    """Training was asked to stop and has stopped. Everything is in the checkpoints."""
 
     def __init__(self, signal: int, step: int | None):
         super().__init__("stopped" if step is None else f"stopped at step {step}")
@@ -19,38 +19,41 @@ class Stopped(Exception):
 
 
 _noted = False
-_end = math.inf  # of the time limit, on the monotonic clock
+_deadline = math.inf  # of the time limit, on the monotonic clock
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Inside the block training stops when the time is over, as on SIGTERM: with checkpoints, and `Stopped` is raised."""
-    global _end
-    before, _end = _end, min(_end, time.monotonic() + seconds)
+    """Inside the block, training stops after `seconds` as on SIGTERM: it writes checkpoints and raises `Stopped`."""
+    global _deadline
+    before, _deadline = _deadline, min(_deadline, time.monotonic() + seconds)
     try:
         yield
     finally:
-        _end = before
+        _deadline = before
 
 
 def stop_if_late() -> None:
-    """Raise where the time is over: nothing more is begun."""
-    if time.monotonic() >= _end:
+    """Raise `Stopped` if the time limit is over, so that no further training begins."""
+    if time.monotonic() >= _deadline:
         raise Stopped(signal.SIGTERM, None)
 
 
 def noted() -> bool:
-    """Whether the training of this moment, or else the last one, was asked to stop."""
+    """Whether the present training, or else the last one, was asked to stop."""
     return _noted
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], int | None]]:
-    """Inside the block the first SIGINT or SIGTERM is noted, for the function that this gives; a second one acts at once."""
+    """Inside the block, the first SIGINT or SIGTERM is noted and a second one acts at once.
+
+    Yields a function that returns the number of the noted signal, SIGTERM after the time limit, or else None.
+    """
     global _noted
     asked: int | None = None
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: signal.SIGTERM if time.monotonic() >= _end else None
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield lambda: signal.SIGTERM if time.monotonic() >= _deadline else None
         return
     _noted = False
 
@@ -70,6 +73,6 @@ def asked_to_stop() -> Iterator[Callable[[], int | None]]:
     for number in before:
         signal.signal(number, note)
     try:
-        yield lambda: signal.SIGTERM if asked is None and time.monotonic() >= _end else asked
+        yield lambda: signal.SIGTERM if asked is None and time.monotonic() >= _deadline else asked
     finally:
         restore()

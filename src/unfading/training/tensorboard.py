@@ -1,53 +1,68 @@
-"""Curves for TensorBoard, beside the run's own: an optional extra."""
+"""Events for TensorBoard in the folder of a run. TensorBoard is an optional dependency."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unfading.training.active_run import Moment
-from unfading.training.loop import Listener
+from unfading.training.options import Listener, ProgressUpdate
 
 
-@contextmanager
-def also_written(folder: Path, listen: Listener | None, begun: int) -> Iterator[Listener]:
-    """A listener that writes losses and validation scores as events into `folder`, and passes every moment on.
+class EventWriter:
+    """A listener that writes losses and validation scores as events, and passes every update on.
 
     Args:
         folder: of the run.
-        listen: who else listens.
-        begun: the step from which the run goes on; events of later steps are of steps that are trained again.
+        listen: another listener, or None.
+        start: the step from which the run continues; later events in the folder are of steps that are trained again.
     """
-    try:
+
+    def __init__(self, folder: Path, listen: Listener | None, start: int):
+        self.folder, self.listen, self.start = folder, listen, start
+        self._writer: Any = None
+        self._last = -1
+
+    def __call__(self, update: ProgressUpdate) -> None:
+        """Write the events of an update."""
+        if self._writer is None:
+            self._writer = self._open()
+        if update.step != self._last and update.loss is not None:
+            self._last = update.step
+            self._writer.add_scalar("loss", update.loss, update.step)
+        for name, score in (update.valid or {}).items():
+            if score is not None:
+                self._writer.add_scalar(f"valid/{name}", score, update.step)
+        if update.valid is not None:
+            self._writer.flush()
+        if self.listen is not None:
+            self.listen(update)
+
+    def _open(self) -> Any:
+        """Open the writer at the first update: a run that is finished, or in another process, keeps its events."""
         from torch.utils.tensorboard import SummaryWriter
+
+        if not self.start:
+            for old in self.folder.glob("events.out.tfevents.*"):
+                old.unlink()
+        return SummaryWriter(str(self.folder), purge_step=self.start + 1 if self.start else None)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+@contextmanager
+def tensorboard_events(folder: Path, listen: Listener | None, start: int) -> Iterator[Listener]:
+    """An `EventWriter`, closed at the end of the block."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
     except ImportError:
         raise ValueError(
             "TensorBoard is not installed: pip install 'unfading[tensorboard]', or leave --tensorboard out."
         ) from None
-    writer: Any = None
-    last = -1
-
-    def heard(moment: Moment) -> None:
-        nonlocal writer, last
-        if writer is None:
-            # Not earlier: a run that is done, or that another process trains, keeps the events that it has.
-            if not begun:
-                for old in folder.glob("events.out.tfevents.*"):
-                    old.unlink()
-            writer = SummaryWriter(str(folder), purge_step=begun + 1 if begun else None)
-        if moment.step != last and moment.loss is not None:
-            last = moment.step
-            writer.add_scalar("loss", moment.loss, moment.step)
-        for name, score in (moment.valid or {}).items():
-            if score is not None:
-                writer.add_scalar(f"valid/{name}", score, moment.step)
-        if moment.valid is not None:
-            writer.flush()
-        if listen is not None:
-            listen(moment)
-
+    writer = EventWriter(folder, listen, start)
     try:
-        yield heard
+        yield writer
     finally:
-        if writer is not None:
-            writer.close()
+        writer.close()

@@ -1,25 +1,27 @@
-"""Train a run, or many that go together; nothing that was done is lost.
+"""Train a run, or several runs together, with checkpoints.
 
-Batches, weights and noise are pure in the run and the step, so a checkpoint holds parameters, what the optimiser keeps and a
-few numbers, and a run that is resumed is bit for bit the run that was never stopped. A checkpoint is written at every
+Batches, weights and noise depend only on the run and the step. A checkpoint therefore holds the parameters, the state of the
+optimiser and a few numbers, and a resumed run is bit for bit the run that was never stopped. Checkpoints are written at every
 evaluation, every `save_every` seconds, and when the process is asked to stop (Ctrl-C, SIGTERM).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unfading.torch_state import float32_products
-from unfading.training.active_run import Member
-from unfading.training.loop import Listener, Training, Watch
+from unfading.training.active_run import ActiveRun
+from unfading.training.loop import Training
+from unfading.training.options import Listener, TrainOptions, Watch
 from unfading.training.run import Run
 from unfading.training.run_dir import finished
 from unfading.training.stopping import Stopped, asked_to_stop, stop_if_late
 
-# What runs of one pass may differ in.
+# Fields in which runs of one pass may differ.
 MAY_DIFFER = {
     *("seed", "rate", "rates", "schedule", "schedule_options"),
     *("clip_norm", "clip_value", "steps", "epochs", "stop_at", "retries"),
@@ -37,104 +39,101 @@ def train(
     command: str = "",
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Train a run and return its record; one that is done already is returned as it is.
+    """Train a run and return its record. The record of a finished run is returned without training.
 
     Args:
         run: everything that decides the result.
-        where: folder of the run's folder, e.g. runs/adding; None keeps nothing.
-        resume: go on where a checkpoint is.
-        again: throw away what is there and begin anew.
-        listen: called with a `Moment` for every line of the curve, and between them at most four times a second.
+        where: parent of the run's folder, e.g. runs/adding; None writes nothing.
+        resume: continue from a checkpoint.
+        again: discard earlier results and start again.
+        listen: called with a `ProgressUpdate` for every log row, and between them at most four times a second.
         save_every: seconds between checkpoints.
-        command: what was typed, for the record.
-        watch: called with the model, its task and the batch of the step that comes, before the first step and every hundred
-            steps; what it returns, of JSON values, stands in the curve as `watched`. It must leave the model as it was.
+        command: the command line, for the record.
+        watch: called before the first step and every hundred steps with the model, its task and the next batch. The log
+            stores the JSON values that it returns as `watched`. It must not change the model.
     """
-    return train_together(
-        [run],
-        where,
+    options = TrainOptions(
+        None if where is None else Path(where),
         resume=resume,
         again=again,
         listen=listen,
         save_every=save_every,
         command=command,
         watch=watch,
-        together=False,
-    )[0]
+    )
+    return train_together([run], options)[0]
 
 
-def train_together(
-    runs: Sequence[Run],
-    where: Path | str | None = None,
-    *,
-    resume: bool = False,
-    again: bool = False,
-    listen: Listener | None = None,
-    save_every: float = 60.0,
-    command: str = "",
-    watch: Watch | None = None,
-    together: bool = True,
-) -> list[dict[str, Any]]:
-    """Train runs side by side, one pass for all, and return their records, in order.
+def train_together(runs: Sequence[Run], options: TrainOptions | None = None, *, together: bool = True) -> list[dict[str, Any]]:
+    """Train runs of one shape together and return their records, in order.
 
-    They may differ in what `MAY_DIFFER` names; `compare` finds which runs go together.
-    Arguments as `train`'s; with `together=False` each step goes from model to model.
+    Args:
+        runs: runs that differ only in the fields of `MAY_DIFFER`; `compare` groups runs in this way.
+        options: see `TrainOptions`; None for the defaults, which write nothing.
+        together: take each step in one pass over all models, or else model by model.
     """
-    where = None if where is None else Path(where)
-    for run in runs:
-        for name, value in alike(run).items():
-            if value != getattr(runs[0], name):
-                raise ValueError(
-                    f"runs that are trained together must agree in {name}; got {getattr(runs[0], name)!r} and {value!r}. Train "
-                    "them apart."
-                )
-    task = runs[0].make_task()
+    options = TrainOptions() if options is None else options
+    _check_shape(runs)
+    task, folder = runs[0].make_task(), options.folder
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
         stack.enter_context(float32_products("tf32" if runs[0].dtype == "tf32" else "ieee"))
-        records = [None if where is None or again else finished(where, run) for run in runs]
-        left = [Member(run, task) for run, record in zip(runs, records, strict=True) if record is None]
-        if left:
+        records = {run.key: record for run in runs if (record := _finished(run, options)) is not None}
+        active = [ActiveRun(run, task) for run in runs if run.key not in records]
+        if active:
             stop_if_late()
-            # Before their folders are made: a run that cannot be built leaves none.
-            training = Training(left, listen, save_every, command, together=together, watch=watch)
-            if where is not None:
-                for member in left:
-                    stack.callback(member.open(where).close)
-            training.start(resume=resume, again=again)
+            # Before the folders are created: a run that cannot be built leaves none.
+            training = Training(active, options, together=together)
+            if folder is not None:
+                for each in active:
+                    stack.callback(each.open(folder).close)
+            training.start()
             with asked_to_stop() as asked:
                 training.go(asked)
-                number = asked()
-            if number is not None and where is not None:  # in the last step: whoever asked wants no further run
-                raise Stopped(number, training.step)
-            done = iter(training.records)
-            records = [next(done) if record is None else record for record in records]
-        return [record for record in records if record is not None]
+                signal = asked()
+            if signal is not None and folder is not None:  # during the last step: the caller must not start another run
+                raise Stopped(signal, training.state.step)
+            records |= {record["key"]: record for record in training.records}
+        return [records[run.key] for run in runs]
 
 
-def train_pass(
-    runs: list[Run], where: Path, listen: Listener | None, say: Callable[[str], None], options: dict[str, Any]
-) -> None:
-    """Train runs of one shape in one pass, or in several where the memory of the GPU is too small."""
+def train_pass(runs: Sequence[Run], options: TrainOptions) -> None:
+    """Train runs of one shape in one pass, or in several if the memory of the GPU is too small."""
     try:
-        train_together(runs, where, listen=listen, **options)
+        train_together(runs, options)
         return
     except torch.OutOfMemoryError:
         if len(runs) == 1:
             raise ValueError(
-                f"{runs[0].cell} with batch {runs[0].batch} does not fit the memory of the GPU. A smaller batch does, cell "
-                "option checkpoint_every, or fewer processes on it."
+                f"{runs[0].cell} with batch {runs[0].batch} does not fit in the memory of the GPU. Use a smaller batch, the "
+                "cell option checkpoint_every, or fewer processes."
             ) from None
     # Outside the handler, which would keep the tensors of the failed pass alive.
     torch.cuda.empty_cache()
     half = len(runs) // 2
-    say(f"{len(runs)} runs do not fit the memory of the GPU together; going on with {half} and {len(runs) - half}.")
+    options.say(
+        f"{len(runs)} runs do not fit in the memory of the GPU together; continuing with {half} and {len(runs) - half}."
+    )
     for part in (runs[:half], runs[half:]):
-        train_pass(part, where, listen, say, {**options, "resume": True})
+        train_pass(part, replace(options, resume=True))
 
 
-def alike(run: Run) -> dict[str, Any]:
-    """Of a run, what the others of its pass must have too."""
+def shared_fields(run: Run) -> dict[str, Any]:
+    """The fields of a run that the other runs of its pass must share."""
     return {name: value for name, value in run.to_json().items() if name not in MAY_DIFFER}
+
+
+def _check_shape(runs: Sequence[Run]) -> None:
+    for run in runs:
+        for name, value in shared_fields(run).items():
+            if value != getattr(runs[0], name):
+                raise ValueError(
+                    f"runs that are trained together must agree in {name}; got {getattr(runs[0], name)!r} and {value!r}. Train "
+                    "them separately."
+                )
+
+
+def _finished(run: Run, options: TrainOptions) -> dict[str, Any] | None:
+    return None if options.folder is None or options.again else finished(options.folder, run)
 
 
 def _gpus(run: Run) -> list[int]:

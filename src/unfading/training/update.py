@@ -1,8 +1,8 @@
-"""One step of training for every model of a fleet: clip, optimiser, and what happens where a number is not finite.
+"""One update of every model of a fleet: clip, optimise, and handle numbers that are not finite.
 
-A model whose loss or gradient is not finite takes no step. It goes back to what it was at its best stretch, with half the rate,
-as often as its run allows, and after that stands still for good. All of it is arithmetic on rows, so that a GPU is not waited
-for; what is kept of each model is a row of a tensor, and goes into its checkpoint as it is.
+A model whose loss or gradient is not finite takes no step. It returns to its weights of the interval with the lowest loss, with
+half the learning rate, as often as its run allows; after that it no longer changes. All of this is arithmetic on rows, so that
+the host does not wait for a GPU. What a checkpoint must hold of a model is a row of each tensor.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class Update:
     """The optimisers of a fleet.
 
     Args:
-        fleet: what is trained.
-        runs: one for each model, with one optimiser and its options in common.
+        fleet: the models.
+        runs: one for each model; they share the optimiser and its options.
     """
 
     def __init__(self, fleet: Fleet, runs: Sequence[Run]):
@@ -32,37 +32,45 @@ class Update:
         self.clip_value = _limits([run.clip_value for run in runs], device)
         self.retries = torch.tensor([run.retries for run in runs], device=device).unsqueeze(1)
         self.may_return = any(run.retries for run in runs)
-        # What a model was at its best stretch, and all that a checkpoint needs, row by row.
-        self.kept = {name: torch.zeros_like(fleet.w) for name in self.rule.keeps}
-        self.taken = torch.zeros(E, 1, dtype=torch.float64, device=device)
+        self.state = {name: torch.zeros_like(fleet.w) for name in self.rule.state_names}
+        self.taken = torch.zeros(E, 1, dtype=torch.float64, device=device)  # number of steps
+        # What a model returns to: its tensors at the interval with the lowest loss.
         self.best = {name: part.clone() for name, part in self._moving().items()} if self.may_return else {}
-        self.waits = torch.zeros(E, 1, dtype=torch.bool, device=device)  # to be remembered, once their loss is known
-        self._asked = self.may_return
-        self.failed = False  # whether a step of some model may not have been taken since this was last reset
-        self.scale = torch.ones(E, 1, dtype=torch.float64, device=device)
+        self.pending = torch.zeros(E, 1, dtype=torch.bool, device=device)  # to be stored, once the next loss is known
+        self._any_pending = self.may_return
+        self.failed = False  # whether some model may have failed to take a step since this was last reset
+        self.scale = torch.ones(E, 1, dtype=torch.float64, device=device)  # factor on the rate, halved at each return
         self.returns = torch.zeros(E, 1, dtype=torch.int64, device=device)
-        self.ended = torch.full((E, 1), -1, dtype=torch.int64, device=device)  # the step that could not be taken
-        self.lost = torch.zeros(E, 1, dtype=torch.float64, device=device)  # losses since they were last read, and their number
-        self.seen = torch.zeros(E, 1, dtype=torch.float64, device=device)
+        self.ended = torch.full((E, 1), -1, dtype=torch.int64, device=device)  # the step at which a model diverged, or -1
+        # Sum and number of the losses since the last call of `mean_losses`.
+        self.loss_sum = torch.zeros(E, 1, dtype=torch.float64, device=device)
+        self.loss_count = torch.zeros(E, 1, dtype=torch.float64, device=device)
 
     def _moving(self) -> dict[str, Tensor]:
-        """What a step changes."""
-        return {"w": self.fleet.w, "taken": self.taken, **self.kept}
+        """The tensors that a step changes."""
+        return {"w": self.fleet.w, "taken": self.taken, **self.state}
 
     def rows(self) -> dict[str, Tensor]:
-        """All that is kept beside the parameters, one row a model."""
-        alone = {"taken": self.taken, "scale": self.scale, "returns": self.returns, "ended": self.ended, "waits": self.waits}
-        stretch = {"lost": self.lost, "seen": self.seen}
-        best = {f"best.{name}": part for name, part in self.best.items()}
-        return {**{f"kept.{name}": part for name, part in self.kept.items()}, **alone, **stretch, **best}
+        """All tensors beside the parameters, one row per model, by the names that checkpoints use."""
+        return {
+            **{f"kept.{name}": part for name, part in self.state.items()},
+            "taken": self.taken,
+            "scale": self.scale,
+            "returns": self.returns,
+            "ended": self.ended,
+            "waits": self.pending,
+            "lost": self.loss_sum,
+            "seen": self.loss_count,
+            **{f"best.{name}": part for name, part in self.best.items()},
+        }
 
     def apply(self, losses: Tensor, rates: Tensor, step: int | Tensor, running: Tensor) -> Tensor:
-        """Take the step of index `step` with the gradients that the fleet holds; say which were finite, [E, 1].
+        """Take a step with the gradients of the fleet; return which losses and gradients were finite, [E, 1].
 
         Args:
             losses: [E] of this step.
-            rates: [E, 1] float64 before `scale`.
-            step: how many came before it; beside the models, where the host is not to wait for them.
+            rates: [E, 1] float64, before `scale`.
+            step: number of steps before this one; a tensor on the GPU if the host must not wait.
             running: [E, 1] bool; models that have more steps to take.
         """
         g = self.fleet.g
@@ -71,35 +79,36 @@ class Update:
         finite = torch.isfinite(norm) & torch.isfinite(losses)
         running = running & (self.ended < 0)
         moves = running & finite
-        if self._asked or (self.may_return and g.is_cuda):  # what is captured cannot ask
-            self._remember(moves)
+        if self._any_pending or (self.may_return and g.is_cuda):  # a captured step cannot branch
+            self._store_best(moves)
         if self.clip_norm is not None:
             clip_norms(g, norm, self.clip_norm)
         if self.clip_value is not None:
             clip_values(g, self.clip_value)
-        # On a CPU looking costs nothing, and all is well but for rare steps.
+        # Reading `moves` is free on a CPU, and almost all steps are finite.
         if g.device.type == "cpu" and bool(moves.all()):
             self._move(rates)
-            self.lost += losses
-            self.seen += 1
+            self.loss_sum += losses
+            self.loss_count += 1
             return finite
         self.failed = True
         before = {name: part.clone() for name, part in self._moving().items()}
         self._move(rates)
         for name, part in self._moving().items():
             part.copy_(torch.where(moves, part, before[name]))
-        self.lost += torch.where(moves, losses, 0.0)
-        self.seen += moves
-        self._settle(running & ~finite, step)
+        self.loss_sum += torch.where(moves, losses, 0.0)
+        self.loss_count += moves
+        self._return_or_end(running & ~finite, step)
         return finite
 
     def _move(self, rates: Tensor) -> None:
         self.taken += 1
         rate = rates * self.scale
         rate = rate if self.factors is None else rate.to(self.factors.dtype) * self.factors
-        self.rule.update(self.fleet.w, self.fleet.g, self.kept, rate, self.taken)
+        self.rule.update(self.fleet.w, self.fleet.g, self.state, rate, self.taken)
 
-    def _settle(self, failed: Tensor, step: int | Tensor) -> None:
+    def _return_or_end(self, failed: Tensor, step: int | Tensor) -> None:
+        """Failed models return to their best weights with half the rate, or end if they have no retries left."""
         back = failed & (self.returns < self.retries)
         if self.may_return:
             for name, part in self._moving().items():
@@ -108,29 +117,29 @@ class Update:
             self.returns += back
         self.ended.copy_(torch.where(failed & ~back, step, self.ended))
 
-    def stretch(self, members: Sequence[int]) -> list[float]:
-        """The mean losses of these models since they were last asked for, NaN where no step was taken; they begin anew."""
-        rows = list(members)
-        means: list[float] = (self.lost[rows] / self.seen[rows]).squeeze(1).tolist()
-        self.lost[rows] = 0.0
-        self.seen[rows] = 0.0
+    def mean_losses(self, models: Sequence[int]) -> list[float]:
+        """The mean losses of these models since the last call, NaN if no step was taken; the sums start again."""
+        rows = list(models)
+        means: list[float] = (self.loss_sum[rows] / self.loss_count[rows]).squeeze(1).tolist()
+        self.loss_sum[rows] = 0.0
+        self.loss_count[rows] = 0.0
         return means
 
     def remember(self, e: int) -> None:
-        """This is the best that model e has been: what it returns to, if its next loss is finite."""
+        """Mark the present weights of model e as those to return to, if its next loss is finite."""
         if self.may_return:
-            self.waits[e] = True
-            self._asked = True
+            self.pending[e] = True
+            self._any_pending = True
 
-    def _remember(self, good: Tensor) -> None:
+    def _store_best(self, finite: Tensor) -> None:
         for name, part in self.best.items():
-            part.copy_(torch.where(self.waits & good, self._moving()[name], part))
-        self.waits.zero_()
-        self._asked = False
+            part.copy_(torch.where(self.pending & finite, self._moving()[name], part))
+        self.pending.zero_()
+        self._any_pending = False
 
 
 def _factors(fleet: Fleet, runs: Sequence[Run]) -> Tensor | None:
-    """The factors on each entry's rate, [E, N]; None where all are 1."""
+    """The factors on the learning rate of each entry, [E, N]; None if all are 1."""
     if not any(run.rates for run in runs):
         return None
     factors = torch.ones_like(fleet.w)

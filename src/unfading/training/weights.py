@@ -1,11 +1,11 @@
-"""Trained weights as one file: the tensors of a model, and in the metadata its card - what was trained, how, and its scores.
+"""Trained weights as one safetensors file: the tensors of a model, and in the metadata its card.
 
-The file is safetensors, never a pickle. The card holds the run, from which the model is built again, and
+The card describes how the model was trained and its scores. It holds the run, from which the model is built, and
 
     sha256 = SHA-256 over (name, bytes) of every tensor, by name
 
-so that a file whose tensors were altered is told from one that is whole. Nothing in a file is executed: a run that names a
-user's own cell or task, which would have to be imported, is refused.
+which detects altered tensors. Nothing in a file is executed: there is no pickle, and a run that names a user's own cell or
+task, which would have to be imported, is refused.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from unfading.training import checkpoint
 from unfading.training.run import VERSION, Run
 from unfading.training.run_dir import read_record
 
-# What marks a file of weights among the library's other safetensors files.
+# Marks a file of weights; the library's other safetensors files have no kind.
 KIND = "weights"
-# Of a record, what a card tells.
-TOLD = ("measure", "guess", "test", "status", "steps", "seconds", "parameters", "kilobytes", "about")
+# Fields of a record that the card repeats.
+FROM_RECORD = ("measure", "guess", "test", "status", "steps", "seconds", "parameters", "kilobytes", "about")
 
 
 def save(folder: Path | str, path: Path | str) -> Path:
-    """Write the weights of a run that is done: the best by validation, or the last where nothing was chosen.
+    """Write the weights of a finished run: the best by validation, or the last if there was no validation.
 
     Args:
-        folder: of the run, runs/NAME/KEY.
-        path: of the file, NAME.safetensors.
+        folder: the folder of the run, runs/NAME/KEY.
+        path: the file to write, NAME.safetensors.
     """
     folder, path = Path(folder), Path(path)
     record = read_record(folder / "record.json")
@@ -45,84 +45,86 @@ def save(folder: Path | str, path: Path | str) -> Path:
     chosen = record["best"] if best.exists() else None
     card = {"version": VERSION, "kind": KIND, "run": record["run"], "chosen": chosen, "sha256": digest(weights)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, weights, {**card, **{name: record[name] for name in TOLD}})
+    checkpoint.save(path, weights, {**card, **{name: record[name] for name in FROM_RECORD}})
     return path
 
 
 def load(path_or_url: Path | str, *, sha256: str | None = None) -> Model:
-    """The model of a file of weights, on the CPU and in evaluation mode.
+    """Load a trained model from a file of weights, on the CPU and in evaluation mode.
 
     Args:
-        path_or_url: a file, or an https address, whose file is kept in the cache folder.
-        sha256: of the whole file, to be compared before anything is read.
+        path_or_url: a file, or an https address; a downloaded file stays in the cache folder.
+        sha256: the SHA-256 of the whole file, compared before anything is read.
     """
     path = _local(str(path_or_url), sha256)
     if sha256 is not None and store.sha256(path) != sha256:
-        raise ValueError(f"{path} has another sha256 than {sha256[:12]}...: it is altered or cut short. Get it again.")
-    tensors, told = _read(path)
-    run = _run(path, told)
-    if digest(tensors) != told.get("sha256"):
-        raise ValueError(f"{path} is damaged: its tensors are not those that were saved. Get it again.")
-    # Built without data: a model's start would be drawn for nothing, and torch's generator stays as it was.
+        raise ValueError(f"{path} does not have the sha256 {sha256[:12]}...: it is altered or incomplete. Download it again.")
+    tensors, content = _read(path)
+    run = _run(path, content)
+    if digest(tensors) != content.get("sha256"):
+        raise ValueError(f"{path} is damaged: its tensors are not those that were saved. Download it again.")
+    # The state of torch's generator must not change.
     with torch.random.fork_rng(devices=[]):
         model = run.make_model()
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        said = str(error).splitlines()[-1].strip()
-        raise ValueError(f"{path} does not fit the model that its card describes: {said} Get another file.") from None
+        reason = str(error).splitlines()[-1].strip()
+        raise ValueError(f"{path} does not fit the model that its card describes: {reason} Get another file.") from None
     return model.eval()
 
 
 def card(path_or_url: Path | str) -> dict[str, Any]:
-    """What a file of weights says of itself: the run, its scores, its sizes, on what it was trained."""
+    """Read the card of a file of weights: the run, its scores, its sizes and the machine."""
     path = _local(str(path_or_url), None)
-    told = _read(path)[1]
-    _run(path, told)
-    return told
+    content = _read(path)[1]
+    _run(path, content)
+    return content
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """One number for all tensors and their names."""
-    found = hashlib.sha256()
+    """The SHA-256 over all tensors and their names."""
+    total = hashlib.sha256()
     for name, part in sorted(tensors.items()):
-        found.update(name.encode() + b"\0" + str(part.dtype).encode() + b"\0" + str(tuple(part.shape)).encode() + b"\0")
-        found.update(part.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        total.update(name.encode() + b"\0" + str(part.dtype).encode() + b"\0" + str(tuple(part.shape)).encode() + b"\0")
+        total.update(part.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
 
 
-def _local(place: str, sha256: str | None) -> Path:
-    """The file; an address is downloaded once."""
-    if "://" not in place:
-        path = Path(place)
+def _local(path_or_url: str, sha256: str | None) -> Path:
+    """The path of the file, after it has been downloaded if necessary."""
+    if "://" not in path_or_url:
+        path = Path(path_or_url)
         if not path.is_file():
-            raise ValueError(f"{path} is not there. load takes a .safetensors file of unfading, or an https address of one.")
+            raise ValueError(f"{path} does not exist. load takes a .safetensors file of unfading, or an https address of one.")
         store.refuse_pickle(path, "Weights of unfading are .safetensors files.")
         return path
-    if not place.startswith("https://"):
-        raise ValueError(f"weights are fetched over https alone; got {place}.")
-    name = Path(urlsplit(place).path).name or "weights.safetensors"
-    folder = cache.folder() / "weights" / hashlib.sha256(place.encode()).hexdigest()[:12]
-    return store.download(place, None if sha256 is None else f"sha256:{sha256}", name, folder)
+    if not path_or_url.startswith("https://"):
+        raise ValueError(f"weights are downloaded over https only; got {path_or_url}.")
+    name = Path(urlsplit(path_or_url).path).name or "weights.safetensors"
+    folder = cache.folder() / "weights" / hashlib.sha256(path_or_url.encode()).hexdigest()[:12]
+    return store.download(path_or_url, None if sha256 is None else f"sha256:{sha256}", name, folder)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         return checkpoint.load(path)
     except ValueError:
-        raise ValueError(f"{path} is damaged, or no safetensors file of unfading. Get it again.") from None
+        raise ValueError(f"{path} is damaged, or not a safetensors file of unfading. Download it again.") from None
 
 
-def _run(path: Path, told: Mapping[str, Any]) -> Run:
-    if told.get("kind") != KIND:
-        raise ValueError(f"{path} is no file of weights but a checkpoint of a run: resume the run, or save its weights first.")
-    if told.get("version") != VERSION:
-        raise ValueError(f"{path} is of version {told.get('version')}; this unfading reads version {VERSION}.")
-    fields = told.get("run")
+def _run(path: Path, content: Mapping[str, Any]) -> Run:
+    if content.get("kind") != KIND:
+        raise ValueError(f"{path} is a checkpoint of a run, not a file of weights. Resume the run, or save its weights first.")
+    if content.get("version") != VERSION:
+        raise ValueError(f"{path} is of version {content.get('version')}; this unfading reads version {VERSION}.")
+    fields = content.get("run")
     named = [str(fields.get(name)) for name in ("task", "cell")] if isinstance(fields, dict) else []
     if any(":" in name for name in named):
-        raise ValueError(f"{path} names code of a user's own ({', '.join(named)}), which is not run. Build the model yourself.")
+        raise ValueError(
+            f"{path} names a user's own code ({', '.join(named)}), which load does not run. Build the model yourself."
+        )
     try:
         return Run.from_json(fields)
     except ValueError as error:
-        raise ValueError(f"{path}: its card describes no run of this unfading: {error}") from None
+        raise ValueError(f"{path}: its card does not describe a run of this unfading: {error}") from None

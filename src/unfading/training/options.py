@@ -1,0 +1,70 @@
+"""How runs are trained, apart from what decides their result: folder, checkpoints, callbacks, processes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unfading.layers.model import Model
+from unfading.tasks.base import Batch, Task
+from unfading.training.run import Run
+
+# Between log rows, a listener gets this many progress updates a second at most.
+UPDATES_PER_SECOND = 4
+
+
+class ProgressUpdate(NamedTuple):
+    """The progress of a run."""
+
+    run: Run
+    step: int  # number of steps taken
+    total: int
+    seconds: float  # of training so far
+    loss: float | None  # mean training loss of the last interval
+    valid: Mapping[str, float] | None  # validation scores, after an evaluation
+    status: str | None = None  # "finished" or "diverged", at the end
+
+
+Listener = Callable[[ProgressUpdate], None]
+# Called with a model, its task and a batch; returns JSON values for the log.
+Watch = Callable[[Model, Task, Batch], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `train`, `train_together`, `compare` and the workers. They do not change the result of a run.
+
+    Args:
+        folder: parent of the runs' folders, e.g. runs/adding; None writes nothing.
+        resume: continue from checkpoints.
+        again: discard earlier results and start again.
+        save_every: seconds between checkpoints.
+        command: the command line, for the records.
+        listen: called with a `ProgressUpdate` for every log row, and between them at most four times a second.
+        say: called with messages for the user.
+        watch: called before the first step and every hundred steps with the model, its task and the next batch. The log
+            stores the JSON values that it returns as `watched`. It must not change the model.
+        processes: number of processes of a comparison; None for two on a CPU and one on a GPU.
+        runs_per_pass: most runs that a comparison trains in one pass on a GPU.
+    """
+
+    folder: Path | None = None
+    resume: bool = False
+    again: bool = False
+    save_every: float = 60.0
+    command: str = ""
+    listen: Listener | None = None
+    say: Callable[[str], None] = print
+    watch: Watch | None = None
+    processes: int | None = None
+    runs_per_pass: int = 16
+
+    def to_json(self) -> dict[str, Any]:
+        """The options that a worker process needs, without callbacks."""
+        assert self.folder is not None
+        return {"folder": str(self.folder), "resume": self.resume, "save_every": self.save_every, "command": self.command}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], *, listen: Listener, say: Callable[[str], None]) -> "TrainOptions":
+        """The options of a worker process."""
+        return cls(**{**values, "folder": Path(values["folder"])}, listen=listen, say=say)

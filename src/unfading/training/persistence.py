@@ -1,0 +1,95 @@
+"""Checkpoints of active runs: write them, and continue from them.
+
+A checkpoint holds, of one run, all parameters and buffers (`model.`), the optimiser's state and counters (`update.`), the best
+weights (`best.`), and the recurrent state where the task carries it (`state.`). Its header holds the step and the scores.
+"""
+
+import time
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree
+
+from unfading.training import checkpoint
+from unfading.training.training_state import TrainingState
+
+
+class Checkpoints:
+    """Writes and reads the checkpoints of runs that are trained together.
+
+    Args:
+        state: of training.
+    """
+
+    def __init__(self, state: TrainingState):
+        self.state = state
+        self.saved = time.monotonic()  # when the last ones were written
+
+    def load(self, *, resume: bool, again: bool) -> None:
+        """Continue from the last checkpoints, if there are any; all runs must have stopped at one step."""
+        checkpoints = [each.load(resume=resume, again=again) for each in self.state.active]
+        steps = {0 if each is None else each[1]["step"] for each in checkpoints}
+        if len(steps) > 1:
+            raise ValueError(
+                f"runs that are trained together must be at one step; these are at {sorted(steps)}. Resume them separately."
+            )
+        for e, each in enumerate(checkpoints):
+            if each is not None:
+                self._restore(e, *each)
+
+    def save(self) -> None:
+        """Write a checkpoint of every run that has not ended."""
+        state = self.state
+        for e in state.running():
+            each = state.active[e]
+            if each.folder is None:
+                continue
+            parts = [] if state.carried is None else _pytree.tree_leaves(state.carried)
+            carried = {f"state.{i}": part[e] for i, part in enumerate(parts)}
+            header = {"step": state.step, "seconds": state.seconds, "time": state.time, **each.header()}
+            each.folder.save("last", {**self._tensors(e), **carried}, header)
+        self.saved = time.monotonic()
+
+    def save_best(self, e: int) -> None:
+        """Write the best weights of a run."""
+        each = self.state.active[e]
+        if each.folder is not None and each.best is not None:
+            each.folder.save("best", {**self._model(e), **self._best(e, "model")}, each.best)
+
+    def _model(self, e: int) -> dict[str, Tensor]:
+        return {f"model.{name}": part for name, part in self.state.fleet.models[e].state_dict().items()}
+
+    def _best(self, e: int, prefix: str) -> dict[str, Tensor]:
+        fleet = self.state.fleet
+        return {f"{prefix}.{name}": fleet.view(self.state.best_w[e], name) for name in fleet.names}
+
+    def _tensors(self, e: int) -> dict[str, Tensor]:
+        """Views of all tensors of a run that its checkpoint holds, except for a carried state."""
+        each = self.state.active[e]
+        rows = {f"update.{name}": part[e] for name, part in self.state.update.rows().items()}
+        if not each.run.retries:
+            # This run never returns to earlier weights; the rows exist for other runs of its pass.
+            rows = {name: part for name, part in rows.items() if not name.startswith("update.best.")}
+        return {**self._model(e), **rows, **({} if each.best is None else self._best(e, "best"))}
+
+    def _restore(self, e: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        state, each = self.state, self.state.active[e]
+        assert each.folder is not None
+        each.restore(header)
+        checkpoint.restore(self._tensors(e), tensors, each.folder.path / "last.safetensors")
+        self.save_best(e)  # the file may be missing, or of a later step
+        state.step, state.seconds, state.time = header["step"], header["seconds"], header["time"]
+        count = sum(name.startswith("state.") for name in tensors)
+        if count:
+            self._restore_carried(e, [tensors[f"state.{i}"] for i in range(count)])
+
+    def _restore_carried(self, e: int, parts: list[Tensor]) -> None:
+        """Restore the carried state, in the structure in which the model returns it."""
+        state = self.state
+        if state.carried is None:
+            batch = state.task.batch(0, state.active[e].run.batch, split="train", seed=0, device=state.best_w.device)
+            state.fleet.eval()
+            _, state.carried = state.fleet.scores(batch, None, 0)
+            state.fleet.train()
+        for target, part in zip(_pytree.tree_leaves(state.carried), parts, strict=True):
+            target[e].copy_(part)

@@ -1,0 +1,82 @@
+"""Training steps: draw the batches, compute gradients, update the parameters, carry the recurrent state."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from unfading.tasks.draw import stream
+from unfading.training.captured_step import CapturedStep, StepClock
+from unfading.training.training_state import TrainingState
+
+
+class Stepper:
+    """Takes training steps.
+
+    Args:
+        state: of training; a step changes it.
+    """
+
+    def __init__(self, state: TrainingState):
+        self.state = state
+        self._sent: dict[str, tuple[list[Any], Tensor]] = {}
+        self.captured: CapturedStep | None = None
+        device = state.fleet.w.device
+        if device.type == "cuda":
+            clock = StepClock(state.active, device)
+            self.captured = CapturedStep(state.fleet, state.update, clock, state.active[0].run.truncate)
+
+    def take(self, running: list[int]) -> None:
+        """Take one step with these runs, and count its time."""
+        state, began = self.state, time.perf_counter()
+        self._step(running)
+        if state.fleet.w.is_cuda and any(each.log_due(state.step) for each in state.active):
+            torch.cuda.synchronize()  # so that the seconds of a log row include all steps before it
+        state.seconds += time.perf_counter() - began
+
+    def _step(self, running: list[int]) -> None:
+        state, task = self.state, self.state.task
+        step, run, device = state.step, state.active[0].run, state.fleet.w.device
+        batches = [
+            task.batch(step, each.run.batch, split=run.split, seed=each.run.seed, device=device) for each in state.active
+        ]
+        if not task.carried(step, run.batch, split=run.split):
+            state.carried, state.time = None, 0
+        # Like the data, noise depends on the seed and the step alone.
+        _seed_noise(stream(run.seed, run.split, step, "cpu", purpose="noise").initial_seed(), device)
+        carries = task.carried(step + 1, run.batch, split=run.split)
+        if self.captured is not None:
+            self.captured.clock.set(step, running)
+            if state.carried is None and not carries:
+                self.captured.step(batches)
+                state.step += 1
+                return
+        losses, final = state.fleet.gradients(batches, state.carried, state.time, run.truncate)
+        rates = self._tensor("rates", [[each.rate(step)] for each in state.active], torch.float64)
+        moving = self._tensor("moving", [[e in running] for e in range(len(state.active))], torch.bool)
+        finite = state.update.apply(losses, rates, step, moving)
+        state.step += 1
+        if carries:
+            state.carried = _pytree.tree_map_only(Tensor, lambda part: _zero_unless(finite, part), final)
+            state.time += batches[0].x.shape[0]
+
+    def _tensor(self, name: str, values: list[Any], dtype: torch.dtype) -> Tensor:
+        """The values as a tensor on the device; unchanged values are not sent again, so that the host does not wait."""
+        if name not in self._sent or self._sent[name][0] != values:
+            self._sent[name] = (values, torch.tensor(values, dtype=dtype, device=self.state.fleet.w.device))
+        return self._sent[name][1]
+
+
+def _seed_noise(seed: int, device: torch.device) -> None:
+    # Not torch.manual_seed: while no GPU is in use it records a stack trace for each GPU, which takes half a millisecond.
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def _zero_unless(finite: Tensor, part: Tensor) -> Tensor:
+    """The states, [E, ...], with zeros for models whose numbers are not finite."""
+    return torch.where(finite.reshape(-1, *[1] * (part.dim() - 1)), part, 0.0)

@@ -1,0 +1,48 @@
+"""The state of training: models, optimisers, best weights, and the number of steps taken."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from unfading.training.active_run import ActiveRun
+from unfading.training.fleet import Fleet
+from unfading.training.run import Run
+from unfading.training.update import Update
+
+
+class TrainingState:
+    """Everything that changes while runs are trained together. A checkpoint of a run holds its share.
+
+    Args:
+        active: the runs.
+        together: take each step in one pass over all models.
+    """
+
+    def __init__(self, active: Sequence[ActiveRun], *, together: bool):
+        self.active = active
+        self.task = active[0].task
+        device = _device(active[0].run)
+        models = [each.run.make_model().to(device) for each in active]
+        self.fleet = Fleet(models, self.task, together=together and len(active) > 1)
+        self.update = Update(self.fleet, [each.run for each in active])
+        self.best_w = torch.zeros_like(self.fleet.w)  # weights with the best validation scores
+        self.step = 0  # number of steps taken
+        self.seconds = 0.0
+        self.carried: Any = None  # recurrent state at the start of the next batch; None for the initial state
+        self.time = 0  # number of time steps since the initial state
+
+    def running(self) -> list[int]:
+        """Indices of the runs that have not ended."""
+        return [e for e, each in enumerate(self.active) if not each.done]
+
+    def diverged_at(self) -> list[int]:
+        """For each run the step at which it diverged, or -1."""
+        steps: list[int] = self.update.ended.squeeze(1).tolist()
+        return steps
+
+
+def _device(run: Run) -> torch.device:
+    if run.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError('device="cuda", and torch finds no GPU here. Use device="cpu", which draws other random numbers.')
+    return torch.device(run.device)
