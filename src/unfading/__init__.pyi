@@ -288,7 +288,7 @@ class EquilibriumRNN(Layer[equilibrium.State]):
     ) -> None: ...
 
 class EURNN(Layer[rotation.State]):
-    """Efficient unitary network. Its complex form gives the real part of h to the next layer."""
+    """Efficient unitary network. The output of its complex form is the real part of h."""
 
     def __init__(
         self,
@@ -643,7 +643,7 @@ class NRU(Layer[nru.State]):
     ) -> None: ...
 
 class OrthogonalRNN(Layer[elman.State]):
-    """Plain ReLU cell whose recurrent matrix starts orthogonal; nothing keeps it so."""
+    """Plain ReLU cell whose recurrent matrix starts orthogonal and is then free."""
 
     def __init__(
         self,
@@ -667,7 +667,7 @@ class OrthogonalRNN(Layer[elman.State]):
     ) -> None: ...
 
 class PeepholeLSTM(Layer[lstm.State]):
-    """Long short-term memory whose gates see the cell state."""
+    """Long short-term memory whose gates read the cell state."""
 
     def __init__(
         self,
@@ -746,7 +746,7 @@ class SiRNN(Layer[incremental.State]):
     ) -> None: ...
 
 class SoftOrthogonalRNN(Layer[elman.State]):
-    """Plain cell whose recurrent matrix is held near the orthogonal ones by a penalty."""
+    """Plain cell with a penalty that keeps its recurrent matrix nearly orthogonal."""
 
     def __init__(
         self,

@@ -116,7 +116,7 @@ CASES = {
     "input rank": (lambda: unfading.FastGRNN(2, 5, input_rank=3), ValueError, "input_rank=3 for size 2"),
     "inner steps": (lambda: unfading.IncrementalRNN(2, 5, inner_steps=0), ValueError, "inner_steps must be at least 1"),
     "steps": (lambda: unfading.IncrementalRNN(2, 5, steps=-3), ValueError, "steps must be at least 1; got -3"),
-    "alpha": (lambda: unfading.FastRNN(2, 5, alpha=1.0), ValueError, "cannot be learnt"),
+    "alpha": (lambda: unfading.FastRNN(2, 5, alpha=1.0), ValueError, "cannot be learned"),
     "alpha range": (lambda: unfading.FastRNN(2, 5, alpha=-1), ValueError, r"alpha must lie in \[0, 1\]; got -1"),
     "make_cell kind": (lambda: unfading.Recurrent(lambda n: 3, 2), TypeError, "must return an unfading.Cell; got int"),
     "make_cell size": (lambda: unfading.Recurrent(lambda n: unfading.STARCell(3, 5), 2), ValueError, r"input_size=2; got 3"),

@@ -1,1 +1,1 @@
-"""One file per family of cells; each opens with its equations. `unfading.catalogue` finds them by walking this folder."""
+"""Cells: one file per family, which opens with its equations. `unfading.catalogue` finds them by reading this folder."""

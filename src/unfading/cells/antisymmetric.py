@@ -1,15 +1,15 @@
-"""AntisymmetricRNN: Euler steps of an ODE whose recurrent matrix turns, and damps a little.
+"""AntisymmetricRNN: Euler steps of an ODE with an antisymmetric recurrent matrix and a little damping.
 
     A   = S - gamma I,   S = -S^T                        eigenvalues -gamma + i R
     h_t = h_{t-1} + epsilon * tanh(A h_{t-1} + V x_t + b)
     gated:  z_t = sigmoid(A h_{t-1} + V_z x_t + b_z)
             h_t = h_{t-1} + epsilon * z_t * tanh(A h_{t-1} + V x_t + b)
 
-Chang et al. 2019; both lines of the gated form share one matrix. Stored are the n (n - 1) / 2 free entries of S, as STAR's
-"10k" counts them (9,674 with 128 units and a head of 10; gated 9,930); public ports store n^2. Starts: V ~ N(0, 1 / I), the
-entries of S as differences of two N(0, sigma^2 / n), biases 0. No code was released; epsilon and gamma are grids in the
-paper. An Euler step shrinks a mode of frequency w only where epsilon (gamma^2 + w^2) <= 2 gamma, which the defaults do not
-meet for all.
+Chang et al. 2019. Both lines of the gated form share one matrix. The parameters are the n (n - 1) / 2 free entries of S, as
+STAR's "10k" counts them (9,674 with 128 units and a head of 10; gated 9,930); public ports store n^2. Initial values:
+V ~ N(0, 1 / I), the entries of S are differences of two N(0, sigma^2 / n), biases 0. No code was released; the paper searches
+epsilon and gamma on grids. An Euler step shrinks a mode of frequency w only if epsilon (gamma^2 + w^2) <= 2 gamma, which does
+not hold for all modes with the defaults.
 """
 
 import math
@@ -45,7 +45,7 @@ AnyInputs = TypeVar("AnyInputs", Inputs, GatedInputs)
 
 
 class SkewCell(Cell[AnyInputs, State, Weights]):
-    """What both forms share: all but the gate."""
+    """The common part of both forms: everything except the gate."""
 
     paper = "Chang 2019"
     blocks: ClassVar[int] = 1
@@ -89,7 +89,7 @@ class AntisymmetricRNNCell(SkewCell[Inputs]):
     Args:
         epsilon: step size; 0.01, 0.1 and 1 are the paper's grid.
         gamma: damping.
-        sigma: scale of the recurrent matrix at the start.
+        sigma: initial scale of the recurrent matrix.
     """
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
@@ -105,7 +105,7 @@ class GatedAntisymmetricRNNCell(SkewCell[GatedInputs]):
     Args:
         epsilon: step size; 0.01, 0.1 and 1 are the paper's grid.
         gamma: damping.
-        sigma: scale of the recurrent matrix at the start.
+        sigma: initial scale of the recurrent matrix.
     """
 
     blocks = 2

@@ -1,13 +1,13 @@
-"""ContinuousRNN: the neural ODE that the incremental RNN starts from, stepped over regular or irregular times.
+"""ContinuousRNN: the neural ODE behind the incremental RNN, with steps over regular or irregular times.
 
     tau dg/dt = -alpha g(t) + phi(U g(t) + W x(t) + b)
 
-Kag et al. 2020, eq. 1 (after Rosenblatt 1962). Over a gap d between two samples, with x held, a step is
+Kag et al. 2020, eq. 1 (after Rosenblatt 1962). Over a gap d between two samples, with x constant, a step is
 
     Euler:        g <- (1 - alpha d / tau) g + (d / tau) phi(U g + W x + b)
     exponential:  g <- e^(-alpha d / tau) g + (1 - e^(-alpha d / tau)) / alpha * phi(U g + W x + b)
 
-both of first order in d; the exponential step is exact for the leak and, with d >= 0, cannot overshoot. U starts orthogonal.
+Both are of first order in d. The exponential step is exact for the leak and cannot overshoot with d >= 0. U starts orthogonal.
 """
 
 from typing import NamedTuple
@@ -23,8 +23,8 @@ from unfading.initialise import orthogonal_, orthogonal_linear_
 
 class Inputs(NamedTuple):
     a: Tensor  # [T, B, H] W x + b
-    keep: Tensor  # [T, B, 1] what stays of g; [T, 1, 1] where all gaps are equal
-    gain: Tensor  # [T, B, 1] what is taken of phi; [T, 1, 1] likewise
+    keep: Tensor  # [T, B, 1] factor of g; [T, 1, 1] where all gaps are equal
+    gain: Tensor  # [T, B, 1] factor of phi; [T, 1, 1] likewise
 
 
 class Weights(NamedTuple):
@@ -43,9 +43,9 @@ class ContinuousRNNCell(Cell[Inputs, State, Weights]):
         tau: time constant.
         alpha: leak.
         gap: time between two samples.
-        gaps_in_input: take each gap from the last feature of the input instead, so that input_size counts it. A reverse
-            direction reads the gap that stands beside its sample too: give it the time to the next one there.
-        exponential: exponential steps instead of Euler's.
+        gaps_in_input: take each gap from the last feature of the input instead; input_size includes it. A reverse direction
+            reads the gap of the same sample, which should then be the time to the next sample.
+        exponential: exponential steps instead of Euler steps.
     """
 
     paper = "Kag 2020, eq. 1"

@@ -3,9 +3,9 @@
     s   = g_{k-1} + h_{m-1}
     g_k = g_{k-1} + eta_{m,k} * (f(U s + W x_m + b) - alpha s),    g_0 = h_{m-1},  h_m = g_K
 
-Kag et al. 2020, appendix A.1, after the deep transition RNN of Pascanu et al. 2013: in the limit h_m = f(h_m + h_{m-1}, x_m)
-- h_{m-1}. f is any network from R^H to R^H; with f = phi this is their eq. 5. U starts Gaussian with norm about 0.6; eta =
-0.1 at the start is our choice.
+Kag et al. 2020, appendix A.1, after the deep transition RNN of Pascanu et al. 2013. In the limit h_m = f(h_m + h_{m-1}, x_m)
+- h_{m-1}. f is any network from R^H to R^H; f = phi gives their eq. 5. U starts Gaussian with norm about 0.6. The initial eta =
+0.1 is our choice.
 """
 
 import math
@@ -32,13 +32,13 @@ class DeepTransitionCell(InnerStepsCell[Weights]):
     """Incremental cell around an inner network.
 
     Args:
-        network: f, as a module from [B, H] to [B, H], of which each cell takes a copy with the weights it has, and which must
-            not change buffers of its own; or as widths: (w,) stands for tanh(L_2 tanh(L_1 tanh(.))) with w units in
-            the middle, () for tanh alone.
+        network: f, as a module from [B, H] to [B, H] or as widths. Each cell takes a copy of the module with its weights; the
+            module must not change its buffers. The widths (w,) stand for tanh(L_2 tanh(L_1 tanh(.))) with w units in the
+            middle, () for tanh alone.
         inner_steps: K.
-        steps: rows of the table of eta: row m serves time step m, the last row all later ones.
-        eta: where every step size starts.
-        learn_eta: learn the step sizes; otherwise they stay as given.
+        steps: rows of the table of eta: row m is for time step m, the last row for all later ones.
+        eta: initial value of every step size.
+        learn_eta: learn the step sizes; otherwise they are fixed.
         alpha: weight of the pull to zero.
     """
 
@@ -81,7 +81,7 @@ class DeepTransitionCell(InnerStepsCell[Weights]):
         super().reset_parameters(generator)
         gaussian_(self.U, 0.3 / math.sqrt(self.output_size), generator=generator)
         for module in self.f.modules():
-            # A given network keeps the weights that it came with.
+            # A network from the caller keeps its weights.
             if self.own_network and isinstance(module, nn.Linear):
                 orthogonal_linear_(module, blocks=1, generator=generator)
 

@@ -1,14 +1,14 @@
-"""Plain recurrent networks: Elman, and its kin that differ in where they start and in phi.
+"""Plain recurrent networks: Elman, and relatives that differ in their initial values and in phi.
 
     h_t = phi(norm(W_x x_t + W_h h_{t-1} + b))
 
 Elman (1990; STAR eq. 15): phi = tanh, or ReLU. Every matrix starts orthogonal, as in STAR's experiments; `nn.RNN` starts
-uniform, and stores a second bias, which adds nothing to the function.
+uniform and stores a second bias, which is redundant.
 IdentityRNN (Le et al. 2015): phi = ReLU, W_h starts as the identity, W_x as N(0, 0.001^2). NRU's RNN-id, with `normalise=True`.
 OrthogonalRNN (Henaff et al. 2016): phi = ReLU, W_h starts orthogonal and is then free. NRU's RNN-orth, with `normalise=True`.
-LinearRNN: phi is absent, so that h_T is an affine function of the input and the Jacobian is W_h itself.
+LinearRNN: no phi, so that h_T is an affine function of the input and the Jacobian is W_h itself.
 
-norm is layer norm (`normalise.py`) where `normalise=True`, else absent.
+norm is layer norm (`layer_norm.py`) with `normalise=True`, and absent otherwise.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 class PlainCell(Cell[Inputs, State, Weights]):
-    """What plain networks share: all but phi."""
+    """The common part of plain networks: everything except phi."""
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool, normalise: bool):
         super().__init__(input_size, hidden_size)
@@ -92,7 +92,7 @@ class ElmanCell(PlainCell):
 
 
 class OrthogonalRNNCell(ElmanCell):
-    """Plain ReLU cell whose recurrent matrix starts orthogonal; nothing keeps it so.
+    """Plain ReLU cell whose recurrent matrix starts orthogonal and is then free.
 
     Args:
         activation: phi.
@@ -119,7 +119,7 @@ class IdentityRNNCell(ElmanCell):
     Args:
         activation: phi.
         normalise: layer norm inside the step, as in NRU's experiments.
-        scale: multiple of the identity at the start; Le et al. take 0.01 where short memory suffices.
+        scale: initial multiple of the identity; Le et al. take 0.01 where short memory is enough.
     """
 
     paper = "Le 2015"
@@ -134,7 +134,7 @@ class IdentityRNNCell(ElmanCell):
         normalise: bool = False,
         scale: float = 1.0,
     ):
-        self.scale = scale  # first, since the base class starts the parameters
+        self.scale = scale  # first, since the base class initialises the parameters
         super().__init__(input_size, hidden_size, bias=bias, activation=activation, normalise=normalise)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
@@ -147,7 +147,7 @@ class LinearRNNCell(PlainCell):
     """Plain cell without a nonlinearity; its matrix starts orthogonal.
 
     Args:
-        normalise: layer norm inside the step; the cell is then no longer linear.
+        normalise: layer norm inside the step; the cell is then not linear.
     """
 
     paper = "Henaff 2016"

@@ -1,4 +1,4 @@
-"""EquilibriumRNN: the incremental RNN with its inner iteration run to the end, and differentiated implicitly.
+"""EquilibriumRNN: the incremental RNN with its inner iteration run to convergence and differentiated implicitly.
 
     s_m = the solution of alpha s = phi(U s + W x_m + b)        unique where ||U|| < alpha and phi is 1-Lipschitz
     h_m = s_m - h_{m-1}                                         (+ h_{m-1} in the -h form)
@@ -6,13 +6,13 @@
 Kag et al. 2020, eq. 5 for K -> infinity. The solution does not depend on h_{m-1}: the increments cancel it. Three things
 follow.
 
-- dh_m/dh_{m-1} = -I exactly: Theorem 1 holds, with nothing left to learn about it.
-- h_T = sum_m (-1)^(T-m) s(x_m): the cell sees only the parity of a step's distance to the end. It cannot solve adding or
-  copying, which ask for order. What trains in the paper is the iteration stopped early.
-- All T equations can be solved at once: `project` does, and the recurrence that is left is a subtraction.
+- dh_m/dh_{m-1} = -I exactly: Theorem 1 holds, and does not depend on the parameters.
+- h_T = sum_m (-1)^(T-m) s(x_m): the cell depends only on the parity of a step's distance to the end. It cannot solve adding or
+  copying, which need the order of the inputs. What the paper trains is the iteration stopped early.
+- All T equations can be solved at once. `project` does this; the remaining recurrence is a subtraction.
 
-s is found by iterating s <- phi(U s + u) / alpha, each row until it stops moving, at most `iterations` times. The gradient
-solves the adjoint equation by the same iteration, so nothing of the iterations is stored.
+s is computed by iterating s <- phi(U s + u) / alpha, each row until it stops changing, at most `iterations` times. The gradient
+solves the adjoint equation by the same iteration, so that no iterate is stored.
 """
 
 import math
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """None: the recurrence has no parameters."""
+    """Empty: the recurrence has no parameters."""
 
 
 class State(NamedTuple):
@@ -45,11 +45,11 @@ class EquilibriumRNNCell(Cell[Inputs, State, Weights]):
     """Recurrent cell that moves on its equilibrium manifold exactly.
 
     Args:
-        iterations: at most so many per equilibrium and per adjoint.
-        tolerance: a row stops when no entry moves by more than so many roundings of the row's largest.
-        alpha: weight of the pull to zero; U starts with norm about 0.6 alpha, and nothing keeps it below alpha in training.
+        iterations: the largest number of iterations per equilibrium and per adjoint.
+        tolerance: a row has converged when no entry changes by more than this many rounding units of the row's largest entry.
+        alpha: weight of the pull to zero; U starts with norm about 0.6 alpha and may grow past alpha in training.
         activation: phi.
-        minus: the -h form, which turns the Jacobian from -I to I.
+        minus: the -h form, which changes the Jacobian from -I to I.
     """
 
     paper = "Kag 2020, eq. 5"
@@ -129,7 +129,7 @@ class Equilibrium(torch.autograd.Function):
 
 
 class Adjoint(torch.autograd.Function):
-    """w with w = r + U^T (q w), row by row; linear in r, and with a derivative of its own for second derivatives."""
+    """w with w = r + U^T (q w), row by row; linear in r, and differentiable itself, for second derivatives."""
 
     generate_vmap_rule = True
 
@@ -150,12 +150,12 @@ class Adjoint(torch.autograd.Function):
 
 
 def _settle(f: Callable[[Tensor], Tensor], s: Tensor, iterations: int, tolerance: float) -> Tensor:
-    """Iterate s <- f(s) from 0; a row that has stopped moving stands still from then on, whatever the others do."""
+    """Iterate s <- f(s) from 0; a row that has converged keeps its value, independently of the other rows."""
     epsilon = tolerance * torch.finfo(s.dtype).eps
     moving = torch.ones_like(s[..., :1], dtype=torch.bool)
     for _ in range(iterations):
         new = torch.where(moving, f(s), s)
-        # Relative to the row's own size, which for a gradient may be anything.
+        # Relative to the largest entry of the row: gradients have any size.
         moving = moving & ((new - s).abs().amax(-1, keepdim=True) > epsilon * new.abs().amax(-1, keepdim=True))
         s = new
         if not traced() and not moving.any():

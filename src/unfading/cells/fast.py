@@ -1,13 +1,13 @@
-"""FastRNN and FastGRNN: a residual, and a one-matrix gate, for kilobyte-sized models.
+"""FastRNN and FastGRNN: a weighted residual, and a gate that shares one matrix, for models of a few kilobytes.
 
     FastRNN:   h_t = beta * h_{t-1} + alpha * phi(W x_t + U h_{t-1} + b)
     FastGRNN:  a_t = W x_t + U h_{t-1}
                z_t = gamma(a_t + b_z)
                h_t = z_t * h_{t-1} + (zeta * (1 - z_t) + nu) * tanh(a_t + b_h)
 
-alpha, beta, zeta and nu are scalars in (0, 1), each the sigmoid of a parameter. Kusupati et al. 2018, starts as in the
-authors' code: alpha = sigmoid(-3), beta = sigmoid(3), zeta = sigmoid(1), nu = sigmoid(-4), matrices (or each of their
-factors) 0.1 N(0, 1), all biases 1. A later port to Julia has alpha and beta the wrong way round.
+alpha, beta, zeta and nu are scalars in (0, 1), each the sigmoid of a parameter. Kusupati et al. 2018, with the initial values
+of the authors' code: alpha = sigmoid(-3), beta = sigmoid(3), zeta = sigmoid(1), nu = sigmoid(-4), matrices (or each of their
+factors) 0.1 N(0, 1), all biases 1. A later port to Julia swaps alpha and beta.
 
 FastGRNN shares one W and one U between gate and candidate; with ranks they are products W = W_1 W_2, U = U_1 U_2. The
 paper's further steps (sparsity by hard thresholding, 8 bits) belong to training and export, not to the cell.
@@ -52,9 +52,9 @@ class FastRNNCell(Cell[Inputs, State, Weights]):
 
     Args:
         activation: phi.
-        alpha: where the weight of the update starts, in (0, 1).
-        beta: where the weight of the old state starts, in (0, 1).
-        trainable: learn alpha and beta. Otherwise they stay as given, in [0, 1] (the incremental RNN's ablation).
+        alpha: initial weight of the update, in (0, 1).
+        beta: initial weight of the old state, in (0, 1).
+        trainable: learn alpha and beta. Otherwise they are fixed, in [0, 1] (the incremental RNN's ablation).
     """
 
     paper = "Kusupati 2018"
@@ -106,11 +106,11 @@ class FastGRNNCell(Cell[Inputs, State, GatedWeights]):
     """Gated cell with one matrix for gate and candidate.
 
     Args:
-        rank: rank of U; None keeps it dense.
-        input_rank: rank of W; None keeps it dense.
+        rank: rank of U; None for a dense matrix.
+        input_rank: rank of W; None for a dense matrix.
         gate_activation: gamma.
-        zeta: where zeta starts, in (0, 1).
-        nu: where nu starts, in (0, 1).
+        zeta: initial zeta, in (0, 1).
+        nu: initial nu, in (0, 1).
     """
 
     paper = "Kusupati 2018"
@@ -167,7 +167,7 @@ class FastGRNNCell(Cell[Inputs, State, GatedWeights]):
 def _logit(name: str, share: float, trainable: bool) -> float:
     check_share(name, share)
     if trainable and share in (0.0, 1.0):
-        raise ValueError(f"{name}={share} is the end of a sigmoid's range and cannot be learnt; take a value inside (0, 1).")
+        raise ValueError(f"{name}={share} is an end of a sigmoid's range and cannot be learned; take a value inside (0, 1).")
     if share in (0.0, 1.0):
         return math.inf if share else -math.inf
     return math.log(share / (1 - share))

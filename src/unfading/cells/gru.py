@@ -7,9 +7,9 @@
     h_t = z_t * h_{t-1} + (1 - z_t) * n_t
 
 Before: Cho et al. 2014, STAR eq. 25-27, NRU's baseline. After: `nn.GRU` and cuDNN. With equal weights the two differ by
-about 0.1. STAR prints the mirror image of the gate (z for 1 - z): the same functions, with W_xz, W_hz, b_z negated.
+about 0.1. STAR prints the gate mirrored (z for 1 - z): the same functions, with W_xz, W_hz, b_z negated.
 At zero, with orthogonal matrices, dh/dx has singular values 0.5 and dh/dh has them in 0.25..0.75, in both forms. With
-`normalise=True` each gate and the candidate pass a layer norm (`normalise.py`) before their sigmoid or tanh.
+`normalise=True` a layer norm (`layer_norm.py`) acts on each gate and on the candidate before their sigmoid or tanh.
 """
 
 from typing import NamedTuple

@@ -9,8 +9,9 @@ With s_0 = h_{t-1}, for l = 1..L (the input enters at l = 1 alone):
     h_t = s_L
 
 Zilly et al. 2017, coupled in their experiments. "RHN, L layers" in STAR's tables is one cell of recurrence depth L with three
-transforms, not coupled: only that gives the printed counts. Uncoupled, nothing bounds the state, so that NaN at depth (a "0" in
-STAR's tables) is to be expected. Matrices start orthogonal as in STAR; the authors' code draws them from U(-0.04, 0.04).
+transforms, not coupled: only this form has the printed parameter counts. The state of the uncoupled form is not bounded, so
+that NaN at depth (a "0" in STAR's tables) is expected. Matrices start orthogonal as in STAR; the authors' code draws them from
+U(-0.04, 0.04).
 """
 
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
 
 
 class Inputs(NamedTuple):
-    a: Tensor  # [T, B, G H] the input's part of l = 1, with its biases: y, t (, c); G = 2 coupled, 3 not
+    a: Tensor  # [T, B, G H] contribution of the input to l = 1, with biases: y, t (, c); G = 2 if coupled, else 3
 
 
 class Weights(NamedTuple):
@@ -43,8 +44,8 @@ class RecurrentHighwayCell(Cell[Inputs, State, Weights]):
     Args:
         depth: L, micro-steps per time step.
         coupled: tie the carry gate to the transform gate, c = 1 - t.
-        max_lag: longest dependency expected, in steps: chrono start, b_t = -log U[1, max_lag - 1] (and b_c = -b_t). None
-            starts b_t at -2 (and b_c at 2), as the authors do on Penn Treebank.
+        max_lag: longest dependency expected, in steps, for the chrono start b_t = -log U[1, max_lag - 1] (and b_c = -b_t);
+            None for b_t = -2 (and b_c = 2), as in the authors' Penn Treebank experiments.
     """
 
     paper = "Zilly 2017"

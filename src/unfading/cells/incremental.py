@@ -1,4 +1,4 @@
-"""Incremental RNN: the state is moved K small steps towards the equilibrium of an ODE that the new input sets.
+"""Incremental RNN: the state moves K small steps towards the equilibrium of an ODE that depends on the new input.
 
 Here D = H is the state size, r the rank, K the number of inner steps, m the time index. With g_0 = h_{m-1}, for k = 1..K:
 
@@ -7,26 +7,26 @@ Here D = H is the state size, r the rank, K the number of inner steps, m the tim
     h_m = g_K
 
 Kag, Zhang & Saligrama 2020, eq. 9, with P = U = I + V H, V [D, r], H [r, D]; eq. 5 is P = I. As in their experiments phi
-is ReLU, alpha = 1, and eta is a table of unconstrained step sizes, one per time step and inner step, all 0.01 at the start.
+is ReLU, alpha = 1, and eta is a table of unconstrained step sizes, one per time step and inner step, initially all 0.01.
 
-One dot, not two: P [U s + W x + b] = (P U) s + P (W x + b), so `project` gives u = P (W x + b), `weights` gives
-M = P U = I + V (2 I + H V) H, and each inner step has one `linear`.
+Each inner step needs one product and not two: P [U s + W x + b] = (P U) s + P (W x + b), so `project` computes u = P (W x + b)
+and `weights` computes M = P U = I + V (2 I + H V) H.
 
-What the mathematics says (with A_k = I + eta_k (phi' P U - alpha I), and c = 2 for g_0 = h, c = 1 for g_0 = 0):
+Properties (with A_k = I + eta_k (phi' P U - alpha I), and c = 2 for g_0 = h, c = 1 for g_0 = 0):
 
-- dh_m/dh_{m-1} = c A_K ... A_1 - I. The paper's Theorem 1 is its limit -I for K -> infinity, when ||P U|| < alpha and
-  eta alpha <= 1. Its norm passes near zero on the way, so "larger K is better" is not monotone.
-- At the published start (eta = 0.01, g_0 = h) the Jacobian is about +I: an ordinary residual network. With g_0 = 0 it is
-  about 0.01, and the cell hardly learns.
-- U = I + V H with r < D has ||U|| >= 1 = alpha, so the published form breaks the hypotheses of the theorem. A full U
-  (rank = D) of norm below alpha meets them. (Section 3.2 of the paper writes alpha I + V H; eq. 9 and alpha = 1 make it I.)
-- At the start the state grows by an order of exp(eta K T (lambda - 1)), lambda the top eigenvalue of P U: at 128 units, rank
-  32, K = 5 it can overflow float32 before T = 784. Shrink eta like 1 / (K T), or take a smaller rank.
-- With -h in the place of h the Jacobian is I - c' A_K ... A_1, c' = 1 for g_0 = 0 and 0 for g_0 = h: the latter is a pure
-  accumulator, and at K = 1 with P = I its U gets no gradient at all.
+- dh_m/dh_{m-1} = c A_K ... A_1 - I. The paper's Theorem 1 is its limit -I for K -> infinity, if ||P U|| < alpha and
+  eta alpha <= 1. Its norm passes near zero before the limit, so that a larger K is not always better.
+- At the published initial values (eta = 0.01, g_0 = h) the Jacobian is about +I: an ordinary residual network. With g_0 = 0 it
+  is about 0.01, and the cell hardly learns.
+- U = I + V H with r < D has ||U|| >= 1 = alpha, so the published form violates the hypotheses of the theorem. A full U
+  (rank = D) of norm below alpha satisfies them. (Section 3.2 of the paper writes alpha I + V H; eq. 9 and alpha = 1 make it I.)
+- At the initial values the state grows by an order of exp(eta K T (lambda - 1)), lambda the top eigenvalue of P U: with 128
+  units, rank 32 and K = 5 it can overflow float32 before T = 784. Shrink eta like 1 / (K T), or take a smaller rank.
+- With -h in place of h the Jacobian is I - c' A_K ... A_1, c' = 1 for g_0 = 0 and 0 for g_0 = h. The latter is a pure
+  accumulator, and for K = 1 with P = I its U has no gradient at all.
 
-No released code is known. The authors' later TARNN code fixes what the paper leaves open: g_0 = h, V, H, W ~ N(0, 0.1^2),
-b = 0. A table of eta belongs to sequences of its own length; past its end, here, the last row holds.
+No released code is known. The authors' later TARNN code decides what the paper leaves open: g_0 = h, V, H, W ~ N(0, 0.1^2),
+b = 0. A table of eta is made for sequences of its own length; past its end the last row is used here.
 """
 
 import math
@@ -59,7 +59,7 @@ AnyWeights = TypeVar("AnyWeights", bound=tuple[Any, ...], default=Any)
 
 
 class InnerStepsCell(Cell[Inputs, State, AnyWeights]):
-    """What incremental networks share: the input's map, the table of step sizes, and the K inner steps."""
+    """The common part of incremental networks: the input matrix, the table of step sizes, and the K inner steps."""
 
     shared = ("eta",)
 
@@ -114,7 +114,7 @@ class InnerStepsCell(Cell[Inputs, State, AnyWeights]):
         return State(self.from_input.weight.new_zeros(batch, self.output_size))
 
     def pull(self, s: Tensor, u: Tensor, weights: Any) -> Tensor:
-        """F(s) = phi(M s + u) - alpha s, which is zero at an equilibrium; the paper's F, with s = g + h."""
+        """F(s) = phi(M s + u) - alpha s, which is zero at an equilibrium: the paper's F, with s = g + h."""
         return activation(self.activation)(linear(s, weights.M) + u) - self.alpha * s
 
     def step(self, inputs: Inputs, state: State, weights: AnyWeights) -> State:
@@ -130,17 +130,17 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
 
     Args:
         inner_steps: K.
-        rank: r of U = I + V H; None takes an eighth of the hidden size, rounded up. The full hidden size keeps V H as one
-            dense matrix.
-        projection_rank: rank of a P = I + V_P H_P of its own; 0 leaves P out (eq. 5); None ties P = U (eq. 9).
-        steps: rows of the table of eta: row m serves time step m, the last row all later ones. The paper has one row per
+        rank: r of U = I + V H; None takes an eighth of the hidden size, rounded up. With the full hidden size V H is one dense
+            matrix.
+        projection_rank: rank of a separate P = I + V_P H_P; 0 omits P (eq. 5); None ties P = U (eq. 9).
+        steps: rows of the table of eta: row m is for time step m, the last row for all later ones. The paper has one row per
             step of its sequences; 1 gives one eta per inner step for all time.
-        eta: where every step size starts.
-        learn_eta: learn the step sizes; otherwise they stay as given.
+        eta: initial value of every step size.
+        learn_eta: learn the step sizes; otherwise they are fixed.
         alpha: weight of the pull to zero.
         activation: phi.
         from_zero: start the inner steps at g_0 = 0 instead of g_0 = h.
-        minus: -h_{m-1} in the place of h_{m-1}, which turns the limit of the Jacobian from -I to I.
+        minus: -h_{m-1} in place of h_{m-1}, which changes the limit of the Jacobian from -I to I.
     """
 
     paper = "Kag 2020"
@@ -188,7 +188,7 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
         super().reset_parameters(generator)
         for matrix in (self.U, self.P):
             if matrix is not None:
-                # One dense V H starts with norm about 0.6; two factors start as the authors' do.
+                # A dense V H starts with norm about 0.6; two factors start as in the authors' code.
                 std = 0.1 if len(matrix.factors) == 2 else 0.3 / math.sqrt(self.output_size)
                 for factor in matrix.factors:
                     gaussian_(factor, std, generator=generator)
@@ -210,14 +210,14 @@ class SiRNNCell(IncrementalRNNCell):
 
     Args:
         rank: r of U = I + V H; None takes an eighth of the hidden size, rounded up.
-        projection_rank: rank of a P = I + V_P H_P of its own; 0 leaves P out; None ties P = U.
-        steps: rows of the table of eta: row m serves time step m, the last row all later ones.
-        eta: where every step size starts.
-        learn_eta: learn the step sizes; otherwise they stay as given.
+        projection_rank: rank of a separate P = I + V_P H_P; 0 omits P; None ties P = U.
+        steps: rows of the table of eta: row m is for time step m, the last row for all later ones.
+        eta: initial value of every step size.
+        learn_eta: learn the step sizes; otherwise they are fixed.
         alpha: weight of the pull to zero.
         activation: phi.
         from_zero: start at g_0 = 0 instead of g_0 = h.
-        minus: -h_{m-1} in the place of h_{m-1}.
+        minus: -h_{m-1} in place of h_{m-1}.
     """
 
     def __init__(

@@ -6,8 +6,8 @@
     ForgetLSTM:  h_t = tanh(f_t * h_{t-1} + (1 - f_t) * z_t)
 
 JANET: van der Westhuizen & Lasenby 2018; beta = 1 in their later text and in their code, 0 in their first text and in
-NRU's baseline (whose code also draws the chrono bias from integers 1..T_max). ForgetLSTM: STAR eq. 22-24, the tanh inside
-the recurrence; STAR's released code runs another cell under this name, JANET with beta = 1 and a tanh on the output.
+NRU's baseline (whose code also draws the chrono bias from integers 1..T_max). ForgetLSTM: STAR eq. 22-24, with the tanh inside
+the recurrence; STAR's released code has another cell under this name, JANET with beta = 1 and a tanh on the output.
 At zero, with orthogonal matrices, dh/dx of ForgetLSTM has singular values 0.5, dh/dh has them in 0..1.
 """
 
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 class ForgetGateCell(Cell[Inputs, State, Weights]):
-    """What cells with a forget gate and a candidate share: all but the last line of the equation."""
+    """The common part of cells with a forget gate and a candidate: everything except the last line of the equation."""
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None):
         super().__init__(input_size, hidden_size)
@@ -69,8 +69,8 @@ class JANETCell(ForgetGateCell):
     """Just another network: the LSTM with its forget gate alone.
 
     Args:
-        max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1]. None starts b_f at 1.
-        beta: what is taken off inside the gate on the candidate, so that more is written than forgotten.
+        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1]; None for b_f = 1.
+        beta: subtracted inside the gate on the candidate, so that more is written than forgotten.
     """
 
     paper = "Westhuizen 2018"
@@ -92,7 +92,7 @@ class ForgetLSTMCell(ForgetGateCell):
     """LSTM with only a forget gate, as STAR writes it.
 
     Args:
-        max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1]. None starts b_f at 1.
+        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1]; None for b_f = 1.
     """
 
     paper = "Turkoglu 2019"

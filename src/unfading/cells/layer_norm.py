@@ -1,11 +1,11 @@
-"""Layer norm inside a step: each pre-activation of H units is brought to mean 0 and variance 1, then scaled and shifted.
+"""Layer norm inside a step: each pre-activation of H units is normalised to mean 0 and variance 1, then scaled and shifted.
 
     norm(a) = gain * (a - mean(a)) / sqrt(var(a) + 1e-5) + shift
 
-var is the mean of the squared deviations. After Ba et al. 2016, who norm the input's and the state's products apart and an
-LSTM's c_t as well; here it is the whole pre-activation of one gate, bias included, as in NRU's code. NRU's authors report
-that their RNNs with orthogonal or identity start were unstable without it; for the other cells it is an option that their
-papers do not use.
+var is the mean of the squared deviations. After Ba et al. 2016, who normalise the products with the input and with the state
+separately, and the LSTM's c_t as well. Here the norm acts on the whole pre-activation of one gate, bias included, as in NRU's
+code. NRU's authors report that their RNNs with an orthogonal or identity start were unstable without it. For the other cells it
+is an option that their papers do not use.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class LayerNorm(NamedTuple):
-    """What a step does with its pre-activation, [B, G H], for G gates."""
+    """The layer norm of a pre-activation [B, G H] of G gates."""
 
     gain: Tensor  # [G, H]
     shift: Tensor  # [G, H]
@@ -27,14 +27,14 @@ class LayerNorm(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """No layer norm: the pre-activation as it is."""
+    """No layer norm: returns the pre-activation unchanged."""
 
     def __call__(self, a: Tensor) -> Tensor:
         return a
 
 
 class Normalise(nn.Module):
-    """The parameters of a layer norm over each of `gates` pre-activations, or, with `on=False`, none."""
+    """The parameters of a layer norm over each of `gates` pre-activations; none with `on=False`."""
 
     def __init__(self, gates: int, size: int, *, on: bool):
         super().__init__()

@@ -9,12 +9,12 @@
 
 Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000; STAR eq. 16-21 (its eq. 9 misprints W_xi for
 W_hi). One bias per gate, as the papers count; `nn.LSTM` stores two. Claim (STAR): at zero, with orthogonal matrices,
-dh/dx and dh/dh with c held have all singular values 0.25; the Jacobian of the whole state (h, c) does not.
+dh/dx and dh/dh with c fixed have all singular values 0.25; the Jacobian of the whole state (h, c) does not.
 
-With `normalise=True` each gate's pre-activation passes a layer norm (`normalise.py`) before its sigmoid or tanh.
+With `normalise=True` a layer norm (`layer_norm.py`) acts on each gate before its sigmoid or tanh.
 
-Peepholes (Gers & Schmidhuber 2000) let the gates see the cell state: p_i * c_{t-1} and p_f * c_{t-1} inside i and f,
-p_o * c_t inside o. NRU's LSTM baseline has them: its parameter counts come out with the peepholes only.
+Peepholes (Gers & Schmidhuber 2000) let the gates read the cell state: p_i * c_{t-1} and p_f * c_{t-1} inside i and f,
+p_o * c_t inside o. NRU's LSTM baseline has them: its parameter counts agree only with peepholes.
 """
 
 from typing import NamedTuple, TypeVar
@@ -54,7 +54,7 @@ AnyWeights = TypeVar("AnyWeights", Weights, PeepholeWeights)
 
 
 class _Gates(Cell[Inputs, State, AnyWeights]):
-    """What both forms share: the input's matrix, the recurrent one, and where they start."""
+    """The common part of both forms: the input matrix, the recurrent matrix, and their initial values."""
 
     singular_values_at_zero: Gains | None = Gains(input=(0.25, 0.25), state=(0.25, 0.25))
     bounded_state = 1.0
@@ -89,8 +89,8 @@ class LSTMCell(_Gates[Weights]):
     """Long short-term memory.
 
     Args:
-        max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1] and b_i = -b_f.
-            None starts the forget bias at 1, the others at 0.
+        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1] and b_i = -b_f;
+            None for b_f = 1 and other biases 0.
         normalise: layer norm of each gate inside the step.
     """
 
@@ -125,13 +125,13 @@ class LSTMCell(_Gates[Weights]):
 
 
 class PeepholeLSTMCell(_Gates[PeepholeWeights]):
-    """Long short-term memory whose gates see the cell state.
+    """Long short-term memory whose gates read the cell state.
 
     The peepholes start in U(-0.1, 0.1); NRU's released code draws them from U(0, 1).
 
     Args:
-        max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1] and b_i = -b_f.
-            None starts the forget bias at 1, the others at 0.
+        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1] and b_i = -b_f;
+            None for b_f = 1 and other biases 0.
     """
 
     paper = "Gers 2000"

@@ -1,4 +1,4 @@
-"""Matrices of a step in other forms than a dense tensor, and `linear`, the product with any of them."""
+"""The matrices of a step: low-rank and masked forms beside dense tensors, and `linear`, the product with any of them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from torch.utils import _pytree
 
 @dataclass(frozen=True)
 class LowRank:
-    """The matrix identity * I + left @ right, kept in its factors.
+    """The matrix identity * I + left @ right, stored as its factors.
 
     Args:
         left: [n, r].
@@ -23,14 +23,14 @@ class LowRank:
     identity: float = 1.0
 
     def dense(self) -> Tensor:
-        """The matrix written out, [n, m]."""
+        """The matrix as one tensor, [n, m]."""
         if self.identity == 0.0:
             return self.left @ self.right
         eye = torch.eye(self.right.shape[-1], dtype=self.right.dtype, device=self.right.device)
         return torch.addmm(eye, self.left, self.right, beta=self.identity)
 
 
-# A tree node whose leaves are the two factors, so that torch.func, compile and export see tensors and no float.
+# A pytree node whose leaves are the two factors, so that torch.func, compile and export see only tensors.
 _pytree.register_pytree_node(
     LowRank,
     lambda matrix: ([matrix.left, matrix.right], matrix.identity),
@@ -41,7 +41,7 @@ _pytree.register_pytree_node(
 
 @dataclass(frozen=True)
 class Masked:
-    """The matrix W diag(mask), with a mask of its own for each row of the batch: what recurrent dropout makes of W.
+    """The matrix W diag(mask), with a separate mask for each row of the batch: used by recurrent dropout.
 
     Args:
         matrix: W, [n, m].
@@ -53,12 +53,12 @@ class Masked:
 
     def __getitem__(self, rows: slice) -> "Masked":
         if isinstance(self.matrix, LowRank):
-            raise TypeError("a LowRank matrix has no rows to take; keep each matrix of a step in a field of its own.")
+            raise TypeError("rows of a LowRank matrix cannot be selected; store each matrix of a step in its own field.")
         return Masked(self.matrix[rows], self.mask)
 
 
 def linear(v: Tensor, W: Tensor | LowRank | Masked) -> Tensor:
-    """v W^T over the last axis: one dot, or two thin ones where W is kept in its factors."""
+    """v W^T over the last axis: one product, or two thin ones for a LowRank matrix."""
     if isinstance(W, Masked):
         return linear(v * W.mask, W.matrix)
     if isinstance(W, Tensor):
@@ -68,7 +68,7 @@ def linear(v: Tensor, W: Tensor | LowRank | Masked) -> Tensor:
 
 
 class Matrix(nn.Module):
-    """A learnt matrix identity * I + N, with N dense or, given a rank, a product of two factors. Its cell starts it."""
+    """A learned matrix identity * I + N, with N dense or, given a rank, a product of two factors. Its cell initialises it."""
 
     def __init__(self, rows: int, columns: int, *, rank: int | None = None, identity: float = 0.0):
         super().__init__()

@@ -1,6 +1,6 @@
 """NRU, the non-saturating recurrent unit: an additive memory, written and erased by gates that never saturate.
 
-Here M is the memory size, k the number of heads, and every f is a learnt linear map of [x_t, h_t, m_{t-1}] plus a bias:
+Here M is the memory size, k the number of heads, and every f is a learned linear map of [x_t, h_t, m_{t-1}] plus a bias:
 
     h_t     = ReLU(W_h h_{t-1} + W_i x_t + W_c m_{t-1} + b)
     alpha   = f_alpha,  beta = f_beta                                  in R^k: what each head writes, and erases
@@ -8,15 +8,18 @@ Here M is the memory size, k the number of heads, and every f is a learnt linear
     v_1..k  = rows of p q^T, read as k x M, each divided by its L5 norm     where each head writes, and erases
     m_t     = m_{t-1} + sum_i alpha_i v_i^w - sum_i beta_i v_i^e
 
-Chandar et al. 2019, eq. 9-17, with the biases that its parameter counts need. An optional ReLU on alpha, beta and v (before
-the norm) makes writing heads only add and erasing heads only take away; the authors use it for language alone.
+Chandar et al. 2019, eq. 9-17, with the biases that its parameter counts imply. With an optional ReLU on alpha, beta and v
+(before the norm) writing heads only add and erasing heads only subtract; the authors use it for language only.
 
-The authors' released code differs: its heads do not see x_t, and the contributions of the heads are averaged, not summed (at
-k = 4 a quarter of the step). `NRU.released(...)` gives that form, whose counts are the paper's "23.5k" and "165k". The
-printed sum grows fast from its start (at the copying size, memory entries reach 1e5 to 1e9 within 100 steps); averaged heads
-grow more slowly. Both start as nn.Linear does, as the released code; the paper says nothing. The multiplicative memory, which
-the paper mentions for language and never prints, is here m_t = m_{t-1} * (1 + sum_i alpha_i v_i^w - sum_i beta_i v_i^e) from
-m_0 = 1. With `normalise=True` the argument of the ReLU passes a layer norm (`normalise.py`).
+The authors' released code differs: its heads do not read x_t, and the contributions of the heads are averaged, not summed
+(with k = 4 a quarter of the step). `NRU.released(...)` gives that form, whose counts are the paper's "23.5k" and "165k". The
+printed sum grows fast at the beginning (at the copying size, memory entries reach 1e5 to 1e9 within 100 steps); averaged heads
+grow more slowly. Both start like nn.Linear, as in the released code; the paper gives no initial values. The multiplicative
+memory, which the paper mentions for language without an equation, is here
+
+    m_t     = m_{t-1} * (1 + sum_i alpha_i v_i^w - sum_i beta_i v_i^e),    m_0 = 1
+
+With `normalise=True` a layer norm (`layer_norm.py`) acts on the argument of the ReLU.
 """
 
 import math
@@ -35,7 +38,7 @@ from unfading.initialise import uniform_
 
 class Inputs(NamedTuple):
     h: Tensor  # [T, B, H] W_i x + b
-    heads: Tensor  # [T, B, n] the heads' part of x and their biases; [T, 1, n] where the heads do not see x
+    heads: Tensor  # [T, B, n] contribution of x to the heads, with biases; [T, 1, n] where the heads do not read x
 
 
 class Weights(NamedTuple):
@@ -54,11 +57,11 @@ class NRUCell(Cell[Inputs, State, Weights]):
 
     Args:
         memory_size: M.
-        heads: k, the writing heads.
-        erase_heads: the erasing heads; None takes as many as there are writing heads.
-        factored: make the k directions from an outer product; memory_size * heads must then be a perfect square.
-            Otherwise a linear map gives all k * M entries.
-        norm: the p of the norm that each direction is divided by, at least 1.
+        heads: k, the number of writing heads.
+        erase_heads: the number of erasing heads; None for as many as there are writing heads.
+        factored: compute the k directions from an outer product; memory_size * heads must then be a perfect square.
+            Otherwise a linear map computes all k * M entries.
+        norm: the order p of the norm by which each direction is divided, at least 1.
         relu_heads: ReLU on alpha, beta and the directions.
         heads_see_input: feed x_t to the heads, as printed.
         mean_over_heads: average the heads' contributions instead of summing them.
@@ -117,11 +120,11 @@ class NRUCell(Cell[Inputs, State, Weights]):
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """As nn.Linear starts: uniform, within one over the root of all that a row reads, x included."""
+        """As in nn.Linear: uniform, bounded by one over the square root of the number of inputs of a row, x included."""
         joint = self.output_size + self.memory_size
-        seen = 0 if self.heads_from_input is None else self.input_size
+        from_input = 0 if self.heads_from_input is None else self.input_size
         to_h = (self.input_size + joint, [self.from_input.weight, self.W_h, self.from_input.bias])
-        to_heads = (seen + joint, [self.heads_from_input, self.W_heads, self.b_heads])
+        to_heads = (from_input + joint, [self.heads_from_input, self.W_heads, self.b_heads])
         for fan_in, tensors in (to_h, to_heads):
             for tensor in tensors:
                 if tensor is not None:
@@ -149,15 +152,15 @@ class NRUCell(Cell[Inputs, State, Weights]):
         return State(h, state.m * (1 + change) if self.multiplicative else state.m + change)
 
     def _along(self, amount: Tensor, direction: Tensor, heads: int) -> Tensor:
-        """sum_i amount_i v_i, [B, M], with the v_i made from what the linear map gave for them."""
+        """sum_i amount_i v_i, [B, M], with the v_i computed from `direction`, the result of the linear map."""
         if self.factored:
             p, q = direction.chunk(2, dim=-1)
             direction = p.unsqueeze(-1) * q.unsqueeze(-2)
         v = direction.reshape(-1, heads, self.memory_size)
         if self.relu_heads:
             amount, v = torch.relu(amount), torch.relu(v)
-        # A direction does not depend on its length, so each row is first brought to a largest entry of 1: the fifth powers
-        # of the norm would leave float32 for entries above 5e7 or below 1e-9. The norm is then at least 1, or 0 for zeros.
+        # A direction does not depend on its length, so each row is first scaled to a largest entry of 1: the fifth powers of
+        # the norm would overflow or underflow float32 for entries above 5e7 or below 1e-9. The norm is then at least 1, or 0.
         largest = v.detach().abs().amax(dim=-1, keepdim=True)
         v = v / largest.clamp_min(torch.finfo(v.dtype).tiny)
         v = v / torch.linalg.vector_norm(v, ord=self.norm, dim=-1, keepdim=True).clamp_min(0.5)
@@ -175,7 +178,7 @@ def _check_square(memory_size: int, heads: int, erase_heads: int) -> None:
 
     if fits(memory_size):
         return
-    # Some size fits both kinds of head exactly where heads * erase_heads is itself a perfect square.
+    # A size that fits both kinds of head exists if and only if heads * erase_heads is itself a perfect square.
     if math.isqrt(heads * erase_heads) ** 2 != heads * erase_heads:
         raise ValueError(
             f"NRU writes memory as an outer product of two equal vectors, so memory_size * heads must be a perfect square "

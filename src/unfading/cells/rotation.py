@@ -1,11 +1,11 @@
 """Networks whose recurrent matrix is a product of plane rotations: EURNN and GORU.
 
-Q is a product of layers, each of which turns disjoint pairs of coordinates (i, j) by their own angles:
+Q is a product of layers. Each layer rotates disjoint pairs of coordinates (i, j), each by its own angle:
 
     (z_i, z_j) <- (e^(i phi) (cos theta z_i - sin theta z_j), sin theta z_i + cos theta z_j)        phi = 0 in the real form
 
 FFT style: log2 H layers, pairs at stride H/2, H/4, ..., 1. Tunable style: `capacity` layers, pairs (0, 1), (2, 3), ... and
-(1, 2), (3, 4), ... in turn. Layers act in the order listed; the complex form ends with diagonal phases. Jing et al. 2017.
+(1, 2), (3, 4), ... in turn. Layers act in this order; the complex form ends with diagonal phases. Jing et al. 2017.
 
     EURNN:  h_t = modReLU(Q h_{t-1} + U x_t)
     GORU:   r_t = sigmoid(U_r x_t + W_r h_{t-1} + b_r),  g_t = sigmoid(U_g x_t + W_g h_{t-1} + b_g)
@@ -13,10 +13,10 @@ FFT style: log2 H layers, pairs at stride H/2, H/4, ..., 1. Tunable style: `capa
             h_t = g_t * h_{t-1} + (1 - g_t) * c_t
 
 In the complex form a state, and the rows of U, are real pairs [Re, Im], and modReLU is that of `unitary.py`. The real modReLU
-is sign(z) ReLU(|z| + b). The authors' code has |z| + 0.01 (EURNN) and |z| + 0.001 (GORU) in the place of |z|, which adds to
-every entry even at b = 0, and puts the phase e^(i phi) on z_j instead. Starts as in their code: angles U(-pi, pi), U and W in
-U(-0.01, 0.01), b_r = 2, modReLU's b = 0 (EURNN) and 0.01 (GORU); b_g, which they leave to a default, starts at 0. NRU's EURNN
-with 17,418 parameters on psMNIST is the real FFT form with 1024 units.
+is sign(z) ReLU(|z| + b). The authors' code has |z| + 0.01 (EURNN) and |z| + 0.001 (GORU) in place of |z|, which adds to every
+entry even at b = 0, and puts the phase e^(i phi) on z_j instead. Initial values as in their code: angles U(-pi, pi), U and W
+in U(-0.01, 0.01), b_r = 2, modReLU's b = 0 (EURNN) and 0.01 (GORU); b_g, for which they use a default, starts at 0. NRU's
+EURNN with 17,418 parameters on psMNIST is the real FFT form with 1024 units.
 """
 
 import math
@@ -38,7 +38,7 @@ class Rotations(nn.Module):
     def __init__(self, size: int, capacity: int | None, *, complex_state: bool):
         super().__init__()
         self.size = size
-        # Each layer: where its pairs begin, and how far the two of a pair lie apart.
+        # Of each layer: the index of the first pair, and the distance between the two coordinates of a pair.
         if capacity is None:
             _check_power_of_two(size)
             self.layers = [(0, size >> level) for level in range(1, size.bit_length())]
@@ -99,7 +99,7 @@ class State(NamedTuple):
 
 
 class EURNNCell(Cell[Inputs, State, Weights]):
-    """Efficient unitary network. Its complex form gives the real part of h to the next layer.
+    """Efficient unitary network. The output of its complex form is the real part of h.
 
     Args:
         capacity: layers of the tunable style; None takes the FFT style, for which hidden_size must be a power of two.
@@ -205,7 +205,7 @@ def _phases(angles: Tensor) -> Tensor:
 
 
 def _turn(M: Tensor, begin: int, stride: int, c: Tensor, s: Tensor, phase: Tensor | None) -> Tensor:
-    """One layer of rotations on the rows of M."""
+    """Apply one layer of rotations to the rows of M."""
     n = M.shape[0]
     pairs = M[begin : n - begin].reshape(-1, 2, stride, n)
     c, s = c.reshape(-1, stride, 1), s.reshape(-1, stride, 1)

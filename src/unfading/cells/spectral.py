@@ -1,11 +1,11 @@
-"""Networks that keep the singular values of their matrix near one: SpectralRNN by construction, SoftOrthogonalRNN by a penalty.
+"""Networks with singular values near one: SpectralRNN by construction, SoftOrthogonalRNN by a penalty.
 
     h_t = phi(W_x x_t + W_h h_{t-1} + b)
 
-SpectralRNN (Zhang et al. 2018): W_h = U S V^T, with U and V products of `reflectors` Householder reflections each, and S = 1
-+ 2 margin (sigmoid(p) - 1/2), so that every singular value lies in 1 +- margin. phi = ReLU. The k-th reflection leaves the
-first k - 1 coordinates alone, as in the authors' code. A product H_1 ... H_r is I - Y T^-1 Y^T, where Y has the reflections'
-vectors as columns and T = striu(Y^T Y) + diag(Y^T Y) / 2, so that one small triangular solve builds it.
+SpectralRNN (Zhang et al. 2018): W_h = U S V^T, with U and V products of `reflectors` Householder reflections each, and
+S = 1 + 2 margin (sigmoid(p) - 1/2), so that every singular value lies in 1 +- margin. phi = ReLU. The k-th reflection leaves
+the first k - 1 coordinates unchanged, as in the authors' code. A product H_1 ... H_r is I - Y T^-1 Y^T, where Y has the
+reflections' vectors as columns and T = striu(Y^T Y) + diag(Y^T Y) / 2, so that it needs one small triangular solve.
 SoftOrthogonalRNN (Vorontsov et al. 2017): W_h is free, and `penalty()` = strength * ||W_h^T W_h - I||_F^2 is added to the loss.
 """
 
@@ -38,8 +38,8 @@ class SpectralRNNCell(Cell[Inputs, State, Weights]):
     """Recurrent cell with bounded singular values.
 
     Args:
-        reflectors: reflections in U and in V; None takes a quarter of the hidden size, rounded up, as the authors do.
-        margin: how far a singular value may lie from one.
+        reflectors: number of reflections in U and in V; None takes a quarter of the hidden size, rounded up, as the authors do.
+        margin: largest distance of a singular value from one.
         activation: phi.
     """
 
@@ -102,7 +102,7 @@ class SpectralRNNCell(Cell[Inputs, State, Weights]):
 
 
 class SoftOrthogonalRNNCell(ElmanCell):
-    """Plain cell whose recurrent matrix is held near the orthogonal ones by a penalty.
+    """Plain cell with a penalty that keeps its recurrent matrix nearly orthogonal.
 
     Args:
         activation: phi.

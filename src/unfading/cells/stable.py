@@ -1,23 +1,23 @@
-"""StableIncrementalRNN: the incremental RNN with a recurrent matrix that is stable by construction. Ours.
+"""StableIncrementalRNN: the incremental RNN with a recurrent matrix that is stable by construction. New in this library.
 
     M   = alpha I - A A^T + B C^T - C B^T,       A, B, C in R^(H x q)
     s   = g_{k-1} + h_{m-1}
     g_k = g_{k-1} + eta_{m,k} * (phi(M s + W x_m + b) - alpha s),    g_0 = h_{m-1},  h_m = g_K
 
-What ends runs of the incremental RNN is not vanishing: the learnt P U grows past alpha, and the state overflows. Here
-S = M - alpha I is a negative semidefinite matrix plus a skew one. For ReLU, whose slopes D are 0 or 1, D M - alpha I is block
-triangular with blocks -alpha I and a principal part of S; for slopes in (0, 1] it is similar to
+Runs of the incremental RNN fail not because gradients vanish but because the learned P U grows past alpha and the state
+overflows. Here S = M - alpha I is a negative semidefinite matrix plus a skew one. For ReLU, whose slopes D are 0 or 1,
+D M - alpha I is block triangular with blocks -alpha I and a principal part of S; for slopes in (0, 1] it is similar to
 D^(1/2) S D^(1/2) - alpha (I - D). In both cases every eigenvalue has a real part of at most 0. With 0 <= eta <= 1 / alpha and
 slopes 0 or 1,
 
     spectral radius of I + eta (D M - alpha I)  <=  sqrt(1 + eta^2 ||S||^2),      norm  <=  1 + eta ||S||.
 
-(With K = 1 and g_0 = h the Jacobian is I + 2 eta (D M - alpha I): read 2 eta for eta.) Its limits: products over changing ReLU
-patterns can still grow when ||S|| > alpha, and a negative eta breaks it. A strong tendency, not a guarantee.
+(With K = 1 and g_0 = h the Jacobian is I + 2 eta (D M - alpha I): read 2 eta for eta.) This is a strong tendency and not a
+guarantee: products over changing ReLU patterns can still grow if ||S|| > alpha, and the bounds do not hold for a negative eta.
 
-A prototype with K = 1, 128 units and q = 8 solved the adding problem at T = 750 in 24 of 24 runs (three rates, two starts of
-eta), where 2 of 18 settings of the paper's form did; with K = 5 in 8 of 12. On pixel MNIST it reached 98.35 % with 4,112
-parameters, head not counted; the paper reports 97.73 % (K = 1) and 98.13 % (K = 3) at "4k".
+A prototype with K = 1, 128 units and q = 8 solved the adding problem at T = 750 in 24 of 24 runs (three learning rates, two
+initial values of eta), where 2 of 18 settings of the paper's form did; with K = 5 in 8 of 12. On pixel MNIST it reached 98.35 %
+with 4,112 parameters, without the head; the paper reports 97.73 % (K = 1) and 98.13 % (K = 3) with "4k".
 """
 
 import torch
@@ -36,10 +36,10 @@ class StableIncrementalRNNCell(InnerStepsCell[Weights]):
     Args:
         inner_steps: K.
         rank: q, columns of A, B and C; None takes a sixteenth of the hidden size, rounded up.
-        steps: rows of the table of eta: row m serves time step m, the last row all later ones.
-        eta: where every step size starts.
-        learn_eta: learn the step sizes; otherwise they stay as given.
-        bounded_eta: keep every step size in [0, 1 / alpha], as the bounds above demand: eta = sigmoid(.) / alpha.
+        steps: rows of the table of eta: row m is for time step m, the last row for all later ones.
+        eta: initial value of every step size.
+        learn_eta: learn the step sizes; otherwise they are fixed.
+        bounded_eta: keep every step size in [0, 1 / alpha], as the bounds above require: eta = sigmoid(.) / alpha.
         alpha: weight of the pull to zero.
         activation: phi.
     """
@@ -88,7 +88,7 @@ class StableIncrementalRNNCell(InnerStepsCell[Weights]):
         for factor in (self.A, self.B, self.C):
             gaussian_(factor, 0.1, generator=generator)
         if self.bounded_eta:
-            # The table then holds what the sigmoid takes.
+            # The table then contains the arguments of the sigmoid.
             self.eta.detach().copy_(torch.logit(self.eta.detach() * self.alpha))
 
     def step_sizes(self, start: int, stop: int) -> Tensor:

@@ -1,19 +1,19 @@
-"""STAR: a gated cell whose candidate sees only the input, so that it can be stacked deep.
+"""STAR: a gated cell whose candidate depends on the input only, made for deep stacks.
 
     z_t = tanh(W_z x_t + b_z)                      candidate, needs the input alone: in project
     k_t = sigmoid(W_x x_t + W_h h_{t-1} + b_k)     gate
     h_t = tanh((1 - k_t) * h_{t-1} + k_t * z_t)
 
-Turkoglu et al. 2019, eq. 10-12. Claim: at zero state with orthogonal weights both Jacobians have all singular values 0.5,
-so that what comes back from the layer above and from the next step together keeps its size; along one edge of the lattice
-alone it still fades like 0.5^n, and with a chrono bias the claim no longer holds.
+Turkoglu et al. 2019, eq. 10-12. Claim: at zero state with orthogonal weights both Jacobians have all singular values 0.5, so
+that the gradients from the layer above and from the next step together keep their size. Along one direction of the lattice
+alone a gradient still fades like 0.5^n, and with a chrono bias the claim does not hold.
 
 The authors' released code differs: with a_t the argument of the sigmoid it computes
 
     h_t = tanh((1 - sigmoid(a_t)) * h_{t-1} + sigmoid(a_t + shift) * z_t),   shift = 1
 
 (written there with the forget gate's sign, after JANET), adds dropout of 0.1 to each layer's output, draws the chrono
-bias from U[1, 784] whatever the task, and evaluates its batch-normalised form with the statistics of the test batch.
+bias from U[1, 784] for every task, and evaluates its batch-normalised form with the statistics of the test batch.
 `shift=1.0`, or `STAR.released(...)`, gives that gate; `max_lag` gives the chrono bias of the paper.
 """
 
@@ -45,9 +45,9 @@ class STARCell(Cell[Inputs, State, Weights]):
     """Stackable recurrent cell.
 
     Args:
-        max_lag: longest dependency expected, in steps. Starts the gate's bias so that forgetting times are spread over
-            [1, max_lag]; None starts it at zero.
-        shift: what the released code adds inside the gate on the candidate (there 1).
+        max_lag: longest dependency expected, in steps. Initialises the gate's bias so that forgetting times are spread over
+            [1, max_lag]; None initialises it to zero.
+        shift: constant that the released code adds inside the gate on the candidate (there 1).
     """
 
     paper = "Turkoglu 2019"

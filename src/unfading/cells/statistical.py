@@ -1,14 +1,14 @@
-"""StatisticalRNN (Oliva's SRU): no gate, but moving averages of learnt statistics at several time scales.
+"""StatisticalRNN (Oliva's SRU): moving averages of learned statistics at several time scales, without gates.
 
 Here P is the number of statistics, A the number of scales, mu in R^(A P):
 
-    r_t    = ReLU(W_r mu_{t-1} + b_r)                           what of the past matters now
+    r_t    = ReLU(W_r mu_{t-1} + b_r)                           summary of the past
     phi_t  = ReLU(W_x x_t + W_phi r_t + b_phi)                  statistics of this step, in R^P
     mu_t^a = a mu_{t-1}^a + (1 - a) phi_t                       for each scale a
     o_t    = ReLU(W_o mu_t + b_o)                               output, in R^H
 
-Oliva et al. 2017. The output is computed once over all time, outside the loop. Xavier start with gain sqrt 2 and zero biases,
-as NRU's baseline; the authors draw from U(-0.1, 0.1). Another unit is called SRU too (Lei et al.); this is not it.
+Oliva et al. 2017. The output is computed once for all time, outside the loop. Xavier initialisation with gain sqrt 2 and zero
+biases, as in NRU's baseline; the authors draw from U(-0.1, 0.1). The SRU of Lei et al. is another cell.
 """
 
 import math
@@ -45,7 +45,7 @@ class StatisticalRNNCell(Cell[Inputs, State, Weights]):
     Args:
         statistics: P.
         summary_size: size of r.
-        scales: the a, each in [0, 1); NRU's baseline has 0, 0.5, 0.9, 0.99, 0.999.
+        scales: the values of a, each in [0, 1); NRU's baseline has 0, 0.5, 0.9, 0.99, 0.999.
     """
 
     paper = "Oliva 2017"
@@ -70,7 +70,7 @@ class StatisticalRNNCell(Cell[Inputs, State, Weights]):
         for scale in scales:
             check_share("each of scales", scale)
             if scale == 1.0:
-                raise ValueError("a scale of 1.0 never moves; each of scales must lie in [0, 1).")
+                raise ValueError("an average with scale 1.0 never moves; each of scales must lie in [0, 1).")
         self.scales = tuple(scales)
         self.statistics = statistics
         self.from_input = nn.Linear(input_size, statistics, bias=bias)

@@ -5,8 +5,8 @@
     h_t = f_t * h_{t-1} + (1 - f_t) * z_t
 
 Collins et al. 2016, who write g for f and c for z; JANET with beta = 0 is the same equation. TensorFlow's cell adds a
-constant 1 to the gate's argument; here b_f starts at 1, which is the same function. EdgeML's starts all biases at 1 and
-its matrices at 0.1 N(0, 1); ours start orthogonal.
+constant 1 to the gate's argument; here b_f starts at 1, which is the same function. EdgeML's cell starts with biases 1 and
+matrices 0.1 N(0, 1); here matrices start orthogonal.
 """
 
 import torch
@@ -20,7 +20,7 @@ class UGRNNCell(ForgetGateCell):
     """Update-gate recurrent cell.
 
     Args:
-        max_lag: longest dependency expected, in steps: chrono start, b_f = log U[1, max_lag - 1]. None starts b_f at 1.
+        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1]; None for b_f = 1.
     """
 
     paper = "Collins 2016"

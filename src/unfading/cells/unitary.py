@@ -1,18 +1,18 @@
 """Unitary networks on complex states: the structured uRNN, and the full one.
 
-A complex vector z is kept as a real pair [Re z, Im z], a complex matrix M as [[Re M, -Im M], [Im M, Re M]]:
+A complex vector z is stored as a real pair [Re z, Im z], a complex matrix M as [[Re M, -Im M], [Im M, Re M]]:
 
     z_t = W h_{t-1} + V x_t
     h_t = modReLU(z_t) = z_t * ReLU(|z_t| + b) / |z_t|
 
 UnitaryRNN (Arjovsky et al. 2016): W = D_3 R_2 F^-1 D_2 Pi R_1 F D_1, with D diagonal phases, R reflections I - 2 v v^* / |v|^2,
 F the Fourier transform, Pi a fixed permutation, (Pi z)_i = z_pi(i): 7 H real numbers. Its 16,394 parameters on pixel MNIST (512
-units) count a learnt initial state: `learn_initial_state=True`, which starts at 0 here and in U(+-sqrt(3 / 2H)) there.
+units) include a learned initial state: `learn_initial_state=True`, which starts at 0 here and in U(+-sqrt(3 / 2H)) there.
 FullUnitaryRNN (Wisdom et al. 2016): W any unitary matrix. They keep W on the manifold by multiplicative Cayley updates; here it
 is parametrised, so that every optimiser works: W = (I - A/2)^-1 (I + A/2) or exp(A), with A = -A^* given by H^2 real numbers.
 
-Both give all of h, real and imaginary parts, to the next layer: output size 2 H. |z| is sqrt(Re^2 + Im^2 + 1e-10), whose
-gradient at 0 exists; the authors divide by |z| + 1e-5.
+The output of both is all of h, real and imaginary parts: output size 2 H. |z| is sqrt(Re^2 + Im^2 + 1e-10), which has a
+gradient at 0; the authors divide by |z| + 1e-5.
 """
 
 import math
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 class ComplexCell(Cell[Inputs, State, Weights]):
-    """What unitary networks share: all but how W is made."""
+    """The common part of unitary networks: everything except the construction of W."""
 
     orthogonal_recurrence = "W"
 
@@ -108,7 +108,7 @@ class FullUnitaryRNNCell(ComplexCell):
     """Unitary recurrent network of full capacity.
 
     Args:
-        exponential: W = exp(A) instead of the Cayley form, which costs one linear solve.
+        exponential: W = exp(A) instead of the Cayley form, which needs one linear solve.
     """
 
     paper = "Wisdom 2016"
@@ -138,7 +138,7 @@ class FullUnitaryRNNCell(ComplexCell):
 
 
 def modrelu_pair(z: Tensor, b: Tensor) -> Tensor:
-    """z * ReLU(|z| + b) / |z| of a complex vector kept as a real pair."""
+    """z * ReLU(|z| + b) / |z| of a complex vector stored as a real pair."""
     re, im = z.chunk(2, dim=-1)
     size = torch.sqrt(re * re + im * im + 1e-10)
     scale = torch.relu(size + b) / size

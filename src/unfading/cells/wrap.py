@@ -1,12 +1,12 @@
-"""Wrapper cells: noise on the recurrence of any cell, drawn in `project`, applied around its `step`.
+"""Wrapper cells: noise on the recurrence of any cell, drawn in `project` and applied in `step`.
 
     recurrent dropout:  W h_{t-1}  becomes  W (m * h_{t-1}) in every product of the step, m = Bernoulli(1 - rate) / (1 - rate),
-                        one mask per row and matrix for all time (Gal & Ghahramani 2016); what the state carries is not dropped,
-                        nor what DeepTransition's inner network reads inside; EquilibriumRNN has no product in its step
-    zoneout:            s_t = m_t * s_{t-1} + (1 - m_t) * step(s_{t-1}), m_t = Bernoulli(rate) anew for each step and entry of
-                        every part of the state (Krueger et al. 2017); in evaluation m_t is its expectation, the rate
+                        one mask per row and matrix for all time (Gal & Ghahramani 2016). The state itself is not dropped, nor
+                        the values inside DeepTransition's network; EquilibriumRNN has no product in its step.
+    zoneout:            s_t = m_t * s_{t-1} + (1 - m_t) * step(s_{t-1}), m_t = Bernoulli(rate) for each step and each entry of
+                        every part of the state (Krueger et al. 2017); in evaluation m_t is its expectation, the rate.
 
-Layers have both as keywords. Masks come from torch's global generator, as those of nn.Dropout.
+Layers have both as keyword arguments. Masks come from torch's global generator, like those of nn.Dropout.
 """
 
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ from unfading.errors import check_share
 
 
 class Inputs(NamedTuple):
-    inner: Any  # what the wrapped cell's project gave
+    inner: Any  # the inputs of the wrapped cell
     masks: tuple[Tensor, ...]  # [1, B, n] per matrix, or [T, B, n] per part of the state; none in evaluation of dropout
 
 
 class WrapperCell(Cell[Inputs, Any, Any]):
-    """What wrappers share: all but the noise is the wrapped cell's own."""
+    """The common part of wrappers: everything except the noise comes from the wrapped cell."""
 
     def __init__(self, cell: Cell, rate: float):
         super().__init__(cell.input_size, cell.output_size)
@@ -36,7 +36,7 @@ class WrapperCell(Cell[Inputs, Any, Any]):
 
     @property
     def noisy(self) -> bool:
-        """Whether to draw masks: while the innermost cell, which is the one that the network owns, is in training."""
+        """Whether to draw masks: while the innermost cell, which belongs to the network, is in training mode."""
         return innermost(self).training
 
     def weights(self) -> Any:
@@ -53,11 +53,11 @@ class WrapperCell(Cell[Inputs, Any, Any]):
 
 
 class RecurrentDropoutCell(WrapperCell):
-    """Variational dropout on what a cell's recurrent matrices read.
+    """Variational dropout on the inputs of a cell's recurrent matrices.
 
     Args:
-        cell: the cell to wrap; its step must take its products through `unfading.linear`.
-        rate: share of entries dropped.
+        cell: the cell to wrap; its step must compute its products with `unfading.linear`.
+        rate: probability of dropping an entry.
     """
 
     def __init__(self, cell: Cell, rate: float):
@@ -65,7 +65,7 @@ class RecurrentDropoutCell(WrapperCell):
         if rate == 1.0:
             raise ValueError("rate=1.0 would drop the whole recurrence; take a rate below 1.")
         weights = cell.weights()
-        # Columns of every matrix that the step multiplies by.
+        # The number of columns of every matrix in the step.
         self.columns = {
             name: (W.right if isinstance(W, LowRank) else W).shape[1]
             for name, W in zip(weights._fields, weights, strict=True)
@@ -99,16 +99,16 @@ class RecurrentDropoutCell(WrapperCell):
             name = type(self.cell).__name__
             raise TypeError(
                 f"recurrent dropout acts where {name}.step calls unfading.linear(v, W); it uses one of "
-                f"{', '.join(self.columns)} in another way ({error}). Write that product with linear, or drop the dropout."
+                f"{', '.join(self.columns)} in another way ({error}). Write that product with linear, or leave out the dropout."
             ) from error
 
 
 class ZoneoutCell(WrapperCell):
-    """Random entries of the state stand still for a step.
+    """Random entries of the state keep their value for a step.
 
     Args:
         cell: the cell to wrap.
-        rate: share of entries that stand still.
+        rate: probability that an entry keeps its value.
     """
 
     @property
@@ -136,5 +136,5 @@ def innermost(cell: Cell) -> Cell:
 
 
 def _bernoulli(like: Tensor, share: float, shape: tuple[int, ...]) -> Tensor:
-    """Ones with probability `share`, else zeros. Out of place, so that vmap can draw for each model anew."""
+    """Ones with probability `share`, else zeros. Not in place, so that each model under vmap draws its own."""
     return torch.bernoulli(like.new_full(shape, share))
