@@ -1,7 +1,7 @@
-"""The law of the compiler: a compiled step gives what autograd gives through a plain loop of the step itself.
+"""The law of the compiler: a compiled step has the results and gradients of autograd through a plain loop of that step.
 
-All that comes out is compared: the trajectory, the final state, and the gradients of every input, initial state and weight,
-under random cotangents on both. Rows have lengths of their own, 0 among them, and run either way in time.
+All results are compared: the trajectory, the final state, and the gradients of every input, initial state and weight, under
+random cotangents on both. Batch rows have different lengths, 0 among them, and run in either direction of time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +33,9 @@ class Setting(NamedTuple):
     B: int
     lengths: tuple[int, ...] | None = None
     reverse: bool = False
-    ignored: tuple[str, ...] = ()  # results that nothing is made of: no cotangent comes from them
-    unwanted: tuple[str, ...] = ()  # gradients that nobody asks for
-    turned: bool = False  # tensors lie in memory in another order than their axes
+    ignored: tuple[str, ...] = ()  # results without a cotangent: nothing is computed from them
+    unwanted: tuple[str, ...] = ()  # gradients that are not asked for
+    transposed: bool = False  # tensors whose memory order differs from the order of their axes
 
 
 class Numbers(NamedTuple):
@@ -56,12 +56,12 @@ def some_settings(signature: Signature, seed: int) -> list[Setting]:
         lengths = tuple(random.randint(0, T) for _ in range(B)) if random.random() < 0.6 else None
         ignored = random.choice([(), (), tuple(f"trajectory {i}" for i in states), tuple(f"final state {i}" for i in states)])
         unwanted = tuple(random.sample(gradients, random.randint(1, len(gradients)))) if random.random() < 0.3 else ()
-        out.append(Setting(T, B, lengths, random.random() < 0.5, ignored, unwanted, turned=B == 5))
+        out.append(Setting(T, B, lengths, random.random() < 0.5, ignored, unwanted, transposed=B == 5))
     return out
 
 
 def some_numbers(signature: Signature, setting: Setting, seed: int = 0) -> Numbers:
-    """Between -1 and 1."""
+    """Random numbers between -1 and 1 for all arguments and cotangents."""
     generator = torch.Generator().manual_seed(seed)
     T, B = setting.T, setting.B
 
@@ -78,7 +78,7 @@ def some_numbers(signature: Signature, setting: Setting, seed: int = 0) -> Numbe
 
 
 def by_autograd(step: Step, signature: Signature, numbers: Numbers, setting: Setting) -> Results:
-    """A loop in Python in which every row reads the time it stands at, and keeps its state once it has ended."""
+    """A loop in Python. Every row reads the input of its own time, and its state stays as it is once the row has ended."""
     T, B = setting.T, setting.B
     rows = torch.arange(B)
     lengths = torch.full((B,), T) if setting.lengths is None else torch.tensor(setting.lengths)
@@ -93,8 +93,8 @@ def by_autograd(step: Step, signature: Signature, numbers: Numbers, setting: Set
         after.append(state)
     time = torch.arange(T)[:, None]
     steps_done = (lengths - 1 - time).clamp(min=0) if setting.reverse else time
-    made = [torch.stack(part)[steps_done, rows] for part in zip(*after, strict=True)]
-    outputs = [*(torch.where((time < lengths)[:, :, None], part, 0.0) for part in made), *state]
+    trajectory = [torch.stack(part)[steps_done, rows] for part in zip(*after, strict=True)]
+    outputs = [*(torch.where((time < lengths)[:, :, None], part, 0.0) for part in trajectory), *state]
     cotangents = [*numbers.trajectory, *numbers.final]
     total = sum((out * d).sum() for out, d in zip(outputs, cotangents, strict=True) if d is not None)
     leaves = [*inputs, *states, *weights]
@@ -105,8 +105,8 @@ def by_autograd(step: Step, signature: Signature, numbers: Numbers, setting: Set
     return _named([*outputs, *outputs], gradients, signature)
 
 
-def by_kernel(made: Kernel, signature: Signature, numbers: Numbers, setting: Setting) -> Results:
-    """The compiled loops. Nothing past a row's end is read, and no memory that was not written: there stands NaN."""
+def by_kernel(loops: Kernel, signature: Signature, numbers: Numbers, setting: Setting) -> Results:
+    """The compiled loops. NaN past the end of each row and in fresh memory shows a read of either."""
     lengths = None if setting.lengths is None else torch.tensor(setting.lengths)
     inputs, states, weights, d_trajectory, d_final = numbers
     if lengths is not None:
@@ -115,15 +115,15 @@ def by_kernel(made: Kernel, signature: Signature, numbers: Numbers, setting: Set
             x.masked_fill(past, torch.nan) if k == "sequence" else x for x, k in zip(inputs, signature.kinds, strict=True)
         ]
         d_trajectory = [d if d is None else d.masked_fill(past, torch.nan) for d in d_trajectory]
-    if setting.turned:
+    if setting.transposed:
         groups = (inputs, states, weights, d_trajectory, d_final)
-        inputs, states, weights, d_trajectory, d_final = ([_turned(x) for x in group] for group in groups)
+        inputs, states, weights, d_trajectory, d_final = ([_transposed(x) for x in group] for group in groups)
     options = Kernel.options(lengths, setting.reverse)
     wanted = [name not in setting.unwanted for name in _gradient_names(signature)]
     with _poisoned_memory(), patch.object(backward, "CHUNK_BYTES", 1):
-        in_evaluation, end, _ = made.forward(inputs, states, weights, options, keep=False)
-        trajectory, final, saved = made.forward(inputs, states, weights, options, keep=True)
-        back = Backward(made, inputs, states, weights, trajectory, saved, options, wanted)
+        in_evaluation, end, _ = loops.forward(inputs, states, weights, options, keep=False)
+        trajectory, final, saved = loops.forward(inputs, states, weights, options, keep=True)
+        back = Backward(loops, inputs, states, weights, trajectory, saved, options, wanted)
         d_inputs, d_states, d_weights = back.gradients(d_trajectory, d_final)
     return _named([*trajectory, *final, *in_evaluation, *end], [*d_inputs, *d_states, *d_weights], signature)
 
@@ -147,7 +147,7 @@ def wrong(got: Results, want: Results, tolerance: float = EXACT) -> dict[str, fl
 
 
 def compiled(programs: Sequence[Program], dtype: torch.dtype = torch.float64, *, optimised: bool = False) -> list[Kernel]:
-    """The kernels of programs, compiled in one piece. Without optimisation the C compiler needs a tenth of the time."""
+    """The kernels of programs, compiled together. Without optimisation the C compiler needs a tenth of the time."""
     kernel.products(dtype)
     if optimised:
         return kernel.compiled(programs, dtype)
@@ -163,8 +163,8 @@ def _named(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], signat
     states = range(len(signature.states))
     names = [f"trajectory {i}" for i in states] + [f"final state {i}" for i in states]
     names += [f"{name} in evaluation" for name in names] + _gradient_names(signature)
-    made = zip(names, [*outputs, *gradients], strict=True)
-    return {name: value.detach() for name, value in made if value is not None}
+    results = zip(names, [*outputs, *gradients], strict=True)
+    return {name: value.detach() for name, value in results if value is not None}
 
 
 def _gradient_names(signature: Signature) -> list[str]:
@@ -172,14 +172,14 @@ def _gradient_names(signature: Signature) -> list[str]:
     return [f"gradient of {kind} {i}" for kind, members in parts for i in range(len(members))]
 
 
-def _turned(x: Tensor | None) -> Tensor | None:
+def _transposed(x: Tensor | None) -> Tensor | None:
     """The same tensor, with the last of its axes first in memory."""
     return x if x is None or x.dim() == 0 else x.movedim(-1, 0).contiguous().movedim(0, -1)
 
 
 @contextmanager
 def _poisoned_memory() -> Iterator[None]:
-    """torch.empty and its kin give NaN."""
+    """Inside the block torch.empty and similar functions return NaN."""
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()

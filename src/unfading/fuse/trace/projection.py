@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unfading.cells.base import Cell
 from unfading.fuse.ir.program import VIEWS, InputKind, Op, Program, TensorKind, Value, in_order
 from unfading.fuse.refusal import NotFusable
-from unfading.fuse.trace.recorder import Project, Signature, Step, projected_values, trace_with_project
+from unfading.fuse.trace.recorder import ProjectFunction, Signature, StepFunction, projected_values, trace_with_project
 from unfading.fuse.trace.tree import flatten
 
 LINEAR = frozenset([Op.NEG, Op.COPY, Op.DOT, Op.CAT, Op.SUM, Op.ADD, Op.SUB, *VIEWS])  # in all arguments together
@@ -33,7 +33,7 @@ class Projected(NamedTuple):
     parameters: tuple[str, ...]  # names of the weights that project adds
 
 
-def with_project(cell: Cell, step: Step, signature: Signature) -> Projected:
+def with_project(cell: Cell, step: StepFunction, signature: Signature) -> Projected:
     """Compile project as it is written, with the parameters that it reads as further weights."""
     fields = _fields(signature)
     tensors = _tensors(cell, signature)
@@ -49,7 +49,7 @@ def with_project(cell: Cell, step: Step, signature: Signature) -> Projected:
     return traced([name for i, name in enumerate(tensors, start=own) if i in read])
 
 
-def affine_project(cell: Cell, step: Step, signature: Signature) -> Projected:
+def affine_project(cell: Cell, step: StepFunction, signature: Signature) -> Projected:
     """Compile project as x A + c, with A and c of each field as further weights."""
     fields, tensors = _fields(signature), _tensors(cell, signature)
     wide = _wide(cell, signature, [tuple(tensor.shape) for tensor in tensors.values()])
@@ -126,7 +126,7 @@ def _tensors(cell: Cell, signature: Signature) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor.dtype == signature.dtype}
 
 
-def _projection(cell: Cell, names: Sequence[str]) -> Project:
+def _projection(cell: Cell, names: Sequence[str]) -> ProjectFunction:
     """`project` as a function of x, of the index of its first step, and of these parameters."""
 
     def project(x: Tensor, start: int, parameters: Sequence[Tensor]) -> list[Tensor]:

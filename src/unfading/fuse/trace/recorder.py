@@ -31,8 +31,8 @@ from unfading.fuse.trace.values import BATCH, TIME, Call, MatrixView, Opaque, Ro
 from unfading.source_lines import definition_line, first_line, user_line
 
 Tensors: TypeAlias = Sequence[Tensor]
-Step: TypeAlias = Callable[[Tensors, Tensors, Tensors], Any]  # step(inputs, states, weights) -> new states
-Project: TypeAlias = Callable[[Tensor, int, Tensors], Tensors]  # project(x, start, parameters) -> fields of the inputs
+StepFunction: TypeAlias = Callable[[Tensors, Tensors, Tensors], Any]  # step(inputs, states, weights) -> new states
+ProjectFunction: TypeAlias = Callable[[Tensor, int, Tensors], Tensors]  # project(x, start, parameters) -> fields of the inputs
 
 ROW_SHAPES = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # the axes that may precede the features
 
@@ -175,7 +175,7 @@ class Recorder(TorchDispatchMode):
         raise NotFusable(reason, user_line(traceback.extract_stack(sys._getframe(1))))
 
 
-def trace(step: Step, signature: Signature) -> Program:
+def trace(step: StepFunction, signature: Signature) -> Program:
     """The program of a step, which takes and returns flat sequences of tensors."""
     programs = []
     for _ in range(2):
@@ -189,7 +189,7 @@ def trace(step: Step, signature: Signature) -> Program:
 
 
 def trace_with_project(
-    project: Project, step: Step, signature: Signature, fields: Sequence[int | None], step_weights: int
+    project: ProjectFunction, step: StepFunction, signature: Signature, fields: Sequence[int | None], step_weights: int
 ) -> Program:
     """The program of project and step together; raises NotFusable where project is not in the language.
 
@@ -209,7 +209,7 @@ def trace_with_project(
 
 
 def projected_values(
-    project: Project, signature: Signature, fields: Sequence[int | None], step_weights: int, start: int
+    project: ProjectFunction, signature: Signature, fields: Sequence[int | None], step_weights: int, start: int
 ) -> tuple[Recorder, list[Tensor], list[Value]]:
     """The recorder, all weights, and the value of each field that `project` returns; arguments as `trace_with_project`."""
     recorder = Recorder(builder := Builder(), signature.dtype, lenient=True)
@@ -232,7 +232,9 @@ def projected_values(
     return recorder, weights, leaves
 
 
-def _step_program(recorder: Recorder, step: Step, inputs: Sequence[Value], weights: Tensors, signature: Signature) -> Program:
+def _step_program(
+    recorder: Recorder, step: StepFunction, inputs: Sequence[Value], weights: Tensors, signature: Signature
+) -> Program:
     """The program of a step on these values of inputs."""
     builder = recorder.builder
     leaves = [builder.leaf(TensorKind.STATE, i, 0, n) for i, n in enumerate(signature.states)]
