@@ -7,7 +7,7 @@
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +31,9 @@ from unfading.torch_state import traced
 
 CHUNK_BYTES = 1 << 21  # of inputs and states in one chunk of time, where no gradient is wanted
 DEVICES = {"c": "the CPU", "triton": "one GPU"}
+
+# Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
+SEQUENCE, SHARED, CONSTANT = InputKind.SEQUENCE, InputKind.SHARED, InputKind.CONSTANT
 
 R = TypeVar("R")
 
@@ -127,7 +130,7 @@ class Inference:
     def _steps(self, batch: int) -> int:
         """The steps of one chunk."""
         signature = self.plan.signature
-        width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == InputKind.SEQUENCE)
+        width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == SEQUENCE)
         return max(1, CHUNK_BYTES // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
 
     def _divisible(self, options: LoopOptions) -> bool:
@@ -164,13 +167,26 @@ def _no_kernel(cell: Cell) -> str | None:
         return str(cell_plan)
     try:
         if cell_plan.target == "triton":
-            from unfading.fuse.triton.probe import triton_trouble
-
-            return triton_trouble(cell_plan, cell)
+            return _triton_trouble(cell_plan, cell)
         c_kernel(cell_plan.key, cell_plan.signature.dtype)
     except (NoKernel, NotFusable, RecursionError) as error:
         return str(error)
     return None
+
+
+# `triton.probe`, imported when a cell is first on a GPU. A global, since an import statement inside a function costs two
+# microseconds at every call.
+_probe: ModuleType | None = None
+
+
+def _triton_trouble(cell_plan: Plan, cell: Cell) -> str | None:
+    global _probe
+    if _probe is None:
+        from unfading.fuse.triton import probe
+
+        _probe = probe
+    reason: str | None = _probe.triton_trouble(cell_plan, cell)
+    return reason
 
 
 def _device(cell: Cell) -> torch.device:
@@ -248,7 +264,7 @@ def check_tensors(cell_plan: Plan, cell: Cell, tensors: Sequence[Tensor]) -> Non
     signature = cell_plan.signature
     dtype, first_state = signature.dtype, tensors[len(signature.inputs)]
     T, B, device = tensors[0].shape[0], first_state.shape[0], first_state.device
-    sizes = {InputKind.SEQUENCE: (T, B), InputKind.SHARED: (T, 1), InputKind.CONSTANT: (1, B)}
+    sizes = {SEQUENCE: (T, B), SHARED: (T, 1), CONSTANT: (1, B)}
     shapes: list[tuple[int, ...]] = [
         (*sizes[kind], width) for kind, width in zip(signature.kinds, signature.inputs, strict=True)
     ]

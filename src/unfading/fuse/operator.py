@@ -80,13 +80,11 @@ def run_backward(
         )
         results = [d if d is None or models else d.squeeze(0) for part in parts for d in part]
     else:
-        from unfading.fuse.c.backward import Backward
-
         kernel = c_kernel(key, states[0].dtype)
         saved = stored[n] if len(stored) > n else None
         options = kernel.options(lengths, reverse)
-        on_cpu = Backward(kernel, inputs, states, weights, stored[:n], saved, options, wanted)
-        results = [d for part in on_cpu.gradients(gradients[:n], gradients[n:]) for d in part]
+        parts = kernel.backward((gradients[:n], gradients[n:]), (inputs, states, weights), (stored[:n], saved), options, wanted)
+        results = [d for part in parts for d in part]
     return [states[0].new_empty(0) if d is None else d for d in results]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from unfading.fuse.c.emit import Factor, factors
+from unfading.fuse.c.emit import Factor
 from unfading.fuse.c.kernel import Kernel, Tensors, named
 from unfading.fuse.c.threads import run_tiles
 from unfading.fuse.ir.differentiate import Outer, Source
@@ -18,6 +18,12 @@ from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.loop_options import LoopOptions
 
 CHUNK_BYTES = 1 << 22  # of factors in one chunk
+
+# Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
+STATE, NEXT, INITIAL, SEQUENCE = TensorKind.STATE, TensorKind.NEXT, TensorKind.INITIAL, TensorKind.SEQUENCE
+PACKED = TensorKind.PACKED
+D_INPUT, D_WEIGHT, D_INITIAL = TensorKind.D_INPUT, TensorKind.D_WEIGHT, TensorKind.D_INITIAL
+SHARED, CONSTANT = InputKind.SHARED, InputKind.CONSTANT
 
 
 class Backward:
@@ -39,16 +45,16 @@ class Backward:
         self.weights, self.trajectory, self.saved = weights, trajectory, saved
         self.T, self.B = kernel.extent(inputs, states)
         self.widths = kernel.reverse_program.widths
-        self.needed = factors(kernel.outer, kernel.totals)
+        self.needed = kernel.factors
         self.packed = kernel.packed(kernel.back, weights)
         self.wanted_inputs = wanted[: len(inputs)]
         self.wanted_weights = wanted[len(inputs) + len(states) :]
         self.d_inputs: list[Tensor | None] = []
         for i, kind in enumerate(kernel.program.kinds):
-            n = self.widths.get((TensorKind.D_INPUT, i)) if self.wanted_inputs[i] or i in kernel.always else None
+            n = self.widths.get((D_INPUT, i)) if self.wanted_inputs[i] or i in kernel.always else None
             if n is None:
                 self.d_inputs.append(None)
-            elif kind == InputKind.CONSTANT:
+            elif kind == CONSTANT:
                 self.d_inputs.append(states[0].new_zeros((1, self.B, n)))
             else:
                 self.d_inputs.append(kernel.blank(states[0], (self.T, self.B, n), options))
@@ -66,9 +72,9 @@ class Backward:
         buffers: Tensors = {}
         for a, b in self._chunks():
             self._run(a, b, [None if d is None else d[a:b] for d in d_trajectory], carried, buffers)
-            carried = [buffers[TensorKind.D_INITIAL, i] for i in range(len(self.states))]
+            carried = [buffers[D_INITIAL, i] for i in range(len(self.states))]
             for i in range(len(self.states)):  # the next chunk reads these while it writes the others
-                buffers[TensorKind.D_INITIAL, i] = buffers.pop(("spare", i), None)
+                buffers[D_INITIAL, i] = buffers.pop(("spare", i), None)
         d_inputs: list[Tensor | None] = []
         for x, d, kind, want in zip(self.inputs, self.d_inputs, self.kernel.program.kinds, self.wanted_inputs, strict=True):
             if not want:
@@ -76,17 +82,14 @@ class Backward:
             elif d is None:
                 d_inputs.append(torch.zeros_like(x))
             else:
-                d_inputs.append(d.sum(1, keepdim=True) if kind == InputKind.SHARED else d)
+                d_inputs.append(d.sum(1, keepdim=True) if kind == SHARED else d)
         states = [torch.zeros_like(s) if c is None else c for s, c in zip(self.states, carried, strict=True)]
         return d_inputs, states, self.d_weights
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """The first step and the end of each chunk, from the chunk that was processed last to the first."""
         options, T = self.options, self.T
-        width = sum(factor.width for factor in self.needed) + sum(
-            n for (kind, _), n in self.widths.items() if kind == TensorKind.SEQUENCE
-        )
-        steps = max(8, CHUNK_BYTES // (max(1, width) * self.B * self.kernel.dtype.itemsize))
+        steps = max(8, CHUNK_BYTES // (max(1, self.kernel.factor_width) * self.B * self.kernel.dtype.itemsize))
         if options.reverse and options.lengths is not None:
             steps = T  # each row begins at its own time, so a chunk would have to know the position of each
         begins = range(0, T, steps)
@@ -101,10 +104,10 @@ class Backward:
         first = T - b if options.reverse else a  # the first step of the chunk, in the order of processing
         inputs, d_inputs, held = [], [], {}
         for i, (x, d, kind) in enumerate(zip(self.inputs, self.d_inputs, kernel.program.kinds, strict=True)):
-            at = slice(first, first + steps) if kind == InputKind.SHARED else slice(a, b)
-            at = slice(None) if kind == InputKind.CONSTANT else at
+            at = slice(first, first + steps) if kind == SHARED else slice(a, b)
+            at = slice(None) if kind == CONSTANT else at
             inputs.append(x[at])
-            if kind == InputKind.CONSTANT and d is not None:
+            if kind == CONSTANT and d is not None:
                 held[i] = torch.empty_like(d)
             d_inputs.append(held.get(i, None if d is None else d[at]))
         if options.reverse:
@@ -123,7 +126,7 @@ class Backward:
         for i, part in held.items():
             self.d_inputs[i] += part  # type: ignore[operator]
         for i, d_weight in enumerate(self.d_weights):
-            entries = buffers.get((TensorKind.D_WEIGHT, i))
+            entries = buffers.get((D_WEIGHT, i))
             if entries is not None and d_weight is not None:
                 d_weight += entries.sum(0).to(d_weight.dtype).reshape(d_weight.shape)
         for product in kernel.outer:
@@ -142,19 +145,19 @@ class Backward:
         for kind, i in kernel.back.pointers:
             n = self.widths.get((kind, i), 0)
             existing = buffers.get((kind, i))
-            if kind == TensorKind.D_INITIAL:
-                for name in (TensorKind.D_INITIAL, "spare"):
+            if kind == D_INITIAL:
+                for name in (D_INITIAL, "spare"):
                     if buffers.get((name, i)) is None:
                         buffers[name, i] = torch.empty_like(self.states[i])
-            elif kind == TensorKind.D_WEIGHT:
+            elif kind == D_WEIGHT:
                 buffers[kind, i] = (
                     like.new_empty((-(-self.B // tile), n), dtype=torch.float64) if existing is None else existing
                 )
-            elif kind == TensorKind.SEQUENCE or (kind == TensorKind.PACKED and self.options.lengths is not None):
-                n = self.needed[i].width if kind == TensorKind.PACKED else n
+            elif kind == SEQUENCE or (kind == PACKED and self.options.lengths is not None):
+                n = self.needed[i].width if kind == PACKED else n
                 if existing is None or len(existing) < lines:
                     buffers[kind, i] = like.new_empty((lines, n))
-            elif kind == TensorKind.PACKED:
+            elif kind == PACKED:
                 buffers[kind, i] = None
 
     def _add_product(self, product: Outer, tensors: Tensors, lines: int) -> None:
@@ -164,12 +167,12 @@ class Backward:
             return
         target = whole[block.r0 : block.r1, block.c0 : block.c1]
         a, v = self._factor(product.dy, block.width, tensors, lines), product.v
-        if self.options.lengths is not None or v.kind != TensorKind.STATE:
+        if self.options.lengths is not None or v.kind != STATE:
             pairs = [(a, self._factor(v, block.length, tensors, lines))]
         else:
             # The state before the first step is the initial one; before any other step, it is what the previous step stored.
-            before = _columns(Factor(v._replace(kind=TensorKind.NEXT), block.length), tensors, lines)
-            initial = _columns(Factor(v._replace(kind=TensorKind.INITIAL), block.length), tensors, self.B)
+            before = _columns(Factor(v._replace(kind=NEXT), block.length), tensors, lines)
+            initial = _columns(Factor(v._replace(kind=INITIAL), block.length), tensors, self.B)
             rest = lines - self.B
             if self.options.reverse:
                 pairs = [(a[rest:], initial), (a[:rest], before[self.B :])]
@@ -199,9 +202,9 @@ class Backward:
     def _factor(self, source: Source, width: int, tensors: Tensors, lines: int) -> Tensor:
         """A factor as [lines, width], packed where there are lengths."""
         factor = Factor(source, width)
-        if self.options.lengths is None or source.kind == TensorKind.SEQUENCE:
+        if self.options.lengths is None or source.kind == SEQUENCE:
             return _columns(factor, tensors, lines)
-        tensor = tensors[TensorKind.PACKED, self.needed.index(factor)]
+        tensor = tensors[PACKED, self.needed.index(factor)]
         assert tensor is not None
         return tensor[:lines]
 

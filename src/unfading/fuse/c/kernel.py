@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.c.cache import library
-from unfading.fuse.c.emit import CFunction, emit_backward, emit_forward, shared, source
+from unfading.fuse.c.emit import CFunction, emit_backward, emit_forward, factors, shared, source
 from unfading.fuse.c.threads import run_tiles
 from unfading.fuse.ir.differentiate import Reversed, differentiate
 from unfading.fuse.ir.program import InputKind, Program, TensorKind
@@ -29,6 +29,9 @@ REAL = {torch.float32: "float", torch.float64: "double"}  # the precisions that 
 
 ROWS = 24  # of a tile at most: a multiple of the six rows that a product holds in registers, and few enough for the L1 cache
 ADVISED = 1 << 22  # bytes from which memory is requested in large pages: first touches cost more than the arithmetic
+
+# Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
+WEIGHT, CONSTANT = TensorKind.WEIGHT, InputKind.CONSTANT
 
 
 @cache
@@ -102,10 +105,17 @@ class Kernel:
         widths = loops.reversed.forward.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == TensorKind.NEXT]
         self.saved = widths.get((TensorKind.SAVED, 0), 0)
+        self.factors = factors(self.outer, self.totals)
+        stored = [n for (kind, _), n in self.reverse_program.widths.items() if kind == TensorKind.SEQUENCE]
+        self.factor_width = sum(factor.width for factor in self.factors) + sum(stored)
         # Gradients of inputs that the loop or the products after it need, wanted or not.
-        factors = [product.dy for product in self.outer] + [total.dy for total in self.totals]
-        read = {factor.index for factor in factors if factor.kind == TensorKind.D_INPUT}
+        sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
+        read = {source.index for source in sources if source.kind == TensorKind.D_INPUT}
         self.always = (set(range(len(self.program.kinds))) - self.back.optional) | read
+        # Imported here, since that module imports this one.
+        from unfading.fuse.c.backward import Backward
+
+        self._backward = Backward
         self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
 
     @staticmethod
@@ -145,6 +155,23 @@ class Kernel:
         self.launch(self.train if keep else self.infer, tensors, weights, options, T, B, packed)
         return trajectory, final, saved
 
+    def backward(
+        self,
+        gradients: tuple[Sequence[Tensor | None], Sequence[Tensor | None]],
+        arguments: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]],
+        stored: tuple[Sequence[Tensor], Tensor | None],
+        options: LoopOptions,
+        wanted: Sequence[bool],
+    ) -> tuple[list[Tensor | None], list[Tensor], list[Tensor | None]]:
+        """Gradients of inputs, initial states and weights, from those of the trajectory and of the final states.
+
+        Args:
+            arguments: inputs, states and weights of forward.
+            stored: the trajectory and what forward saved.
+            wanted: for every input, state and weight, whether its gradient is wanted; else it is None.
+        """
+        return self._backward(self, *arguments, *stored, options, wanted).gradients(*gradients)
+
     def launch(
         self,
         function: CFunction,
@@ -158,7 +185,7 @@ class Kernel:
         """Run a loop on tensors by kind and number."""
         held: list[Tensor | None] = []
         for kind, i in function.pointers:
-            tensor = weights[i] if kind == TensorKind.WEIGHT else tensors[kind, i]
+            tensor = weights[i] if kind == WEIGHT else tensors[kind, i]
             held.append(tensor if tensor is None or kind in WRITTEN else tensor.contiguous())
         packed = packed or self.packed(function, weights)
         self.call(
@@ -201,7 +228,7 @@ class Kernel:
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int]:
         """T and B."""
-        T = next((len(x) for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != InputKind.CONSTANT), 0)
+        T = next((len(x) for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != CONSTANT), 0)
         return T, states[0].shape[0]
 
     def blank(self, like: Tensor, shape: tuple[int, ...], options: LoopOptions) -> Tensor:

@@ -28,6 +28,11 @@ FLAT = ELEMENTWISE | {Op.CONST, Op.ZERO, Op.LEAF, Op.EXPAND, Op.CAT, Op.DOT}  # 
 
 Tensors = dict[tuple[str, int], Tensor | None]
 
+# Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
+WEIGHT, NEXT, SAVED, SEQUENCE = TensorKind.WEIGHT, TensorKind.NEXT, TensorKind.SAVED, TensorKind.SEQUENCE
+D_INPUT, D_WEIGHT = TensorKind.D_INPUT, TensorKind.D_WEIGHT
+SHARED, CONSTANT, PER_STEP = InputKind.SHARED, InputKind.CONSTANT, InputKind.SEQUENCE
+
 
 class TritonLoops:
     """The three loops of a program with tiles of one width: infer, train (which saves what the gradient needs) and back."""
@@ -57,18 +62,18 @@ class TritonKernel:
         values = [value for program in self.programs for value in program.values()]
         flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
-        widest = max(n for (kind, _), n in both.forward.widths.items() if kind == TensorKind.NEXT)
+        widest = max(n for (kind, _), n in both.forward.widths.items() if kind == NEXT)
         self.shapes = {f.name: LoopShape(f.name, widest, sum(f.sizes), flat) for f in functions}
         reason = refused(list(self.shapes.values()), max((size for f in functions for size in f.sizes), default=0))
         if reason:
             raise NotFusable(reason)
         sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
         self.read = {
-            source.index for source in sources if source.kind == TensorKind.D_INPUT
+            source.index for source in sources if source.kind == D_INPUT
         }  # by the products after the loop, wanted or not
         widths = both.forward.widths
-        self.states = [n for (kind, _), n in sorted(widths.items()) if kind == TensorKind.NEXT]
-        self.saved = widths.get((TensorKind.SAVED, 0), 0)
+        self.states = [n for (kind, _), n in sorted(widths.items()) if kind == NEXT]
+        self.saved = widths.get((SAVED, 0), 0)
 
     def at(self, width: int | None) -> TritonLoops:
         """The loops with tiles of a width; None for tiles as wide as the vectors."""
@@ -114,16 +119,16 @@ class TritonKernel:
         E, T, B = extent = self.extent(inputs, states)
         widths, like = self.reverse_program.widths, states[0]
         blocks = -(-B // self.setting("back", precision(options, like.device)).rows)
-        shapes = {InputKind.SEQUENCE: (E, T, B), InputKind.SHARED: (E, T, blocks), InputKind.CONSTANT: (E, 1, B)}
+        shapes = {PER_STEP: (E, T, B), SHARED: (E, T, blocks), CONSTANT: (E, 1, B)}
         d_inputs = [
-            _blank(like, (*shapes[kind], widths[TensorKind.D_INPUT, i]), options)
-            if (TensorKind.D_INPUT, i) in widths and (wanted[i] or i in self.read)
+            _blank(like, (*shapes[kind], widths[D_INPUT, i]), options)
+            if (D_INPUT, i) in widths and (wanted[i] or i in self.read)
             else None
             for i, kind in enumerate(self.program.kinds)
         ]
         d_states = [like.new_empty((E, B, n)) for n in self.states]
-        d_entries = {i: like.new_empty((E, blocks, n)) for (kind, i), n in widths.items() if kind == TensorKind.D_WEIGHT}
-        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == TensorKind.SEQUENCE]
+        d_entries = {i: like.new_empty((E, blocks, n)) for (kind, i), n in widths.items() if kind == D_WEIGHT}
+        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == SEQUENCE]
         starts = [0, *accumulate(sizes)]
         buffer = _blank(like, (E, T, B, starts[-1]), options) if sizes else None
         sequences = [] if buffer is None else [buffer[..., a:b] for a, b in pairwise(starts)]
@@ -131,7 +136,7 @@ class TritonKernel:
             input=inputs, initial=states, next=trajectory, saved=[saved], dnext=gradients[0], dfinal=gradients[1],
             dinput=d_inputs, dinitial=d_states, sequence=sequences,
         )  # fmt: skip
-        tensors |= {(TensorKind.D_WEIGHT, i): entries for i, entries in d_entries.items()}
+        tensors |= {(D_WEIGHT, i): entries for i, entries in d_entries.items()}
         self._launch("back", tensors, weights, options, extent)
         d_weights = self._weights(weights, wanted[len(inputs) + len(states) :], tensors, (buffer, starts), options)
         returned: list[Tensor | None] = []
@@ -141,12 +146,12 @@ class TritonKernel:
             elif d is None:
                 returned.append(torch.zeros_like(x, memory_format=torch.contiguous_format))
             else:
-                returned.append(d.sum(2, keepdim=True) if kind == InputKind.SHARED else d)
+                returned.append(d.sum(2, keepdim=True) if kind == SHARED else d)
         return returned, d_states, d_weights
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int, int]:
         """Models, steps and rows."""
-        T = next((x.shape[1] for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != InputKind.CONSTANT), 0)
+        T = next((x.shape[1] for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != CONSTANT), 0)
         return states[0].shape[0], T, states[0].shape[1]
 
     # -- launching --------------------------------------------------------------------------------------------------------
@@ -162,9 +167,7 @@ class TritonKernel:
         rows, warps, width, room = self.setting(name, dots)
         loops = self.at(width)
         function = loops.functions[name]
-        taken = [
-            weights[i].reshape(E, 1, -1) if kind == TensorKind.WEIGHT else tensors[kind, i] for kind, i in function.pointers
-        ]
+        taken = [weights[i].reshape(E, 1, -1) if kind == WEIGHT else tensors[kind, i] for kind, i in function.pointers]
         taken += [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
         taken.append(options.lengths)
         resident = resident_blocks([BYTES[dots] * size for size in function.sizes], room)
@@ -186,7 +189,7 @@ class TritonKernel:
             for weight, want in zip(weights, wanted, strict=True)
         ]
         for i, weight in enumerate(d_weights):
-            entries = tensors.get((TensorKind.D_WEIGHT, i))
+            entries = tensors.get((D_WEIGHT, i))
             if weight is not None and entries is not None:
                 weight += entries.sum(1).reshape(weight.shape)
         sums = WeightSums(tensors, stored, reverse=options.reverse, lengths=options.lengths)

@@ -12,6 +12,10 @@ from unfading.fuse.ir.program import TensorKind
 Tensors = Mapping[tuple[str, int], Tensor | None]
 LEAST = 4  # columns: a product in tf32 needs rows of 16 bytes
 
+# Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
+INPUT, STATE, SEQUENCE = TensorKind.INPUT, TensorKind.STATE, TensorKind.SEQUENCE
+NEXT, INITIAL = TensorKind.NEXT, TensorKind.INITIAL
+
 
 class WeightSums:
     """Adds to the gradients of weights, from the tensors of a backward loop [models, T, B, n].
@@ -31,12 +35,7 @@ class WeightSums:
     def add_product(self, product: Outer, weight: Tensor) -> None:
         block = product.block
         part = weight[:, block.r0 : block.r1, block.c0 : block.c1]
-        if (
-            block.length == 1
-            and not block.transposed
-            and product.v.kind == TensorKind.INPUT
-            and product.dy.kind == TensorKind.SEQUENCE
-        ):
+        if block.length == 1 and not block.transposed and product.v.kind == INPUT and product.dy.kind == SEQUENCE:
             column = self._column(product.dy, block.width, product.v.index)
             part.add_(column.unsqueeze(-1), alpha=product.scale)
             return
@@ -47,20 +46,17 @@ class WeightSums:
 
     def add_total(self, total: Total, weight: Tensor) -> None:
         part = weight.flatten(1)[:, total.start : total.start + total.width]
-        if total.dy.kind == TensorKind.SEQUENCE:
+        if total.dy.kind == SEQUENCE:
             part += self._column(total.dy, total.width, None)
         else:
             part += self._factor(total.dy, total.width).sum((1, 2))
 
     def _pairs(self, dy: Tensor, v: Source, width: int) -> list[tuple[Tensor, Tensor]]:
         """Both factors, step by step. The state before a step is the one after another step, or the initial one."""
-        if v.kind != TensorKind.STATE:
+        if v.kind != STATE:
             return [(dy, self._factor(v, width))]
         here = slice(v.start, v.start + width)
-        after, first = (
-            self._of(TensorKind.NEXT, v.index)[..., here],
-            self._of(TensorKind.INITIAL, v.index).unsqueeze(1)[..., here],
-        )
+        after, first = self._of(NEXT, v.index)[..., here], self._of(INITIAL, v.index).unsqueeze(1)[..., here]
         if not self.reverse:
             return [(dy[:, 1:], after[:, :-1]), (dy[:, :1], first)]
         if self.lengths is None:
@@ -78,9 +74,7 @@ class WeightSums:
     def _all_columns(self) -> dict[int | None, Tensor]:
         whole = self.stored[0]
         assert whole is not None
-        inputs = {
-            i: x for (kind, i), x in self.tensors.items() if kind == TensorKind.INPUT and x is not None and x.shape[-1] == 1
-        }
+        inputs = {i: x for (kind, i), x in self.tensors.items() if kind == INPUT and x is not None and x.shape[-1] == 1}
         inputs = {i: x for i, x in inputs.items() if x.shape[:3] == whole.shape[:3]}
         features = list(inputs.values())
         table = features[0] if len(features) == 1 else torch.cat(features, -1) if features else whole[..., :0]
