@@ -380,15 +380,7 @@ def make_result(kind, name, T, B, H, **numbers):
     one = Pass(ms=1.0, rounds=5, control=1.0, x_reference=10.0, x_torch=5.0, of_products=1.4, of_full=0.5)
     whole = replace(one, **numbers)
     passes = {"forward": whole, "both": whole}
-    fields = {
-        "options": {},
-        "scale": 1.0,
-        "input_size": 8,
-        "dtype": "float32",
-        "threads": 1,
-        "status": "measured",
-        "dense": True,
-    }
+    fields = {"options": {}, "scale": 1.0, "input_size": 8, "dtype": "float32", "threads": 1, "dense": True}
     return Result(kind, name, name.split()[0], T=T, B=B, H=H, status="measured", **fields, **passes)
 
 
