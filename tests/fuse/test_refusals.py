@@ -181,7 +181,7 @@ def test_what_cannot_be_compiled_is_refused_with_its_line(new):
     with pytest.raises(RuntimeError, match=re.escape(LEGAL[new])) as caught:
         layer_of(new, backend="fused")(torch.randn(4, 3, 2))
     assert line_of(new) in str(caught.value)
-    assert "backend='auto' takes the reference" in str(caught.value)
+    assert "backend='auto' runs the reference loop" in str(caught.value)
 
 
 @pytest.mark.parametrize("new", LEGAL, ids=lambda new: new.__name__)

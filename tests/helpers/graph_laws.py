@@ -313,7 +313,7 @@ def test_a_step_that_cannot_be_recorded_says_why_and_runs_all_the_same(reason, d
     for _ in range(2):
         with pytest.raises(RuntimeError, match=f"OwnCell cannot run as CUDA graphs: .*{reason}.*graph_laws.py") as caught:
             layer(x)
-        assert "backend='auto' takes the reference" in str(caught.value)
+        assert "backend='auto' runs the reference loop" in str(caught.value)
     assert not recordings
     assert reason in graph_refusal(layer.cells[0])
     layer.backend = "auto"
