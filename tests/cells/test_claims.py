@@ -1,4 +1,4 @@
-"""What cells declare of themselves, and what the papers claim, held to by computation."""
+"""Check by computation what cells declare about themselves and what the papers claim."""
 
 import pytest
 import torch
@@ -16,19 +16,19 @@ N = 12
 
 def orthogonal_cell(cell, options):
     """Square, every matrix orthogonal, every bias and peephole zero: the conditions of STAR's analysis."""
-    made = cell(N, N, **options).double()
+    instance = cell(N, N, **options).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in instance.parameters():
             blocks = len(parameter) // N
             if parameter.dim() == 2 and blocks and parameter.shape == (blocks * N, N):
                 orthogonal_(parameter, blocks=blocks)
             else:
                 parameter.zero_()
-    return made
+    return instance
 
 
 def jacobians(cell, state):
-    """dh/dx and dh/dh_{t-1} at zero input, the other parts of the state held."""
+    """dh/dx and dh/dh_{t-1} at zero input, with the other parts of the state fixed."""
     x = torch.zeros(1, 1, N, dtype=torch.float64)
 
     def h(x, h_before):
@@ -41,9 +41,9 @@ def jacobians(cell, state):
 
 @pytest.mark.parametrize(("cell", "options"), every_cell_that_claims("singular_values_at_zero"))
 def test_declared_singular_values_at_zero(cell, options):
-    made = orthogonal_cell(cell, options)
-    claim = made.singular_values_at_zero
-    for jacobian, (low, high) in zip(jacobians(made, made.initial_state(1)), claim, strict=True):
+    instance = orthogonal_cell(cell, options)
+    claim = instance.singular_values_at_zero
+    for jacobian, (low, high) in zip(jacobians(instance, instance.initial_state(1)), claim, strict=True):
         values = torch.linalg.svdvals(jacobian)
         assert values.min() >= low - 1e-12
         assert values.max() <= high + 1e-12
@@ -53,8 +53,8 @@ def test_declared_singular_values_at_zero(cell, options):
             assert values.max() - values.min() > 0.1 * (high - low), "the interval is wider than what it holds"
 
 
-def test_lstm_whole_state_gain_is_larger_than_with_c_held():
-    """STAR's 0.25 is for h with c held; the Jacobian of (h, c) has its largest singular value near 0.79, radius 0.75."""
+def test_lstm_gain_of_the_whole_state_is_larger_than_with_c_fixed():
+    """STAR's 0.25 is for h with c fixed; the Jacobian of (h, c) has its largest singular value near 0.79, radius 0.75."""
     cell = orthogonal_cell(LSTMCell, {})
     inputs = cell.project(torch.zeros(1, 1, N, dtype=torch.float64))
 
@@ -72,13 +72,13 @@ def test_lstm_whole_state_gain_is_larger_than_with_c_held():
 
 @pytest.mark.parametrize(("cell", "options"), every_cell_that_claims("bounded_state"))
 def test_declared_bound_of_the_output(cell, options):
-    made = laws.make(cell, options)
+    instance = laws.make(cell, options)
     x = 50 * torch.randn(200, 8, laws.I, dtype=torch.float64)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in instance.parameters():
             parameter.mul_(3)
-        output = made.output(laws.run(made, x)[0])
-    assert output.abs().max() <= made.bounded_state
+        output = instance.output(laws.run(instance, x)[0])
+    assert output.abs().max() <= instance.bounded_state
 
 
 # The incremental RNN: A_k = I + eta_k (phi' P U - alpha I), and what Theorem 1 says in the limit.
@@ -136,7 +136,7 @@ def test_incremental_jacobian_tends_to_minus_identity_where_the_theorem_holds(fr
     assert_close(step_jacobian(cell, x, h), -torch.eye(N, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_incremental_published_start_is_a_residual_network():
+def test_incremental_with_published_initial_values_is_a_residual_network():
     """At eta = 0.01 with g_0 = h the Jacobian is near +I, not near the theorem's -I; with g_0 = 0 it is near zero."""
     x, h = torch.randn(1, 1, 3, dtype=torch.float64), torch.randn(128, dtype=torch.float64)
     diagonals = []
@@ -168,7 +168,7 @@ def test_incremental_eq_9_is_eq_5_with_merged_weights(rank, projection_rank):
     assert_close(laws.run(nine, x)[0].h, laws.run(five, x)[0].h, rtol=1e-12, atol=1e-12)
 
 
-def test_incremental_accumulator_gives_its_matrix_no_gradient():
+def test_incremental_accumulator_has_no_gradient_of_its_matrix():
     """The -h form with g_0 = h at K = 1 and P = I: J = I exactly, and U is never used."""
     cell = IncrementalRNNCell(3, 5, inner_steps=1, minus=True, projection_rank=0).double()
     x, h = torch.randn(1, 1, 3, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
@@ -178,7 +178,7 @@ def test_incremental_accumulator_gives_its_matrix_no_gradient():
     assert cell.from_input.weight.grad.abs().sum() > 0
 
 
-def test_incremental_eta_past_the_table_is_its_last_row():
+def test_incremental_uses_the_last_row_of_eta_past_the_table():
     cell = IncrementalRNNCell(3, 5, steps=4, inner_steps=2)
     with torch.no_grad():
         cell.eta.copy_(torch.arange(8.0).reshape(4, 2))

@@ -25,7 +25,7 @@ def built(**options):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
-def test_fixed_point_is_scipys_from_twenty_starts(activation):
+def test_fixed_point_agrees_with_scipy_from_twenty_starts(activation):
     cell = built(activation=activation, alpha=0.9)
     x = torch.randn(1, 1, 3, dtype=torch.float64)
     s = cell.project(x).s[0, 0].detach().numpy()
@@ -33,13 +33,13 @@ def test_fixed_point_is_scipys_from_twenty_starts(activation):
     phi = {"tanh": np.tanh, "relu": lambda a: np.maximum(a, 0), "sigmoid": lambda a: 1 / (1 + np.exp(-a))}[activation]
     rng = np.random.default_rng(0)
     for _ in range(20):
-        found = root(lambda g: phi(U @ g + u) - 0.9 * g, rng.normal(0, 3, 7), method="hybr", tol=1e-14)
-        assert np.abs(found.x - s).max() < 1e-10
+        solution = root(lambda g: phi(U @ g + u) - 0.9 * g, rng.normal(0, 3, 7), method="hybr", tol=1e-14)
+        assert np.abs(solution.x - s).max() < 1e-10
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 @pytest.mark.parametrize("minus", [False, True])
-def test_implicit_gradient_is_that_of_500_unrolled_steps(activation, minus):
+def test_implicit_gradient_agrees_with_500_unrolled_steps(activation, minus):
     cell = built(activation=activation, minus=minus)
     # Eq. 5 with a full U, K = 500, eta = 1: the same iteration, written out and differentiated step by step.
     unrolled = IncrementalRNNCell(
@@ -51,11 +51,11 @@ def test_implicit_gradient_is_that_of_500_unrolled_steps(activation, minus):
     x = torch.randn(4, 2, 3, dtype=torch.float64)
     weight = torch.randn(4, 2, 7, dtype=torch.float64)
     gradients = []
-    for made, U in ((cell, cell.U), (unrolled, unrolled.U.factors[0])):
-        states, _ = laws.run(made, x)
-        made.zero_grad()
+    for network, U in ((cell, cell.U), (unrolled, unrolled.U.factors[0])):
+        states, _ = laws.run(network, x)
+        network.zero_grad()
         (states.h * weight).sum().backward()
-        gradients.append((states.h.detach(), U.grad, made.from_input.weight.grad, made.from_input.bias.grad))
+        gradients.append((states.h.detach(), U.grad, network.from_input.weight.grad, network.from_input.bias.grad))
     for implicit, explicit in zip(*gradients, strict=True):
         assert_close(implicit, explicit, rtol=0, atol=1e-8)
 
@@ -72,7 +72,7 @@ def test_gradient_is_proportional_to_the_loss(scale):
     assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
 
 
-def test_tiny_inputs_are_solved_to_their_own_size():
+def test_tiny_inputs_are_solved_to_relative_accuracy():
     cell = EquilibriumRNNCell(3, 7, bias=False)
     x = torch.randn(4, 2, 3)
     assert_close(cell.project(1e-9 * x).s * 1e9, cell.project(x).s, rtol=1e-4, atol=1e-6)
@@ -88,7 +88,7 @@ def test_second_derivative_where_the_cotangent_is_zero():
     assert_close(H, 2 * J.T @ J, rtol=1e-9, atol=1e-9)
 
 
-def test_exact_equilibrium_sees_only_parity():
+def test_exact_equilibrium_depends_only_on_parity():
     """h_T = sum_m (-1)^(T-m) s(x_m)."""
     cell = built()
     x = torch.randn(9, 2, 3, dtype=torch.float64)
@@ -99,14 +99,14 @@ def test_exact_equilibrium_sees_only_parity():
     assert_close(laws.run(cell, swapped)[1].h, laws.run(cell, x)[1].h, rtol=0, atol=1e-10)
 
 
-def test_equilibrium_keeps_nothing_of_its_iterations():
-    kept = {}
+def test_equilibrium_stores_no_iterates():
+    stored = {}
     for iterations in (10, 200):
         cell, total = built(iterations=iterations, tolerance=0.0), []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, total=total: (total.append(t.numel()), t)[1], lambda t: t):
             cell.project(torch.randn(4, 2, 3, dtype=torch.float64))
-        kept[iterations] = sum(total)
-    assert kept[10] == kept[200]
+        stored[iterations] = sum(total)
+    assert stored[10] == stored[200]
 
 
 def ode_error(steps, exponential, activation, end=2.0):
@@ -129,7 +129,7 @@ def test_continuous_steps_converge_to_the_ode_at_first_order(exponential, activa
     assert (np.abs(orders - 1) < 0.1).all(), (errors, orders)
 
 
-def test_continuous_gaps_in_the_input_are_gaps():
+def test_continuous_reads_gaps_from_the_input():
     torch.manual_seed(3)
     regular = ContinuousRNNCell(2, 4, gap=0.3).double()
     irregular = ContinuousRNNCell(3, 4, gaps_in_input=True).double()
@@ -139,7 +139,7 @@ def test_continuous_gaps_in_the_input_are_gaps():
     assert_close(laws.run(irregular, torch.cat([x, gaps], -1))[0].h, laws.run(regular, x)[0].h, rtol=1e-12, atol=1e-12)
 
 
-def test_an_adjoint_cut_short_breaks_the_implicit_gradient(monkeypatch):
+def test_a_truncated_adjoint_breaks_the_implicit_gradient(monkeypatch):
     module = sys.modules["unfading.cells.equilibrium"]
     whole = module._settle
     calls = []
@@ -149,4 +149,4 @@ def test_an_adjoint_cut_short_breaks_the_implicit_gradient(monkeypatch):
         return whole(f, s, iterations if len(calls) % 2 else 1, tolerance)
 
     monkeypatch.setattr(module, "_settle", cut)
-    laws.fails(test_implicit_gradient_is_that_of_500_unrolled_steps, "tanh", False)
+    laws.fails(test_implicit_gradient_agrees_with_500_unrolled_steps, "tanh", False)

@@ -1,4 +1,4 @@
-"""Starts: what each promises, from a generator on any device, in any dtype."""
+"""Initial values: each function keeps its promise, with a generator on any device, in any dtype."""
 
 import torch
 from torch.testing import assert_close
@@ -68,14 +68,14 @@ def test_forget_bias_starts_at_one():
         assert (kind(1, 4).from_input.bias.chunk(2)[0] == 1).all()
 
 
-def test_fast_cells_start_as_released():
+def test_fast_cells_start_like_the_released_code():
     rnn, gated = unfading.FastRNNCell(1, 4), unfading.FastGRNNCell(1, 4)
     assert_close(rnn.logits.detach(), torch.tensor([-3.0, 3.0]))
     assert_close(gated.logits.detach(), torch.tensor([1.0, -4.0]))
     assert (gated.b == 1).all()
 
 
-def test_fixed_alpha_and_beta_are_exact_and_not_learnt():
+def test_fixed_alpha_and_beta_are_exact_and_not_learned():
     cell = unfading.FastRNN(1, 4, alpha=0.001, beta=1.0, trainable=False, dtype=torch.float64).cells[0]
     assert_close(cell.weights().alpha.item(), 0.001, rtol=1e-12, atol=0)
     assert cell.weights().beta.item() == 1.0

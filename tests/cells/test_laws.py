@@ -1,4 +1,4 @@
-"""Every law for every cell the catalogue finds, at its defaults and with its options, in float64."""
+"""Every law for every cell of the library, with its defaults and with its options, in float64."""
 
 import inspect
 
@@ -16,12 +16,12 @@ each = pytest.mark.parametrize(("cell", "options"), every_cell())
 
 
 @each
-def test_two_halves_make_the_whole(cell, options):
+def test_two_halves_give_the_result_of_the_whole(cell, options):
     laws.two_halves_make_the_whole(laws.make(cell, options))
 
 
 @each
-def test_the_future_does_not_reach_back(cell, options):
+def test_outputs_do_not_depend_on_later_inputs(cell, options):
     laws.the_future_does_not_reach_back(laws.make(cell, options))
 
 
@@ -42,7 +42,7 @@ def test_every_parameter_gets_a_gradient(cell, options):
 
 @each
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_padding_changes_nothing(cell, options, reverse):
+def test_padding_changes_no_result(cell, options, reverse):
     laws.padding_changes_nothing(laws.make(cell, options), reverse)
 
 
@@ -52,12 +52,12 @@ def test_same_seed_same_weights(cell, options):
 
 
 @each
-def test_survives_copying(cell, options):
+def test_copies_compute_the_same(cell, options):
     laws.survives_copying(laws.make(cell, options))
 
 
 @each
-def test_equation_is_the_papers(cell, options):
+def test_cell_agrees_with_its_numpy_twin(cell, options):
     laws.equation_is_the_papers(laws.make(cell, options), name(cell), options)
 
 
@@ -67,12 +67,12 @@ def test_nan_stays_in_its_row(cell, options):
 
 
 @each
-def test_generator_decides_the_start(cell, options):
-    made = laws.make(cell, options)
+def test_generator_decides_the_initial_values(cell, options):
+    instance = laws.make(cell, options)
     starts = []
     for seed in (1, 1, 2):
-        made.reset_parameters(torch.Generator().manual_seed(seed))
-        starts.append({key: value.clone() for key, value in made.state_dict().items()})
+        instance.reset_parameters(torch.Generator().manual_seed(seed))
+        starts.append({key: value.clone() for key, value in instance.state_dict().items()})
         torch.randn(3)  # the global generator must not matter
     assert all(torch.equal(starts[0][key], starts[1][key]) for key in starts[0])
     assert any(not torch.equal(starts[0][key], starts[2][key]) for key in starts[0])
@@ -122,16 +122,16 @@ def test_every_option_changes_parameters_or_output(cell):
         else:
             pytest.fail(f"no other value known for {name(cell)}'s option {option.name}")
         before, after = laws.make(cell, {}), laws.make(cell, {option.name: other})
-        sizes = [[p.shape for p in made.parameters()] for made in (before, after)]
+        sizes = [[p.shape for p in instance.parameters()] for instance in (before, after)]
         if sizes[0] == sizes[1]:
-            a, b = (laws.run(made, x)[0][0] for made in (before, after))
+            a, b = (laws.run(instance, x)[0][0] for instance in (before, after))
             penalties = before.penalty(), after.penalty()
             differ = not torch.equal(a, b) or penalties[0] != penalties[1]
             assert differ, f"{name(cell)}({option.name}={other!r}) does what {option.default!r} does"
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
-def test_every_cell_has_its_line_in_the_package_its_twin_and_its_paper(cell):
+def test_every_cell_has_its_public_names_its_twin_and_its_paper(cell):
     line = f"{name(cell)} = layer({cell.__name__})"
     assert getattr(library, name(cell), None) is unfading.layer(cell), f"layers/library.py lacks the line: {line}"
     for public, value in ((cell.__name__, cell), (name(cell), unfading.layer(cell))):
@@ -142,7 +142,7 @@ def test_every_cell_has_its_line_in_the_package_its_twin_and_its_paper(cell):
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
-def test_every_cell_is_constructed_alike_and_documents_its_options(cell):
+def test_every_cell_has_the_common_signature_and_documents_its_options(cell):
     parameters = list(inspect.signature(cell).parameters)
     assert parameters[:3] == ["input_size", "hidden_size", "bias"]
     for option in options_of(cell)[1:]:

@@ -1,4 +1,4 @@
-"""Each law turns red on a cell that breaks it."""
+"""Each law fails for a cell that breaks it."""
 
 import sys
 
@@ -66,24 +66,24 @@ class NeverUsesItsMatrix(ElmanCell):
         return state._replace(h=torch.tanh(inputs.a) + 0 * state.h @ weights.W_h)
 
 
-def test_swapped_gates_break_the_equation():
+def test_swapped_gates_break_the_twin_law():
     cell = laws.make(SwapsTwoGates, {})
     laws.fails(laws.equation_is_the_papers, cell, "LSTM", {})
 
 
-def test_a_forgotten_bias_breaks_the_equation():
+def test_a_forgotten_bias_breaks_the_twin_law():
     laws.fails(laws.equation_is_the_papers, laws.make(ForgetsABias, {}), "STAR", {})
 
 
-def test_a_dropped_start_breaks_the_halves():
+def test_a_dropped_start_breaks_the_law_of_halves():
     laws.fails(laws.two_halves_make_the_whole, laws.make(DropsTheStart, {"steps": 6, "eta": 0.3}))
 
 
-def test_mixed_rows_break_the_rows():
+def test_mixed_rows_break_the_law_of_rows():
     laws.fails(laws.batch_rows_do_not_mix, laws.make(MixesRows, {}))
 
 
-def test_a_look_ahead_breaks_causality():
+def test_reading_the_future_breaks_causality():
     laws.fails(laws.the_future_does_not_reach_back, laws.make(SeesTheFuture, {}))
 
 
@@ -107,10 +107,10 @@ def test_a_hidden_seed_breaks_the_seed_law():
     laws.fails(laws.same_seed_same_weights, make)
 
 
-def test_state_on_self_breaks_the_copies():
+def test_state_on_self_breaks_the_law_of_copies():
     laws.fails(laws.survives_copying, laws.make(RemembersCalls, {}))
 
 
-def test_lengths_ignored_break_the_padding(monkeypatch):
+def test_ignored_lengths_break_the_law_of_padding(monkeypatch):
     monkeypatch.setattr(sys.modules["unfading.reference"], "flip", lambda value, lengths: value.flip(0))
     laws.fails(laws.padding_changes_nothing, laws.make(ElmanCell, {}), True)

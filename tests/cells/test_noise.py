@@ -1,4 +1,4 @@
-"""Recurrent dropout and zoneout work with every cell, as layer keywords, and do what their papers say."""
+"""Recurrent dropout and zoneout work with every cell, as keywords of layers, and follow their papers."""
 
 import copy
 import pickle
@@ -54,7 +54,7 @@ def test_dropout_mask_is_one_per_row_for_all_time_and_has_mean_one():
     assert not torch.equal(mask[0, 0], mask[0, 1])
 
 
-def test_dropout_is_on_what_the_matrix_reads_and_not_on_what_is_carried():
+def test_dropout_acts_on_the_input_of_the_matrix_and_not_on_the_state():
     inner = unfading.STARCell(2, 5).double()
     cell, x = RecurrentDropoutCell(inner, 0.5), laws.random_input()
     inputs = cell.project(x)
@@ -66,7 +66,7 @@ def test_dropout_is_on_what_the_matrix_reads_and_not_on_what_is_carried():
         assert_close(states.h[t], h, **EXACT)
 
 
-def test_zoneout_keeps_entries_and_is_their_expectation_in_evaluation():
+def test_zoneout_keeps_entries_and_uses_the_expectation_in_evaluation():
     inner = unfading.LSTMCell(2, 5).double()
     cell, x = ZoneoutCell(inner, 0.3), laws.random_input()
     inputs = cell.project(x)
@@ -85,7 +85,7 @@ def test_zoneout_keeps_entries_and_is_their_expectation_in_evaluation():
         assert_close(e[0], 0.3 * old + 0.7 * m[0], **EXACT)
 
 
-def test_zoneout_masks_are_drawn_anew_at_the_given_rate():
+def test_zoneout_draws_a_new_mask_at_each_step_with_the_given_rate():
     cell = ZoneoutCell(unfading.STARCell(2, 30), 0.2)
     (mask,) = cell.project(torch.zeros(40, 50, 2)).masks
     assert mask.shape == (40, 50, 30)
@@ -122,14 +122,14 @@ def test_every_model_of_a_vmap_draws_its_own_noise(noise):
     assert not torch.equal(outputs[0], outputs[1])
 
 
-def test_a_cell_put_in_the_place_of_another_is_run():
+def test_a_replaced_cell_is_the_one_that_runs():
     layer, x = unfading.STAR(2, 5, zoneout=0.1).eval(), torch.randn(6, 3, 2)
     before = layer(x)[0]
     layer.cells[0] = unfading.STARCell(2, 5).eval()
     assert not torch.equal(layer(x)[0], before)
 
 
-def test_products_outside_of_linear_are_named():
+def test_the_error_names_products_outside_linear():
     class Direct(unfading.ElmanCell):
         def step(self, inputs, state, weights):
             return state._replace(h=torch.tanh(inputs.a + state.h @ weights.W_h.T))
@@ -148,11 +148,11 @@ def test_same_seed_same_noise():
     assert torch.equal(*outputs)
 
 
-def test_zoneout_turned_round_breaks_its_law(monkeypatch):
+def test_inverted_zoneout_breaks_its_law(monkeypatch):
     whole = ZoneoutCell.step
 
     def inverted(self, inputs, state, weights):
         return whole(self, inputs._replace(masks=tuple(1 - m for m in inputs.masks)), state, weights)
 
     monkeypatch.setattr(ZoneoutCell, "step", inverted)
-    laws.fails(test_zoneout_keeps_entries_and_is_their_expectation_in_evaluation)
+    laws.fails(test_zoneout_keeps_entries_and_uses_the_expectation_in_evaluation)

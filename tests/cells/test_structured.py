@@ -1,4 +1,4 @@
-"""Matrices that keep a structure however they are trained, and what their papers promise of it."""
+"""Matrices that keep their structure in training, and the properties that their papers promise."""
 
 import numpy as np
 import pytest
@@ -16,48 +16,48 @@ EXACT = {"rtol": 0, "atol": 1e-12}
 
 
 def with_options_long(cases):
-    """A thousand steps take seconds: cells at their own options in the ordinary tests, the others in the long ones."""
+    """A thousand steps take seconds: cells with default options run in the ordinary tests, the others in the long ones."""
     return [case if not case.values[1] else pytest.param(*case.values, id=case.id, marks=pytest.mark.long) for case in cases]
 
 
 @pytest.mark.parametrize(("cell", "options"), with_options_long(every_cell_that_claims("orthogonal_recurrence")))
 def test_orthogonal_after_a_thousand_steps_of_adam(cell, options):
-    made = laws.make(cell, options)
-    optimiser = torch.optim.Adam(made.parameters(), lr=1e-2)
+    instance = laws.make(cell, options)
+    optimiser = torch.optim.Adam(instance.parameters(), lr=1e-2)
     x = laws.random_input(T=3, B=2)
-    target = torch.randn(3, 2, made.output_size, dtype=torch.float64)
-    start = getattr(made.weights(), made.orthogonal_recurrence).detach()
+    target = torch.randn(3, 2, instance.output_size, dtype=torch.float64)
+    start = getattr(instance.weights(), instance.orthogonal_recurrence).detach()
     for _ in range(1000):
-        loss = (made.output(laws.run(made, x)[0]) - target).square().mean()
+        loss = (instance.output(laws.run(instance, x)[0]) - target).square().mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    W = getattr(made.weights(), made.orthogonal_recurrence).detach()
+    W = getattr(instance.weights(), instance.orthogonal_recurrence).detach()
     assert (W - start).abs().max() > 0.1, "training has not moved the matrix"
     assert_close(W @ W.T, torch.eye(len(W), dtype=torch.float64), **EXACT)
 
 
 def structured():
-    """Cells whose weights are not their parameters as they stand."""
+    """Cells whose weights are computed from their parameters."""
     return [p for p in every_cell() if _reparametrises(*p.values)]
 
 
 def _reparametrises(cell, options):
-    made = laws.make(cell, options)
-    own = {id(parameter) for parameter in made.parameters()}
-    return any(leaf.requires_grad and id(leaf) not in own for leaf in torch.utils._pytree.tree_leaves(made.weights()))
+    instance = laws.make(cell, options)
+    own = {id(parameter) for parameter in instance.parameters()}
+    return any(leaf.requires_grad and id(leaf) not in own for leaf in torch.utils._pytree.tree_leaves(instance.weights()))
 
 
 @pytest.mark.parametrize(("cell", "options"), structured())
 def test_parametrisations_have_the_right_gradient(cell, options):
-    made = laws.make(cell, options)
-    names = [name for name, _ in made.named_parameters()]
+    instance = laws.make(cell, options)
+    names = [name for name, _ in instance.named_parameters()]
 
     def matrices(*values):
-        weights = torch.func.functional_call(Build(made), {f"cell.{n}": v for n, v in zip(names, values, strict=True)}, ())
+        weights = torch.func.functional_call(Build(instance), {f"cell.{n}": v for n, v in zip(names, values, strict=True)}, ())
         return tuple(torch.utils._pytree.tree_leaves(weights))
 
-    assert torch.autograd.gradcheck(matrices, [p.detach().clone().requires_grad_() for p in made.parameters()])
+    assert torch.autograd.gradcheck(matrices, [p.detach().clone().requires_grad_() for p in instance.parameters()])
 
 
 class Build(torch.nn.Module):
@@ -69,7 +69,7 @@ class Build(torch.nn.Module):
         return self.cell.weights()
 
 
-def test_deep_transition_takes_copies_of_a_given_network():
+def test_deep_transition_copies_a_given_network():
     network = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Tanh())
     layer = unfading.DeepTransition(2, 5, 2, network=network)
     for cell in layer.cells:
@@ -99,7 +99,7 @@ def test_antisymmetric_eigenvalues_lie_on_a_line():
     assert eigenvalues.imag.abs().max() > 0.1
 
 
-def test_soft_orthogonal_penalty_and_its_way_to_training():
+def test_soft_orthogonal_penalty_reaches_the_layer():
     cell = unfading.SoftOrthogonalRNN(2, 5, strength=0.5, dtype=torch.float64).cells[0]
     assert abs(cell.penalty().item()) < 1e-12
     with torch.no_grad():
@@ -116,12 +116,16 @@ def test_soft_orthogonal_penalty_and_its_way_to_training():
 
 @pytest.mark.parametrize(("cell", "options"), every_cell_that_claims("jacobian_at_equilibrium"))
 def test_declared_jacobian_at_equilibrium(cell, options):
-    made = laws.make(cell, options)
-    inputs = made.project(laws.random_input()[:1, :1])
+    instance = laws.make(cell, options)
+    inputs = instance.project(laws.random_input()[:1, :1])
     inputs = type(inputs)(*(field[0] for field in inputs))
-    h = torch.randn(made.output_size, dtype=torch.float64)
-    jacobian = torch.func.jacrev(lambda h: made.step(inputs, made.initial_state(1)._replace(h=h[None]), made.weights()).h[0])(h)
-    assert_close(jacobian, made.jacobian_at_equilibrium * torch.eye(made.output_size, dtype=torch.float64), rtol=0, atol=0)
+    h = torch.randn(instance.output_size, dtype=torch.float64)
+    jacobian = torch.func.jacrev(
+        lambda h: instance.step(inputs, instance.initial_state(1)._replace(h=h[None]), instance.weights()).h[0]
+    )(h)
+    assert_close(
+        jacobian, instance.jacobian_at_equilibrium * torch.eye(instance.output_size, dtype=torch.float64), rtol=0, atol=0
+    )
 
 
 def stable(rng, D):

@@ -1,4 +1,4 @@
-"""The caller's mistakes: one sentence that names the thing, what came, what was wanted, the way out."""
+"""Wrong arguments raise one sentence that names the thing, what was passed, what was expected, and the way out."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ h = torch.zeros(1, 3, 5)
 
 
 class Misdeclared(unfading.ElmanCell):
-    """Declares of its inputs what is not so."""
+    """Makes a wrong declaration about its inputs."""
 
     def __init__(self, how):
         super().__init__(2, 5)
@@ -34,7 +34,7 @@ def misdeclared(how):
 
 
 class Wrong(unfading.ElmanCell):
-    """Returns what it should not."""
+    """Returns a state of a wrong kind."""
 
     def __init__(self, input_size, hidden_size, *, bias=True, how=""):
         super().__init__(input_size, hidden_size, bias=bias)
@@ -164,7 +164,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("call", "kind", "sentence"), CASES.values(), ids=CASES.keys())
-def test_bad_input_gets_one_sentence(call, kind, sentence):
+def test_bad_input_raises_one_clear_sentence(call, kind, sentence):
     with pytest.raises(kind, match=sentence) as caught:
         call()
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""On a GPU every cell computes what it computes on the CPU, in float64, in every gradient; skipped where there is none."""
+"""On a GPU every cell agrees with the CPU in float64, gradients included; skipped without a GPU."""
 
 import copy
 
@@ -26,7 +26,7 @@ def everything(layer, x, lengths):
 
 
 @pytest.mark.parametrize(("cell", "options"), every_cell())
-def test_gpu_computes_what_the_cpu_computes(cell, options):
+def test_gpu_agrees_with_the_cpu(cell, options):
     layer = unfading.layer(cell)(laws.I, hidden_size(cell), 2, bidirectional=True, dtype=torch.float64, **options)
     x, lengths = laws.random_input(), torch.tensor([7, 2, 5])
     want = everything(layer, x, lengths)
@@ -38,16 +38,16 @@ def test_gpu_computes_what_the_cpu_computes(cell, options):
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
-def test_one_cpu_generator_gives_one_start_on_every_device(cell):
-    made = cell(laws.I, hidden_size(cell)), cell(laws.I, hidden_size(cell)).to("cuda")
-    for each in made:
+def test_one_cpu_generator_gives_the_same_weights_on_every_device(cell):
+    pair = cell(laws.I, hidden_size(cell)), cell(laws.I, hidden_size(cell)).to("cuda")
+    for each in pair:
         each.reset_parameters(torch.Generator().manual_seed(3))
-    for a, b in zip(made[0].state_dict().values(), made[1].state_dict().values(), strict=True):
+    for a, b in zip(pair[0].state_dict().values(), pair[1].state_dict().values(), strict=True):
         assert_close(b.cpu(), a, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}, {"checkpoint_every": 3}], ids=str)
-def test_made_on_the_gpu_with_extras(noise):
+def test_a_layer_created_on_the_gpu_with_every_option(noise):
     layer = unfading.LSTM(2, 5, 2, device="cuda", learn_initial_state=True, **noise)
     assert all(p.is_cuda for p in layer.parameters())
     output, state = layer(torch.randn(7, 3, 2, device="cuda"))
@@ -80,14 +80,14 @@ def test_autocast(cell, dtype):
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("task", catalogue.tasks())
 def test_a_task_draws_on_the_gpu_and_shows_the_same_rows(task):
-    made = small(task)
-    batch, again = (made.batch(1, 4, split="train", seed=0, device=device) for device in ("cuda", "cuda:0"))
+    instance = small(task)
+    batch, again = (instance.batch(1, 4, split="train", seed=0, device=device) for device in ("cuda", "cuda:0"))
     assert all(part is None or part.is_cuda for part in batch)
     for one, other in zip(batch, again, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
-    if made.dataset is not None:
-        assert torch.equal(batch.target.cpu(), made.batch(1, 4, split="train", seed=0, device="cpu").target)
-    head, encoder = made.head(5).to("cuda"), made.encoder().to("cuda")
-    layer = unfading.STAR(made.input_size, 5, device="cuda")
+    if instance.dataset is not None:
+        assert torch.equal(batch.target.cpu(), instance.batch(1, 4, split="train", seed=0, device="cpu").target)
+    head, encoder = instance.head(5).to("cuda"), instance.encoder().to("cuda")
+    layer = unfading.STAR(instance.input_size, 5, device="cuda")
     prediction, _ = unfading.Model(encoder, layer, head)(batch.x, lengths=batch.lengths)
-    assert all(value.isfinite() for value in made.metrics(prediction, batch).values())
+    assert all(value.isfinite() for value in instance.metrics(prediction, batch).values())

@@ -1,4 +1,4 @@
-"""Heads read the last step, every step or the mean, of each row's own length; Model hands lengths and state through."""
+"""Heads read the last step, every step or the mean, of each row's own length; Model passes lengths and state on."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ lengths = torch.tensor([6, 2, 4])
 
 
 @pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
-def test_a_padded_row_is_answered_like_the_row_alone(head):
-    made, output = head(n, 2), torch.randn(T, B, n)
-    answer = made(output, lengths)
+def test_a_padded_row_has_the_prediction_of_the_row_alone(head):
+    layer, output = head(n, 2), torch.randn(T, B, n)
+    answer = layer(output, lengths)
     for b, length in enumerate(lengths.tolist()):
-        alone = made(output[:length, b : b + 1])
+        alone = layer(output[:length, b : b + 1])
         got = answer[:length, b : b + 1] if head is unfading.EveryStep else answer[b : b + 1]
         assert_close(got, alone)
 
@@ -30,15 +30,15 @@ def test_what_each_head_reads():
 
 
 @pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
-def test_a_head_drops_what_it_reads_in_training_alone(head):
-    made, output = head(400, 1, 0.25), torch.ones(T, B, 400)
+def test_a_head_applies_dropout_to_its_input_in_training_only(head):
+    layer, output = head(400, 1, 0.25), torch.ones(T, B, 400)
     with torch.no_grad():
-        made.answer.weight.fill_(1.0)
-        made.answer.bias.zero_()
-    sums = made(output)  # of 400 entries, a quarter of them dropped and the rest enlarged: 400 +/- 11.5
+        layer.answer.weight.fill_(1.0)
+        layer.answer.bias.zero_()
+    sums = layer(output)  # of 400 entries, a quarter of them dropped and the rest enlarged: 400 +/- 11.5
     assert ((sums - 400).abs() < 70).all()
     assert len(sums.unique()) > 1
-    assert (made.eval()(output) == 400).all()
+    assert (layer.eval()(output) == 400).all()
     with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\]; got 1.5"):
         head(4, 1, 1.5)
 
@@ -54,7 +54,7 @@ def test_model_is_encoder_stack_and_head(head):
     assert torch.equal(state.h, end.h)
 
 
-def test_model_carries_state_and_start():
+def test_model_passes_state_and_start_on():
     rnn = unfading.SiRNN(2, n, steps=5, eta=0.3)
     with torch.no_grad():
         rnn.cells[0].eta.copy_(torch.rand(5, 1))

@@ -1,7 +1,8 @@
-"""Every feature of a layer, for a library cell with one state, with two, with a table of steps, and for a user's own cell."""
+"""Every feature of a layer, for cells with one state, with two, with a table of step sizes, and for a user's own cell."""
 
 import copy
 import inspect
+import os
 import pickle
 import pydoc
 import re
@@ -45,7 +46,7 @@ def same(a, b):
 
 
 @each
-def test_stack_is_layer_after_layer(make):
+def test_a_stack_is_one_layer_after_the_other(make):
     layer, x = built(make, 3), given()
     below = x
     for cell in layer.cells:
@@ -66,7 +67,7 @@ def test_second_direction_is_the_first_on_the_mirrored_input(make):
 
 @each
 @pytest.mark.parametrize("form", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
-def test_padded_rows_are_the_rows_alone(make, form):
+def test_padded_rows_agree_with_the_rows_alone(make, form):
     layer, x = built(make, **form), given()
     lengths = torch.tensor([2, 7, 4])
     for b, length in enumerate(lengths.tolist()):
@@ -83,7 +84,7 @@ def test_padded_rows_are_the_rows_alone(make, form):
 
 
 @each
-def test_packed_goes_out_as_it_came(make):
+def test_packed_input_gives_packed_output(make):
     layer, x, lengths = built(make, 2, bidirectional=True), given(), torch.tensor([2, 7, 4])
     packed, state = layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
     padded, end = layer(x, lengths=lengths)
@@ -128,7 +129,7 @@ def test_state_and_start_continue_a_sequence(make):
 
 
 @each
-def test_trajectory_ends_in_the_state_and_holds_the_output(make):
+def test_trajectory_ends_in_the_state_and_contains_the_output(make):
     layer, x = built(make, 2), given()
     output, end = layer(x)
     states = layer.trajectory(x)
@@ -149,7 +150,7 @@ def test_detach_cuts_the_graph(make):
 
 
 @each
-def test_learnt_initial_state(make):
+def test_learned_initial_state(make):
     layer = built(make, 2, bidirectional=True, learn_initial_state=True)
     output, _ = layer(given())
     output.square().sum().backward()
@@ -161,7 +162,7 @@ def test_learnt_initial_state(make):
 
 
 @each
-def test_dropout_acts_between_layers_in_training_alone(make):
+def test_dropout_acts_between_layers_in_training_only(make):
     layer, x = built(make, 2, dropout=0.5), given()
     assert not torch.equal(layer(x)[0], layer(x)[0])
     plain = built(make, 2)
@@ -189,7 +190,7 @@ def test_copies_pickles_and_state_dicts_after_a_call(make):
 
 
 @each
-def test_dtype_is_made_not_cast(make):
+def test_parameters_are_created_in_their_dtype(make):
     assert all(p.dtype == torch.float64 for p in make(I, H, dtype=torch.float64).parameters())
     assert all(p.dtype == torch.bfloat16 for p in make(I, H, dtype=torch.bfloat16).parameters())
     assert torch.get_default_dtype() == torch.float32
@@ -200,7 +201,7 @@ def test_orthogonal_start_is_orthogonal_in_float64():
     assert_close(W @ W.T, torch.eye(9, dtype=torch.float64), **EXACT)
 
 
-def test_use_backend_reaches_every_layer_and_ends_with_its_block(monkeypatch):
+def test_use_backend_applies_to_every_layer_inside_its_block(monkeypatch):
     backend, scan = sys.modules["unfading.backends.choose"], sys.modules["unfading.reference"]
 
     ran = []
@@ -270,7 +271,7 @@ def test_a_mixed_stack_of_kinds():
     assert [s._fields for s in state] == [("h", "c"), ("h", "m")]
 
 
-def test_layer_class_carries_the_cells_signature_and_docs():
+def test_layer_class_has_the_signature_and_docs_of_the_cell():
     parameters = inspect.signature(unfading.STAR).parameters
     torch_order = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
     assert list(parameters)[:7] == torch_order
@@ -293,9 +294,30 @@ def test_help_of_a_layer_shows_its_equation_and_every_option(cell):
     assert layer.__doc__.startswith(inspect.getdoc(cell).split("\n")[0])
 
 
-def test_a_layer_says_what_it_is():
+def test_repr_shows_sizes_and_options():
     layer = unfading.STAR(I, H, 2, bidirectional=True, zoneout=0.1, max_lag=9)
     assert "STAR(\n  2, 5, num_layers=2, bidirectional=True, zoneout=0.1, max_lag=9" in repr(layer)
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_a_warm_call_runs_through_at_most_10_modules(gradient):
+    layer, x, modules = unfading.STAR(I, H), torch.randn(T, B, I), set()
+    package = os.path.dirname(unfading.__file__)
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            modules.add(os.path.relpath(frame.f_code.co_filename, package))
+
+    with torch.set_grad_enabled(gradient):
+        layer(x)
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            layer(x)
+        finally:
+            sys.setprofile(before)
+    assert "layers/recurrent.py" in modules
+    assert len(modules) <= 10, sorted(modules)
 
 
 def test_released_forms():

@@ -1,4 +1,4 @@
-"""Elman, LSTM and GRU(reset_after=True) with torch.nn's weights are torch.nn's layers, to 1e-12, in every form of call."""
+"""Elman, LSTM and GRU(reset_after=True) with torch.nn's weights agree with torch.nn to 1e-12, in every form of call."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_packed(make, form, order):
 
 @each
 @forms
-def test_lengths_are_what_packing_does(make, form):
+def test_lengths_agree_with_packing(make, form):
     module = make(**form)
     layer = unfading.from_torch(module)
     x, lengths = torch.randn(7, 3, 3, dtype=torch.float64), torch.tensor([2, 7, 5])
@@ -111,7 +111,7 @@ def test_round_trip(make, form):
     assert_close(back(x)[0], module(x)[0], **EXACT)
 
 
-def test_settings_come_along():
+def test_conversion_keeps_the_settings():
     module = nn.LSTM(3, 5, 2, batch_first=True, dropout=0.25, bidirectional=True).eval()
     layer = unfading.from_torch(module)
     assert isinstance(layer, unfading.LSTM)
@@ -134,6 +134,6 @@ def test_settings_come_along():
         (lambda: unfading.to_torch(unfading.LSTM(3, 5, learn_initial_state=True)), "learn_initial_state=True"),
     ],
 )
-def test_what_has_no_counterpart_is_refused(what, error):
+def test_layers_without_a_counterpart_are_refused(what, error):
     with pytest.raises((TypeError, ValueError), match=error):
         what()

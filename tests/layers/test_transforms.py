@@ -1,4 +1,4 @@
-"""What torch does with a function works on every cell: compile, vmap, jvp, double backward, autocast, float32."""
+"""The transforms of torch work on every cell: compile, vmap, jvp, double backward, autocast, float32."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_vmap_of_grad_and_jvp(cell):
 
 @each
 def test_many_models_at_once(cell):
-    """torch.func.stack_module_state and vmap: each member is the model alone."""
+    """torch.func.stack_module_state and vmap: each result agrees with the model alone."""
     layers = [layer_of(cell, dtype=torch.float64) for _ in range(3)]
     x = given()
     stacked = torch.func.stack_module_state(layers)
@@ -108,7 +108,7 @@ def test_compiles_to_one_graph_with_its_backward(cell):
         assert_close(a, b, **EXACT)
 
 
-def test_autocast_acts():
+def test_autocast_changes_the_precision_of_products():
     layer, x = layer_of(unfading.STARCell), given(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         cast = layer(x)[0]
@@ -131,15 +131,15 @@ def test_autocast_keeps_the_state_in_float32(cell):
 
 @each
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_float32_is_float64_rounded(cell, scale):
-    """Forward and gradient over a length at which powers and products of large or small numbers would leave float32."""
+def test_float32_agrees_with_float64_to_rounding(cell, scale):
+    """Forward and gradient over a length at which powers and products of large or small numbers would leave the range of float32."""
     layer = unfading.layer(cell)(I, 16, dtype=torch.float64)
     x = scale * given(40, B, I)
     results = []
     for dtype in (torch.float64, torch.float32):
-        made = layer.to(dtype)
+        converted = layer.to(dtype)
         inputs = x.to(dtype).requires_grad_()
-        output, _ = made(inputs)
+        output, _ = converted(inputs)
         (gradient,) = torch.autograd.grad(output.sum(), inputs)
         results.append((output.double(), gradient.double()))
     for wide, narrow in zip(*results, strict=True):
