@@ -132,7 +132,7 @@ def test_autocast_keeps_the_state_in_float32(cell):
 @each
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_float32_agrees_with_float64_to_rounding(cell, scale):
-    """Forward and gradient over a length at which powers and products of large or small numbers would leave the range of float32."""
+    """Forward and gradient, over a length at which powers and products would leave the range of float32."""
     layer = unfading.layer(cell)(I, 16, dtype=torch.float64)
     x = scale * given(40, B, I)
     results = []
