@@ -1,4 +1,4 @@
-"""Items of papers: found, made, written; and the verb that does it."""
+"""Items of the papers: the registry, figures that are computed, and the command."""
 
 import json
 import math
@@ -27,29 +27,29 @@ SMALL = {
 }
 
 
-def test_items_are_found_and_say_what_they_are():
-    found = registry.items()
-    assert {f"incremental/{name}" for name in ("fig2", "fig6", "fig7", "fig8", "noise")} <= set(found)
-    for make in found.values():
-        assert make.__doc__
+def test_the_registry_lists_items_with_docstrings():
+    items = registry.items()
+    assert {f"incremental/{name}" for name in ("fig2", "fig6", "fig7", "fig8", "noise")} <= set(items)
+    for function in items.values():
+        assert function.__doc__
 
 
 @pytest.mark.parametrize("name", [pytest.param("fig2", marks=pytest.mark.long), "fig6", "noise"])
-def test_an_item_is_made_and_written(name, tmp_path):
-    made = SMALL[name]()
-    assert made.title
-    assert len(made.caption) > 100
-    assert made.findings
-    assert not any("nan" in each or "None" in each for each in made.findings)
-    files = made.save(f"incremental/{name}", tmp_path / "new")
+def test_a_figure_is_computed_and_saved(name, tmp_path):
+    figure = SMALL[name]()
+    assert figure.title
+    assert len(figure.caption) > 100
+    assert figure.findings
+    assert not any("nan" in each or "None" in each for each in figure.findings)
+    files = figure.save(f"incremental/{name}", tmp_path / "new")
     assert [path.name for path in files] == [f"incremental-{name}.{ending}" for ending in ("png", "svg", "json")]
     assert files[0].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in files[1].read_text()
-    assert json.loads(files[2].read_text())["rows"] == made.rows
-    assert made.findings[0][:30] in made.text(width=1000)
+    assert json.loads(files[2].read_text())["rows"] == figure.rows
+    assert figure.findings[0][:30] in figure.text(width=1000)
 
 
-def test_figure_six_meets_its_bar():
+def test_figure_six_agrees_with_theory():
     rows = [row for row in incremental.fig6(seeds=1).rows if "fitted_rate" in row]
     assert len(rows) == 9
     for row in rows:
@@ -60,8 +60,8 @@ def test_figure_six_meets_its_bar():
 
 
 @pytest.mark.parametrize("name", ["fig7", pytest.param("fig8", marks=pytest.mark.long)])
-def test_figures_of_training_are_made(name, made, tmp_path):
-    """On data made at random: what they show there means nothing, that they can be made does."""
+def test_figures_during_training_are_drawn(name, made, tmp_path):
+    """On random data: only that the figures can be drawn is tested, not what they show."""
     item = getattr(incremental, name)(steps=2, windows=2)
     assert len(item.findings) == {"fig7": 4, "fig8": 3}[name]
     assert item.save(f"incremental/{name}", tmp_path)
@@ -83,50 +83,50 @@ def test_a_dataset_that_is_missing_is_named(tmp_path, monkeypatch):
         incremental.fig8(steps=1)
 
 
-def test_a_model_on_its_way_is_the_one_that_train_trains():
+def test_snapshots_end_with_the_model_that_train_trains():
     run = Run(task="adding", task_options={"T": 8}, cell="Elman", hidden=6, batch=4, rate=1e-2, steps=7, valid_every=7, seed=3)
-    seen = []
+    steps = []
     for step, model in snapshots(run, every=3):
-        seen.append(step)
+        steps.append(step)
         weights = {name: value.clone() for name, value in model.state_dict().items()}
         if step == 0:
             start = run.make_model().state_dict()
             assert all(torch.equal(weights[name], start[name]) for name in start)
-    assert seen == [0, 3, 6, 7]
+    assert steps == [0, 3, 6, 7]
     x = run.make_task().batch(0, 4, split="test", seed=0, device="cpu")
     again = run.make_model()
     again.load_state_dict(weights)
-    found = train(run)["test"]["mse"]
+    score = train(run)["test"]["mse"]
     whole = [run.make_task().batch(i, 4, split="test", seed=0, device="cpu") for i in range(10)]
     with torch.no_grad():
         want = torch.stack([run.make_task().loss(again(b.x)[0], b) for b in whole]).mean()
-    assert found == pytest.approx(float(want), rel=1e-5)
+    assert score == pytest.approx(float(want), rel=1e-5)
     assert x.x.shape[1] == 4
 
 
-def test_models_on_their_way_together_are_those_of_the_runs_alone():
-    """Also where one ends before the other: it stays as it was."""
+def test_snapshots_together_equal_those_of_single_runs():
+    """Also if one run ends before the other: its model no longer changes."""
     short = Run(task="adding", task_options={"T": 8}, cell="Elman", hidden=6, batch=4, rate=1e-2, steps=4, valid_every=9)
     runs = [short, replace(short, steps=7, seed=3)]
     together = [(step, [parameters(model) for model in models]) for step, models in snapshots_together(runs, every=3)]
     assert [step for step, _ in together] == [0, 3, 6, 7]
     for e, each in enumerate(runs):
         alone = {step: parameters(model) for step, model in snapshots(each, every=3)}
-        for step, found in together:
-            assert torch.equal(found[e], alone[min(step, max(alone))])
+        for step, weights in together:
+            assert torch.equal(weights[e], alone[min(step, max(alone))])
 
 
 def parameters(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def test_ratios_that_are_not_finite_are_told_apart():
+def test_ratios_that_are_not_finite_are_counted_separately():
     assert spread_of_ratios([0.5, math.inf, 2.0, math.nan, 1.0]) == "1 (0.5 to 2, not finite in 2 of 5 seeds)"
     assert spread_of_ratios([0.25]) == "0.25"
     assert spread_of_ratios([math.nan, math.nan]) == "nan"
 
 
-def test_histogram_keeps_the_sides_of_zero_apart():
+def test_histogram_bins_do_not_cross_zero():
     values = torch.tensor([-1.0, -0.95, -0.01, 0.0, 1e-9, 0.02, 0.31])
     rows = histogram(values, 0.1)
     assert sum(row["count"] for row in rows) == len(values)
@@ -139,12 +139,12 @@ def test_histogram_keeps_the_sides_of_zero_apart():
     assert not math.isnan(rows[0]["low"])
 
 
-def test_the_verb_lists(capsys):
+def test_the_command_lists_all_items(capsys):
     cli_reproduce.list_items()
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(registry.items())
 
 
-def test_the_verb_makes(tmp_path, monkeypatch, capsys):
+def test_the_command_reproduces_an_item(tmp_path, monkeypatch, capsys):
     def small() -> Item:
         return SMALL["noise"]()
 
@@ -153,9 +153,9 @@ def test_the_verb_makes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(incremental, "_part", small, raising=False)
     assert "incremental/_part" not in registry.items()
     cli_reproduce.run_items(("incremental/small",), output=tmp_path)
-    said = capsys.readouterr().out
-    assert "is noise suppressed" in said
-    assert f"wrote {tmp_path / 'incremental-small.png'}" in said
+    output = capsys.readouterr().out
+    assert "is noise suppressed" in output
+    assert f"wrote {tmp_path / 'incremental-small.png'}" in output
     assert (tmp_path / "incremental-small.json").exists()
 
 
@@ -167,19 +167,19 @@ def test_the_verb_makes(tmp_path, monkeypatch, capsys):
         (("incremental/fig6", "moon"), "unknown item 'moon'. Known: incremental/fig2"),
     ],
 )
-def test_the_verb_answers_in_one_sentence(items, sentence, tmp_path):
+def test_a_wrong_item_gives_one_sentence(items, sentence, tmp_path):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         cli_reproduce.run_items(items, output=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_verb_is_joined_to_the_command_line():
+def test_the_command_line_reports_an_unknown_item():
     answer = run("reproduce", "run", "incremental/fig66", "-o", "nowhere")
     assert answer.returncode == 2
     assert answer.stderr.startswith("unfading: unknown item 'incremental/fig66'. Did you mean 'incremental/fig6'?")
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_the_error_names_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be created"):
         Item("t", "c", {}, [], []).save("incremental/fig2", tmp_path / "file" / "below")

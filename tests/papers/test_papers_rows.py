@@ -1,4 +1,4 @@
-"""Tables and curves of the papers: all are there, models have the published sizes; budgets, rates, what is ledger."""
+"""Tables and curves of the papers: their rows, model sizes, budgets, the choice of settings, and the results ledger."""
 
 import json
 import math
@@ -64,8 +64,8 @@ def lines(item, rows, options):
     return [line for row in rows for line in results(item, row, options)]
 
 
-class Shown:
-    """What trained, in the order in which it was."""
+class Progress:
+    """Records which runs were trained together, in order."""
 
     def __init__(self):
         self.passes = []
@@ -82,7 +82,7 @@ def test_every_table_and_figure_of_the_papers_is_an_item():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_rows_are_whole_and_told_apart(name):
+def test_rows_are_complete_and_have_unique_names(name):
     rows = registry.rows(ALL[name])
     assert rows
     assert len({row.name for row in rows}) == len(rows)
@@ -95,8 +95,8 @@ def test_rows_are_whole_and_told_apart(name):
         assert row.run is None or (row.run.device, row.run.seed, row.run.split) == ("cpu", 0, "train")
 
 
-def test_every_row_builds_its_model_with_the_published_count():
-    """Without any data but TUM's, whose files alone say how many classes it has."""
+def test_every_model_has_the_published_number_of_parameters():
+    """Except on TUM crops, whose number of classes is only known from its files."""
     counts = {}
     checked = 0
     for name in TABLES:
@@ -113,9 +113,7 @@ def test_every_row_builds_its_model_with_the_published_count():
     assert checked > 150
 
 
-def test_where_passes_share_a_gpu_rates_of_all_rows_are_chosen_at_once_and_a_row_that_fails_stops_no_other(
-    tmp_path, monkeypatch
-):
+def test_passes_that_share_a_gpu_choose_all_rates_at_once_and_survive_a_row_that_fails(tmp_path, monkeypatch):
     rows = [Row(small(hidden=hidden), 0.1, 0.1, name=f"{hidden}", unit="error", rates=(0.1, 0.2), seeds=2) for hidden in (4, 5)]
     asked, done = [], {}
 
@@ -131,12 +129,12 @@ def test_where_passes_share_a_gpu_rates_of_all_rows_are_chosen_at_once_and_a_row
     monkeypatch.setattr(reproduce, "compare", compare)
     monkeypatch.setattr(reproduce, "finished", lambda where, run: done.get(run.key))
     with pytest.raises(ValueError, match="2 of 4 runs failed"):
-        train_rows(rows, options(tmp_path, device="cuda", processes=3), Shown())
+        train_rows(rows, options(tmp_path, device="cuda", processes=3), Progress())
     assert asked == [[(4, 0.1, 0), (4, 0.2, 0), (5, 0.1, 0), (5, 0.2, 0)], [(4, 0.1, 1)]]
 
 
 def test_tolerances_are_those_of_the_test_sets():
-    """As printed in the rule: 0.15 pixel, 0.20 permuted, 0.5 CIFAR, 0.39 HAR-2, 0.09 at 99.1 %, 0.21 psMNIST."""
+    """Standard errors: 0.15 pixel, 0.20 permuted, 0.5 CIFAR, 0.39 HAR-2, 0.09 at 99.1 %, 0.21 psMNIST."""
     for score, rows, sigma in (
         *((97.73, 10_000, 0.15), (95.62, 10_000, 0.20), (54.5, 10_000, 0.50), (95.32, 2_947, 0.39), (99.1, 10_000, 0.09)),
         (95.38, 10_000, 0.21),
@@ -164,7 +162,7 @@ def test_budgets_change_steps_seeds_and_rows_and_nothing_else():
     assert budget.within([], "smoke") == []
 
 
-def test_numbers_of_a_figure_follow_the_budget():
+def test_arguments_of_a_figure_follow_the_budget():
     def figure(steps=1000, seeds=20, kind="x"): ...
 
     assert budget.arguments(figure, "paper") == {}
@@ -174,34 +172,34 @@ def test_numbers_of_a_figure_follow_the_budget():
 
 def test_the_rate_is_chosen_by_validation_and_then_all_seeds_are_trained(tmp_path):
     row = Row(small(), None, 0.0, name="r", rates=(1e-9, 3e-2), seeds=2)
-    shown = Shown()
-    train_rows([row], options(tmp_path), shown)
-    assert [[(r.rate, r.seed) for r in each] for each in shown.passes] == [[(1e-9, 0), (3e-2, 0)], [(3e-2, 1)]]
-    found = lines("p/t", [row], options(tmp_path))
-    assert [(line["run"]["rate"], line["run"]["seed"], line["row"]) for line in found] == [(3e-2, 0, "r"), (3e-2, 1, "r")]
-    again = Shown()
+    progress = Progress()
+    train_rows([row], options(tmp_path), progress)
+    assert [[(r.rate, r.seed) for r in each] for each in progress.passes] == [[(1e-9, 0), (3e-2, 0)], [(3e-2, 1)]]
+    stored = lines("p/t", [row], options(tmp_path))
+    assert [(line["run"]["rate"], line["run"]["seed"], line["row"]) for line in stored] == [(3e-2, 0, "r"), (3e-2, 1, "r")]
+    again = Progress()
     train_rows([row], options(tmp_path), again)
     assert again.passes == []
 
 
-def test_rows_that_are_retrained_take_the_validation_rows_too(tmp_path, made):
+def test_retraining_uses_the_validation_rows_too(tmp_path, made):
     row = Row(small(task="har2", task_options={}, steps=2), None, 0.0, name="r", retrain=True, seeds=1)
-    train_rows([row], options(tmp_path), Shown())
+    train_rows([row], options(tmp_path), Progress())
     (line,) = lines("p/t", [row], options(tmp_path))
     assert line["run"]["split"] == "full"
     assert line["best"] is None
     assert line["test"] is not None
 
 
-def test_a_rate_is_chosen_on_a_third_of_the_epochs_where_seeds_are_trained_anew(tmp_path, made):
+def test_with_retraining_a_rate_is_chosen_on_a_third_of_the_epochs(tmp_path, made):
     run = small(task="har2", task_options={}, steps=None, epochs=30, batch=64)
-    shown = Shown()
-    train_rows([Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2))], options(tmp_path), shown)
-    assert [[(r.epochs, r.split) for r in each] for each in shown.passes] == [[(10, "train"), (10, "train")], [(30, "full")]]
+    progress = Progress()
+    train_rows([Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2))], options(tmp_path), progress)
+    assert [[(r.epochs, r.split) for r in each] for each in progress.passes] == [[(10, "train"), (10, "train")], [(30, "full")]]
 
 
-def test_where_last_weights_are_tested_the_last_validation_score_chooses(monkeypatch, tmp_path):
-    """One rate was better on its way, the other is at its end."""
+def test_with_retraining_the_last_validation_score_chooses(monkeypatch, tmp_path):
+    """One rate is better during training, the other at the end."""
     row = Row(small(task="har2", task_options={}, steps=2), None, 0.0, name="r", retrain=True, seeds=1, rates=(0.1, 0.2))
 
     def done(where, run):
@@ -218,78 +216,78 @@ def test_where_last_weights_are_tested_the_last_validation_score_chooses(monkeyp
     assert [line["run"]["rate"] for line in lines("p/t", [row], options(tmp_path))] == [0.1]
 
 
-def test_few_epochs_are_not_cut_for_the_choice(tmp_path, made):
+def test_few_epochs_are_not_shortened_for_the_choice(tmp_path, made):
     run = small(task="har2", task_options={}, steps=None, epochs=2, batch=64)
-    shown = Shown()
-    train_rows([Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2))], options(tmp_path), shown)
-    assert [[r.epochs for r in each] for each in shown.passes] == [[2, 2], [2]]
+    progress = Progress()
+    train_rows([Row(run, None, 0.0, name="r", retrain=True, seeds=1, rates=(1e-3, 1e-2))], options(tmp_path), progress)
+    assert [[r.epochs for r in each] for each in progress.passes] == [[2, 2], [2]]
 
 
 def test_other_fields_are_chosen_with_the_rates(tmp_path):
     row = Row(small(), None, 0.0, name="r", rates=(1e-9, 3e-2), choices=({"rates": {"*": 0.0}}, {}), seeds=2)
-    shown = Shown()
-    train_rows([row], options(tmp_path), shown)
+    progress = Progress()
+    train_rows([row], options(tmp_path), progress)
     held = {"*": 0.0}
-    assert [(r.rates, r.rate) for r in shown.passes[0]] == [(held, 1e-9), (held, 3e-2), ({}, 1e-9), ({}, 3e-2)]
-    assert [(r.rates, r.rate, r.seed) for r in shown.passes[1]] == [({}, 3e-2, 1)]
+    assert [(r.rates, r.rate) for r in progress.passes[0]] == [(held, 1e-9), (held, 3e-2), ({}, 1e-9), ({}, 3e-2)]
+    assert [(r.rates, r.rate, r.seed) for r in progress.passes[1]] == [({}, 3e-2, 1)]
 
 
-def test_rows_of_one_shape_go_together_and_a_shared_run_is_trained_once(tmp_path):
+def test_rows_of_one_shape_are_trained_together_and_a_shared_run_once(tmp_path):
     one, two = Row(small(), None, 0.0, name="one", seeds=2), Row(small(rate=0.1), None, 0.0, name="two", seeds=1)
     other = Row(small(hidden=5), None, 0.0, name="other", seeds=1)
-    shown = Shown()
-    train_rows([one, other, two, one], options(tmp_path), shown)
-    assert [[(r.hidden, r.rate, r.seed) for r in each] for each in shown.passes] == [
+    progress = Progress()
+    train_rows([one, other, two, one], options(tmp_path), progress)
+    assert [[(r.hidden, r.rate, r.seed) for r in each] for each in progress.passes] == [
         [(4, 1e-3, 0), (4, 1e-3, 1), (4, 0.1, 0)],
         [(5, 1e-3, 0)],
     ]
-    found = [line for item in ("p/a", "p/d") for line in lines(item, [one], options(tmp_path))]
-    assert [(line["item"], line["run"]["seed"]) for line in found] == [("p/a", 0), ("p/a", 1), ("p/d", 0), ("p/d", 1)]
+    stored = [line for item in ("p/a", "p/d") for line in lines(item, [one], options(tmp_path))]
+    assert [(line["item"], line["run"]["seed"]) for line in stored] == [("p/a", 0), ("p/a", 1), ("p/d", 0), ("p/d", 1)]
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_time_limit_stops_with_checkpoints_and_the_next_call_goes_on(tmp_path, processes):
+def test_a_time_limit_stops_training_with_checkpoints(tmp_path, processes):
     row = Row(small(steps=100_000, task_options={"T": 50}), None, 0.0, name="r", seeds=2)
     with pytest.raises(Stopped), time_limit(30.0 if processes == 2 else 1.0):
-        train_rows([row], options(tmp_path, processes=processes), Shown())
+        train_rows([row], options(tmp_path, processes=processes), Progress())
     assert list(tmp_path.glob("*/last.safetensors"))
     assert lines("p/t", [row], options(tmp_path)) == []
     with pytest.raises(Stopped), time_limit(0.0):
-        train_rows([replace(row, run=small())], options(tmp_path), Shown())
+        train_rows([replace(row, run=small())], options(tmp_path), Progress())
 
 
-def test_a_run_that_a_time_limit_stopped_ends_as_one_that_was_not(tmp_path):
+def test_a_run_resumed_after_a_time_limit_ends_as_one_that_was_not_stopped(tmp_path):
     long = small(steps=800)
     with pytest.raises(Stopped), time_limit(0.1):
         train(long, tmp_path / "b")
     assert train(long, tmp_path / "b", resume=True)["test"] == train(long, tmp_path / "a")["test"]
 
 
-def test_what_is_kept_is_replaced_by_what_is_told_again(tmp_path):
+def test_a_new_ledger_line_replaces_the_earlier_one_with_the_same_key(tmp_path):
     path = tmp_path / "papers-x.jsonl"
     first = {"kind": "run", "item": "p/t", "row": "r", "budget": "paper", "key": "k", "test": 1}
     other = {**first, "row": "s"}
     ledger.add(path, [first, other])
     ledger.add(path, [{**first, "test": 2}])
-    assert ledger.read(path) == [other, {**first, "test": 2}]  # what was measured later stands later
+    assert ledger.read(path) == [other, {**first, "test": 2}]  # later results come later
     path.write_text("{")
     with pytest.raises(ValueError, match="is damaged: a line is not valid JSON"):
         ledger.add(path, [first])
 
 
-def test_missing_data_are_said_by_name(tmp_path, monkeypatch, capsys):
+def test_missing_datasets_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("UNFADING_DATA", str(tmp_path))
     assert not store.present("mnist")
     cli_reproduce.run_items(
         ("incremental/table1", "star/table5"), output=tmp_path / "out", budget="smoke", runs=tmp_path / "runs"
     )
-    said = capsys.readouterr().out
-    assert said.count("data not available: mnist") == 3
-    assert said.count("data not available: 20BN-Jester") == 3
+    output = capsys.readouterr().out
+    assert output.count("data not available: mnist") == 3
+    assert output.count("data not available: 20BN-Jester") == 3
     assert not (tmp_path / "runs").exists()
 
 
-def test_made_data_in_the_place_of_published_ones_are_refused(tmp_path, made_folder, monkeypatch):
+def test_data_with_other_checksums_than_the_published_ones_are_refused(tmp_path, made_folder, monkeypatch):
     """The checksums are those of the published files."""
     monkeypatch.setenv("UNFADING_DATA", str(made_folder))
     with pytest.raises(ValueError, match="is altered or cut short"):
@@ -297,14 +295,14 @@ def test_made_data_in_the_place_of_published_ones_are_refused(tmp_path, made_fol
 
 
 @pytest.mark.parametrize("name", ["incremental/fig5", "nru/memory_reset"])
-def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
+def test_an_item_runs_at_budget_smoke(name, tmp_path, capsys):
     cli_reproduce.run_items((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs", weights=tmp_path / "weights")
-    said = capsys.readouterr().out
-    assert said.count(": ran") == 3
-    assert said.count("wrote") == 3 + name.startswith("incremental")
-    found = ledger.read(tmp_path / f"papers-{machine.slug()}.jsonl")
-    assert [line["budget"] for line in found] == ["smoke"] * 3
-    assert all(line["item"] == name and math.isfinite(line["seconds"]) for line in found)
+    output = capsys.readouterr().out
+    assert output.count(": ran") == 3
+    assert output.count("wrote") == 3 + name.startswith("incremental")
+    stored = ledger.read(tmp_path / f"papers-{machine.slug()}.jsonl")
+    assert [line["budget"] for line in stored] == ["smoke"] * 3
+    assert all(line["item"] == name and math.isfinite(line["seconds"]) for line in stored)
     if isinstance(ALL[name](), Curves):
         assert (tmp_path / "incremental-fig5.png").read_bytes().startswith(b"\x89PNG")
         (tmp_path / "incremental-fig5.png").unlink()
@@ -313,39 +311,39 @@ def test_an_item_runs_in_a_smoke(name, tmp_path, capsys):
         assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_picture_has_one_measurement_of_every_row_whichever_are_picked(tmp_path, monkeypatch):
+def test_a_figure_has_every_row_once_whichever_rows_are_selected(tmp_path, monkeypatch):
     cli_reproduce.run_items(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
     path = tmp_path / f"papers-{machine.slug()}.jsonl"
     lines = ledger.read(path)
-    other = {**lines[0], "key": "other", "run": {**lines[0]["run"], "rate": 0.5}}  # of another setting, and later
+    other = {**lines[0], "key": "other", "run": {**lines[0]["run"], "rate": 0.5}}  # another setting, measured later
     ledger.add(path, [other])
-    seen = []
-    monkeypatch.setattr(reproduce, "_draw_curves", lambda name, curves, lines, output: seen.extend(lines) or "drawn")
+    drawn = []
+    monkeypatch.setattr(reproduce, "_draw_curves", lambda name, curves, lines, output: drawn.extend(lines) or "drawn")
     selected = options(tmp_path, budget="smoke", rows=(lines[1]["row"],))
-    (told,) = draw_items(["incremental/fig5"], selected, trained=True)
-    assert [line["row"] for line in seen] == [line["row"] for line in lines]
-    assert seen[0]["run"]["rate"] == lines[0]["run"]["rate"]  # the row's own
-    assert told.count("published") == 1
+    (text,) = draw_items(["incremental/fig5"], selected, trained=True)
+    assert [line["row"] for line in drawn] == [line["row"] for line in lines]
+    assert drawn[0]["run"]["rate"] == lines[0]["run"]["rate"]  # the row's own
+    assert text.count("published") == 1
 
 
-def test_counts_are_counted_without_training(tmp_path, capsys):
+def test_parameters_are_counted_without_training(tmp_path, capsys):
     cli_reproduce.run_items(("star/table2",), output=tmp_path, runs=tmp_path / "runs", rows=("vRNN", "STAR, 1 "))
-    said = capsys.readouterr().out
-    assert "STAR, 1 layers: published 18.0k, ours 18.2k over 1: held" in said
-    assert "vRNN, 16 layers: published 514.0k, ours 511.4k over 1: missed" in said
+    output = capsys.readouterr().out
+    assert "STAR, 1 layers: published 18.0k, ours 18.2k over 1: held" in output
+    assert "vRNN, 16 layers: published 514.0k, ours 511.4k over 1: missed" in output
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("incremental/fig5", "nru/memory_reset")])
-def test_every_item_runs_in_a_smoke(name, tmp_path, capsys, real):
+def test_every_item_runs_at_budget_smoke(name, tmp_path, capsys, real):
     real("mnist" if name != "incremental/fig7" and name != "incremental/fig8" else "har")
     cli_reproduce.run_items((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
-    said = capsys.readouterr().out
-    assert said.count(": ran") + said.count("data not available") == (0 if registry.kind(ALL[name]) is Item else 3)
+    output = capsys.readouterr().out
+    assert output.count(": ran") + output.count("data not available") == (0 if registry.kind(ALL[name]) is Item else 3)
 
 
-def test_rows_are_picked_by_name(tmp_path):
+def test_rows_are_selected_by_name(tmp_path):
     names = ["pixel iRNN K=1, rank 12", "pixel iRNN K=1, rank 16", "pixel iRNN K=1, rank 12, 104 epochs"]
     assert [row.name for row in select_rows("incremental/table1", options(tmp_path, rows=("pixel iRNN K=1",)))] == names
     with pytest.raises(
@@ -354,23 +352,23 @@ def test_rows_are_picked_by_name(tmp_path):
         select_rows("incremental/table1", options(tmp_path, rows=("moon",)))
 
 
-def test_the_list_tells_what_data_an_item_needs(capsys, made):
+def test_the_list_names_the_datasets_of_an_item(capsys, made):
     cli_reproduce.list_items()
-    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert list(said) == list(ALL)
-    assert "[mnist found]" in said["incremental/table1"]
-    assert "[yelp " in said["incremental/table8"]
-    assert "20BN-Jester not here" in said["star/table5"]
-    assert "[no data needed]" in said["incremental/fig4"]
-    assert "[har found]" in said["incremental/fig8"]
+    listing = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert list(listing) == list(ALL)
+    assert "[mnist present]" in listing["incremental/table1"]
+    assert "[yelp " in listing["incremental/table8"]
+    assert "20BN-Jester missing" in listing["star/table5"]
+    assert "[no data needed]" in listing["incremental/fig4"]
+    assert "[har present]" in listing["incremental/fig8"]
 
 
-def test_the_committed_table_of_rows_is_that_of_the_functions(capsys):
+def test_the_committed_table_of_rows_is_up_to_date(capsys):
     """`unfading reproduce page` brings it up to date."""
     committed = ledger.read(ROOT / "benchmarks" / "results" / "papers-rows.jsonl")
     cli_reproduce.list_items(json=True)
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [{**line, "here": None} for line in committed] == [{**line, "here": None} for line in told]
+    current = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [{**line, "here": None} for line in committed] == [{**line, "here": None} for line in current]
 
 
 @pytest.mark.parametrize(
@@ -388,20 +386,20 @@ def test_a_wrong_argument_is_one_sentence(item, options, sentence, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_is_written_in_a_checkout_alone(tmp_path, monkeypatch):
+def test_the_page_is_written_only_in_a_checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="run it in the root of a checkout"):
         cli_reproduce.write_page()
 
 
-def test_what_is_done_is_kept_though_a_row_fails(tmp_path, monkeypatch):
-    said = []
+def test_results_are_stored_even_if_a_row_fails(tmp_path, monkeypatch):
+    stored = []
 
     def fails(rows, options, progress):
         raise ValueError("1 of 2 runs failed")
 
     monkeypatch.setattr(reproduce, "train_rows", fails)
-    monkeypatch.setattr(reproduce, "store_results", lambda items, options: said.append(list(items)))
+    monkeypatch.setattr(reproduce, "store_results", lambda items, options: stored.append(list(items)))
     with pytest.raises(ValueError, match="1 of 2 runs failed"):
         cli_reproduce.run_items(("incremental/fig5",), output=tmp_path, budget="smoke", runs=tmp_path / "runs")
-    assert said == [["incremental/fig5"]]
+    assert stored == [["incremental/fig5"]]

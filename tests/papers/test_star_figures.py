@@ -17,7 +17,7 @@ from unfading.report.figures.charts import vega_lite_version
 
 @pytest.fixture
 def small(monkeypatch):
-    """The figures at two layers, three steps and four units, drawn in this process."""
+    """The figures with two layers, three steps and four units, computed in this process."""
     setup = SIZES._replace(layers=2, steps=3, width=4)
     monkeypatch.setattr(star, "SIZES", setup)
     monkeypatch.setattr(star, "worker_pool", lambda processes: ThreadPoolExecutor(1))
@@ -30,7 +30,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("figure", [star.fig2, star.fig6, star.fig7], ids=lambda figure: figure.__name__)
-def test_a_figure_of_stars_holds_what_was_drawn(figure, small):
+def test_a_figure_holds_the_measured_lattices(figure, small):
     item = figure(5)
     cells = list(dict.fromkeys(row["cell"] for row in item.rows))
     assert cells[-1] == "STAR"
@@ -38,18 +38,18 @@ def test_a_figure_of_stars_holds_what_was_drawn(figure, small):
     again = {cell: lattice_statistics(lambda size, cell=cell: star.CELLS[cell](size, 4), 5, small) for cell in cells}
     for row in item.rows:
         loss = {words: name for name, words in star.LOSSES.items()}[row["loss"]]
-        found = again[row["cell"]][loss]
-        assert row["mean"] == pytest.approx(float(found.mean[row["layer"] - 1, row["step"] - 1]))
-        assert row["deviation"] == pytest.approx(float(found.deviation[row["layer"] - 1, row["step"] - 1]))
-        assert row["ratio"] == pytest.approx(row["mean"] / float(found.mean[-1, -1]))
+        expected = again[row["cell"]][loss]
+        assert row["mean"] == pytest.approx(float(expected.mean[row["layer"] - 1, row["step"] - 1]))
+        assert row["deviation"] == pytest.approx(float(expected.deviation[row["layer"] - 1, row["step"] - 1]))
+        assert row["ratio"] == pytest.approx(row["mean"] / float(expected.mean[-1, -1]))
         assert row["decades"] == pytest.approx(math.log10(row["ratio"]))
     assert len(item.findings) == 6
     assert "5 draws" in item.caption
     assert vl_convert.vegalite_to_svg(item.chart, vl_version=vega_lite_version()).count(">STAR<") == 1
 
 
-def test_the_way_from_lstm_to_star_changes_one_thing_at_a_time():
-    """Without output gate: the LSTM's with o = 1, c for h and the tanh on the state; with i = 1 - f it is ForgetLSTM."""
+def test_each_cell_from_lstm_to_star_changes_one_thing():
+    """Without output gate: the LSTM with o = 1, c in place of h and tanh of the state; with i = 1 - f it is ForgetLSTM."""
     torch.manual_seed(0)
     cell, other = WithoutOutputGateCell(3, 4).double(), ForgetLSTMCell(3, 4).double()
     x, h = torch.randn(1, 2, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
@@ -66,9 +66,9 @@ def test_the_way_from_lstm_to_star_changes_one_thing_at_a_time():
         ):
             forget, candidate = theirs.chunk(2)
             mine.copy_(torch.cat([-forget, forget, candidate]))
-    for made in (cell, other):
-        inputs = made.project(x)
-        made.after = made.step(type(inputs)(inputs.a[0]), made.initial_state(2)._replace(h=h), made.weights()).h
+    for each in (cell, other):
+        inputs = each.project(x)
+        each.after = each.step(type(inputs)(inputs.a[0]), each.initial_state(2)._replace(h=h), each.weights()).h
     torch.testing.assert_close(cell.after, other.after)
     assert next(iter(star.PATH.values())) is LSTMCell
     assert list(star.PATH.values())[2] is ForgetLSTMCell

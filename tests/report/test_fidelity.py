@@ -1,4 +1,4 @@
-"""Verdicts on made-up records, and the page that is made of them without torch."""
+"""Verdicts on synthetic records, and the fidelity page, which needs no torch."""
 
 import json
 import subprocess
@@ -73,51 +73,51 @@ def line(score, seed=0, **own):
         ((0.9525,), "beaten"),
     ],
 )
-def test_the_rule(scores, verdict):
+def test_verdicts_follow_the_rule(scores, verdict):
     lines = [line(score, seed) for seed, score in enumerate(scores)]
-    found = judge(claim(), lines)
-    assert found.verdict == verdict
-    assert found.seeds == len(scores)
+    outcome = judge(claim(), lines)
+    assert outcome.verdict == verdict
+    assert outcome.seeds == len(scores)
 
 
-def test_a_measurement_at_the_present_setting_goes_before_a_fuller_one_at_another():
+def test_runs_at_the_current_setting_are_preferred_to_more_runs_at_another():
     old = [line(0.95, seed) for seed in range(3)]
     new = line(0.97)
     new["run"] = {**new["run"], "rate": 2e-3, "device": "cuda", "dtype": "tf32"}
     row = claim(settings=["0" * 12, setting({**new["run"], "seed": 7, "device": "cpu", "dtype": "float32"})])
     assert judge(row, [*old, new])[1:4] == (97.0, None, 1)
     assert not judge(row, [*old, new]).earlier
-    found = judge(row, old)
-    assert (found.earlier, found.seeds) == (True, 3)
-    assert "measured at a setting that the row had before" in sentence(row, found)
-    assert not judge(row, [{**each, "budget": "short"} for each in old]).earlier  # a tenth of the steps is another matter
+    outcome = judge(row, old)
+    assert (outcome.earlier, outcome.seeds) == (True, 3)
+    assert "measured at a setting that the row had before" in sentence(row, outcome)
+    assert not judge(row, [{**each, "budget": "short"} for each in old]).earlier  # a short run has another budget
 
 
 @pytest.mark.parametrize(("score", "verdict"), [(0.09, "held"), (0.105, "held"), (0.107, "beaten")])
 def test_a_claim_that_a_cell_only_guesses(score, verdict):
-    """10 % is a guess, 0.6 the tolerance; what is published, a little less, is no hurdle."""
+    """A guess has 10 %, the tolerance is 0.6; the published number is below that and does not matter."""
     lines = [line(score, seed) for seed in range(3)]
     assert judge(claim(published=9.5, tolerance=0.6, chance=True), lines).verdict == verdict
 
 
 @pytest.mark.parametrize(("score", "verdict"), [(1.40, "beaten"), (1.48, "held"), (1.60, "missed")])
-def test_where_less_is_better(score, verdict):
+def test_verdicts_if_lower_is_better(score, verdict):
     own = {"measure": "bits", "rising": False, "guess": 5.0, "test": {"bits": score}}
     assert judge(claim(unit="bits", published=1.47, tolerance=0.02), [line(0, **own)]).verdict == verdict
 
 
 def test_perplexity_is_the_exponential_of_the_cross_entropy():
     own = {"measure": "cross_entropy", "rising": False, "guess": 9.0, "test": {"cross_entropy": 4.75}}
-    found = judge(claim(unit="perplexity", published=115.71, tolerance=5.8), [line(0, **own)])
-    assert found.mean == pytest.approx(115.58, abs=0.01)
-    assert found.verdict == "held"
+    outcome = judge(claim(unit="perplexity", published=115.71, tolerance=5.8), [line(0, **own)])
+    assert outcome.mean == pytest.approx(115.58, abs=0.01)
+    assert outcome.verdict == "held"
 
 
 def test_a_seed_that_diverged_counts_as_a_guess():
-    found = judge(claim(), [line(0.96, 0), line(None, 1, status="diverged")])
-    assert found.mean == pytest.approx((96 + 10) / 2)
-    assert (found.verdict, found.trained, found.seeds) == ("missed", 1, 2)
-    assert "1 of 2 seeds did not train" in sentence(claim(), found)
+    outcome = judge(claim(), [line(0.96, 0), line(None, 1, status="diverged")])
+    assert outcome.mean == pytest.approx((96 + 10) / 2)
+    assert (outcome.verdict, outcome.trained, outcome.seeds) == ("missed", 1, 2)
+    assert "1 of 2 seeds did not train" in sentence(claim(), outcome)
 
 
 def test_a_claim_about_a_share_of_seeds():
@@ -126,23 +126,23 @@ def test_a_claim_about_a_share_of_seeds():
     good = [line(0, seed, **own, test={"mse": 0.003}, curve=curve) for seed in range(3)]
     bad = [line(0, seed, **own, test={"mse": 0.2}) for seed in (3, 4)]
     solved = claim(unit="error", published=0.0, tolerance=0.01, share=0.6)
-    found = judge(solved, good + bad)
-    assert (found.verdict, found.reached, found.steps) == ("held", 3, 20)
-    found = judge(solved, good[:2] + bad)
-    assert (found.verdict, found.reached) == ("missed", 2)
-    assert "2 of 4 seeds came to 0.01" in sentence(solved, found)
+    outcome = judge(solved, good + bad)
+    assert (outcome.verdict, outcome.reached, outcome.steps) == ("held", 3, 20)
+    outcome = judge(solved, good[:2] + bad)
+    assert (outcome.verdict, outcome.reached) == ("missed", 2)
+    assert "2 of 4 seeds came to 0.01" in sentence(solved, outcome)
     assert to_reach(solved, bad[0]) is None
 
 
-def test_seeds_that_were_not_run_count_in_a_share_and_are_told():
-    """A run that solves its task may stop early: those that are done are no fair sample of all."""
+def test_seeds_that_were_not_run_count_in_a_share_and_are_mentioned():
+    """A run that solves its task may stop early, so finished seeds alone are a biased sample."""
     own = {"measure": "mse", "rising": False, "guess": 1 / 6, "test": {"mse": 0.003}}
     solved = claim(unit="error", published=0.0, tolerance=0.01, share=0.6, seeds=5)
-    found = judge(solved, [line(0, seed, **own) for seed in (1, 3)])
-    assert (found.verdict, found.reached, found.seeds, found.asked) == ("missed", 2, 2, 5)
-    assert "2 of 5 seeds came to 0.01; 3 of 5 seeds were not run to their end" in sentence(solved, found)
-    found = judge(solved, [line(0, seed, **own) for seed in (1, 3, 4)])
-    assert found.verdict == "held"
+    outcome = judge(solved, [line(0, seed, **own) for seed in (1, 3)])
+    assert (outcome.verdict, outcome.reached, outcome.seeds, outcome.asked) == ("missed", 2, 2, 5)
+    assert "2 of 5 seeds came to 0.01; 3 of 5 seeds were not run to their end" in sentence(solved, outcome)
+    outcome = judge(solved, [line(0, seed, **own) for seed in (1, 3, 4)])
+    assert outcome.verdict == "held"
     (cells,) = (
         row for row in fidelity.page([solved, *(line(0, seed, **own) for seed in (1, 3, 4))]).splitlines() if "| r |" in row
     )
@@ -151,13 +151,13 @@ def test_seeds_that_were_not_run_count_in_a_share_and_are_told():
     assert judge(solved, short).asked == 1
 
 
-def test_counts_hold_on_both_sides():
+def test_parameter_counts_have_a_tolerance_on_both_sides():
     row = claim(unit="thousand parameters", published=18.0, tolerance=0.5)
     for count, verdict in ((17_930, "held"), (18_600, "missed"), (17_300, "missed")):
         assert judge(row, [{"kind": "count", "parameters": {"all": count, "recurrent": 1}}]).verdict == verdict
 
 
-def test_what_was_not_run():
+def test_rows_that_were_not_run():
     assert judge(claim(), []).verdict == "not run"
     assert judge(claim(), [], here=False).verdict == "data not available"
     assert judge(claim(missing="20BN-Jester"), []).verdict == "data not available"
@@ -165,12 +165,12 @@ def test_what_was_not_run():
     assert judge(claim(published=None), [line(0.5)]).verdict == "measured"
 
 
-def test_the_stronger_budget_and_one_machine_are_judged():
+def test_the_larger_budget_on_one_machine_is_judged():
     cpu = {"about": {"machine": {"cpu": "a CPU", "cores": 2, "gpu": None}}}
     lines = [line(0.5, 0, budget="short"), line(0.96, 0), line(0.97, 1), line(0.1, 0, **cpu)]
-    found = judge(claim(), lines)
-    assert (found.budget, found.seeds, found.machine) == ("paper", 2, "NVIDIA H200")
-    assert found.mean == pytest.approx(96.5)
+    outcome = judge(claim(), lines)
+    assert (outcome.budget, outcome.seeds, outcome.machine) == ("paper", 2, "NVIDIA H200")
+    assert outcome.mean == pytest.approx(96.5)
     alone = judge(claim(), lines[:1])
     assert alone.budget == "short"
     assert "at a tenth of the paper's steps" in sentence(claim(), alone)
@@ -194,7 +194,7 @@ def written(folder):
         (folder / name).write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 
-def test_the_page_tells_all_of_it_from_the_records_alone(tmp_path):
+def test_the_page_shows_every_row_from_the_records_alone(tmp_path):
     written(tmp_path)
     page = fidelity.page(fidelity.read(tmp_path))
     assert "| r | 95.00 % | 94.55 % ± 0.071 | 2 | 2/2 | 1,000 (900 recurrent) | 10.0 s | missed |" in page
@@ -223,8 +223,8 @@ def test_the_overview_has_each_row_in_per_cent_once_with_its_gap():
         claim(row="n", published=None),
     ]
     lines = [*rows, *(line(score, seed, row=row) for row in "rbgn" for seed, score in enumerate((0.94, 0.95)))]
-    (found,) = overview.gaps(fidelity.answers(lines))
-    assert found == {
+    (gap,) = overview.gaps(fidelity.answers(lines))
+    assert gap == {
         "row": "r",
         "gap": pytest.approx(-0.5),
         "low": pytest.approx(-1.207, abs=1e-3),
@@ -233,7 +233,7 @@ def test_the_overview_has_each_row_in_per_cent_once_with_its_gap():
         "least": -0.4,
         "verdict": "missed",
     }
-    assert b"<svg" in figures.svg(overview.overview([found]))[:300]
+    assert b"<svg" in figures.svg(overview.overview([gap]))[:300]
 
 
 def test_the_page_needs_no_torch(tmp_path):
@@ -268,23 +268,23 @@ def test_damaged_records_are_named(tmp_path, content, sentence):
         fidelity.read(tmp_path)
 
 
-def test_the_committed_page_is_that_of_the_committed_records():
+def test_the_committed_page_is_up_to_date():
     pictures = [path.name for path in (ROOT / "docs" / "papers").iterdir()]
     page = fidelity.page(fidelity.read(ROOT / "benchmarks" / "results"), pictures)
     assert page == (ROOT / "docs" / "papers" / "fidelity.md").read_text()
 
 
 def medians_of(spec):
-    """The points of the strong lines in each panel, and the colours of its rows."""
-    found = []
+    """The points of the thick lines in each panel, and the colours of its rows."""
+    panels = []
     for panel in spec["concat"]:
         (layer,) = (each for each in panel["layer"] if each["mark"].get("strokeWidth") == 2.4)
         scale = layer["encoding"]["color"]["scale"]
-        found.append((layer["data"]["values"], dict(zip(scale["domain"], scale["range"], strict=True))))
-    return found
+        panels.append((layer["data"]["values"], dict(zip(scale["domain"], scale["range"], strict=True))))
+    return panels
 
 
-def test_a_seed_that_stopped_early_stays_in_the_median_and_a_label_keeps_its_colour():
+def test_a_seed_that_stopped_early_stays_in_the_median_and_labels_keep_their_colours():
     own = {"measure": "mse", "rising": False, "guess": 1 / 6}
 
     def curve(*values):
@@ -300,7 +300,7 @@ def test_a_seed_that_stopped_early_stays_in_the_median_and_a_label_keeps_its_col
     assert here["adding 20 B"] == there["adding 30 B"] != there["adding 30 A"]
 
 
-def test_medians_count_what_diverged_as_a_guess_and_are_not_drawn_of_a_part_of_the_seeds():
+def test_medians_count_diverged_runs_as_guesses_and_need_all_seeds():
     own = {"measure": "mse", "rising": False, "guess": 1 / 6}
     curve = [{"step": step, "loss": 0.1, "valid": {"mse": 0.1 / step}} for step in (1, 10, 100)]
     good = [line(0, seed, row="a", **own, curve=curve, asked=4) for seed in range(2)]

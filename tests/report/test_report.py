@@ -1,4 +1,4 @@
-"""The report says what the records say, and nothing else: numbers, order, one page that needs no network."""
+"""Reports: numbers and order agree with the records, and the page works offline."""
 
 import io
 import json
@@ -15,16 +15,14 @@ import pytest
 from rich.console import Console
 
 from unfading.cli import report_command as cli_report
-from unfading.report import groups as settings
-from unfading.report import page, records
-from unfading.report import summary as tables
-from unfading.report.figures import charts as figures
+from unfading.report import groups, page, records, summary
+from unfading.report.figures import charts
 
 NASTY = "</script><script>alert(1)</script><b>&'\""
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
 
-def made_run(cell, seed, **fields):
+def synthetic_run(cell, seed, **fields):
     run = {
         "task": "adding", "task_options": {"T": 200}, "cell": cell, "cell_options": {}, "hidden": 128, "layers": 1,
         "optimiser": "adam", "optimiser_options": {}, "rate": 0.003, "rates": {}, "schedule": "constant",
@@ -33,8 +31,8 @@ def made_run(cell, seed, **fields):
     return run | fields
 
 
-def made_record(run, valid, test, *, measure="mse", rising=False, guess=1 / 6, curve=None, **fields):
-    """A record whose curve goes from the guess to `valid` in eight lines, every other one validated."""
+def synthetic_record(run, valid, test, *, measure="mse", rising=False, guess=1 / 6, curve=None, **fields):
+    """A record with eight log rows from the score of a guess to `valid`; every other one has a validation score."""
     key = f"{crc32(json.dumps(run).encode()):012x}"
     if curve is None:
         curve = []
@@ -62,7 +60,7 @@ def write(folder, record):
         (folder / "record.json").write_text(json.dumps(record))
 
 
-# Of the two best by validation the second is better at the test; it must not come first for that.
+# The second best setting by validation has the best test score; it must still come second.
 SCORES = {
     ("IncrementalRNN", 5): ([0.001, 0.002, 0.0015], [0.004, 0.005, 0.003]),
     ("IncrementalRNN", 1): ([0.003, 0.004, 0.005], [0.001, 0.002, 0.0012]),
@@ -70,25 +68,25 @@ SCORES = {
 }
 
 
-def made():
-    found = []
+def synthetic_records():
+    all_records = []
     for (cell, inner), (valids, tests) in SCORES.items():
         options = {} if inner is None else {"cell_options": {"inner_steps": inner}}
         for seed, (valid, test) in enumerate(zip(valids, tests, strict=True)):
-            found.append(made_record(made_run(cell, seed, **options), valid, test))
+            all_records.append(synthetic_record(synthetic_run(cell, seed, **options), valid, test))
     reason = f"loss or gradient not finite at step 112 {NASTY}"
-    found[-1] |= {"status": "diverged", "reason": reason, "steps": 112, "curve": found[-1]["curve"][:4]}
-    found.append(made_record(made_run("LSTM", 3), 0.1, None, status="unfinished"))
+    all_records[-1] |= {"status": "diverged", "reason": reason, "steps": 112, "curve": all_records[-1]["curve"][:4]}
+    all_records.append(synthetic_record(synthetic_run("LSTM", 3), 0.1, None, status="unfinished"))
     for cell, layers in (("STAR", 8), (NASTY, 1)):
         for seed in (0, 1):
-            run = made_run(cell, seed, task="pixel_mnist", task_options={}, layers=layers)
-            found.append(made_record(run, 0.9 + seed / 100, 0.91, measure="accuracy", rising=True, guess=0.1135))
-    return found
+            run = synthetic_run(cell, seed, task="pixel_mnist", task_options={}, layers=layers)
+            all_records.append(synthetic_record(run, 0.9 + seed / 100, 0.91, measure="accuracy", rising=True, guess=0.1135))
+    return all_records
 
 
 @pytest.fixture
 def runs(tmp_path):
-    for i, record in enumerate(made()):
+    for i, record in enumerate(synthetic_records()):
         write(tmp_path / "runs" / "name" / f"{i:012x}", record)
     return tmp_path / "runs"
 
@@ -96,14 +94,14 @@ def runs(tmp_path):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
-    for i, record in enumerate(made()):
+    for i, record in enumerate(synthetic_records()):
         write(folder / "runs" / f"{i:012x}", record)
     cli_report.report((folder / "runs",), output=folder / "page.html", json=True)
     return folder / "page.html"
 
 
-def test_a_summary_is_what_numpy_says(runs):
-    adding, mnist = settings.group_by_task(records.load([runs]))
+def test_a_summary_agrees_with_numpy(runs):
+    adding, mnist = groups.group_by_task(records.load([runs]))
     assert (adding.name, mnist.name) == ("adding T=200", "pixel_mnist")
     rows = {setting.label: setting.summary for setting in adding.settings}
     for (cell, inner), (valids, tests) in SCORES.items():
@@ -137,51 +135,63 @@ def test_a_summary_is_what_numpy_says(runs):
     ],
 )
 def test_trained_is_a_tenth_better_than_a_guess(rising, guess, test, status, trained):
-    record = made_record(made_run("LSTM", 0), 0.5, test, curve=[], status=status, rising=rising)
+    record = synthetic_record(synthetic_run("LSTM", 0), 0.5, test, curve=[], status=status, rising=rising)
     assert records.read([record | {"guess": guess}])[0].trained is trained
 
 
-def test_rows_stand_in_the_order_of_validation(runs):
-    adding, _ = settings.group_by_task(records.load([runs]))
+def test_settings_are_sorted_by_validation_score(runs):
+    adding, _ = groups.group_by_task(records.load([runs]))
     assert [setting.label for setting in adding.settings] == [
         "IncrementalRNN inner_steps=5",
         "IncrementalRNN inner_steps=1",
         "LSTM",
     ]
-    better = [made_record(made_run("A", 0), 0.9, 0.1, rising=True), made_record(made_run("B", 0), 0.8, 0.99, rising=True)]
-    (task,) = settings.group_by_task(records.read(better))
+    better = [
+        synthetic_record(synthetic_run("A", 0), 0.9, 0.1, rising=True),
+        synthetic_record(synthetic_run("B", 0), 0.8, 0.99, rising=True),
+    ]
+    (task,) = groups.group_by_task(records.read(better))
     assert [setting.label for setting in task.settings] == ["A", "B"]
-    (task,) = settings.group_by_task(records.read([record | {"best": None} for record in better]))
+    (task,) = groups.group_by_task(records.read([record | {"best": None} for record in better]))
     assert [setting.label for setting in task.settings] == ["B", "A"]
 
 
 @pytest.mark.parametrize(
     ("runs", "labels"),
     [
-        ([made_run("LSTM", 0), made_run("LSTM", 1)], {"LSTM"}),
-        ([made_run("LSTM", 0, rate=0.01), made_run("LSTM", 0, rate=0.1)], {"LSTM rate=0.01", "LSTM rate=0.1"}),
-        ([made_run("LSTM", 0), made_run("STAR", 0)], {"LSTM", "STAR"}),
-        ([made_run("NRU", 0, cell_options={"x": 1}), made_run("NRU", 0)], {"NRU x=1", "NRU"}),
-        ([made_run("NRU", 0, cell_options={"x": 1}), made_run("NRU", 0, cell_options={"x": "1"})], {"NRU x=1", 'NRU x="1"'}),
-        ([made_run("NRU", 0, cell_options={"rate": 1}), made_run("NRU", 0)], {"NRU cell_options.rate=1", "NRU"}),
-        # A rate of a cell's own parameter says nothing beside a cell that has no such parameter.
-        ([made_run("A", 0, rates={"eta": 0.1}), made_run("B", 0)], {"A", "B"}),
-        ([made_run("A", 0, rates={"eta": 0.1}), made_run("A", 0)], {"A rates.eta=0.1", "A"}),
-        ([made_run("A", 0, clip_norm=None), made_run("A", 0)], {"A clip_norm=none", "A clip_norm=1.0"}),
+        ([synthetic_run("LSTM", 0), synthetic_run("LSTM", 1)], {"LSTM"}),
+        ([synthetic_run("LSTM", 0, rate=0.01), synthetic_run("LSTM", 0, rate=0.1)], {"LSTM rate=0.01", "LSTM rate=0.1"}),
+        ([synthetic_run("LSTM", 0), synthetic_run("STAR", 0)], {"LSTM", "STAR"}),
+        ([synthetic_run("NRU", 0, cell_options={"x": 1}), synthetic_run("NRU", 0)], {"NRU x=1", "NRU"}),
+        (
+            [synthetic_run("NRU", 0, cell_options={"x": 1}), synthetic_run("NRU", 0, cell_options={"x": "1"})],
+            {"NRU x=1", 'NRU x="1"'},
+        ),
+        ([synthetic_run("NRU", 0, cell_options={"rate": 1}), synthetic_run("NRU", 0)], {"NRU cell_options.rate=1", "NRU"}),
+        # The rate of a parameter that only one of the cells has is not a difference between them.
+        ([synthetic_run("A", 0, rates={"eta": 0.1}), synthetic_run("B", 0)], {"A", "B"}),
+        ([synthetic_run("A", 0, rates={"eta": 0.1}), synthetic_run("A", 0)], {"A rates.eta=0.1", "A"}),
+        ([synthetic_run("A", 0, clip_norm=None), synthetic_run("A", 0)], {"A clip_norm=none", "A clip_norm=1.0"}),
     ],
 )
-def test_a_label_names_what_differs(runs, labels):
-    (task,) = settings.group_by_task(records.read([made_record(run, 0.1, 0.1) for run in runs]))
+def test_a_label_names_the_differences(runs, labels):
+    (task,) = groups.group_by_task(records.read([synthetic_record(run, 0.1, 0.1) for run in runs]))
     assert {setting.label for setting in task.settings} == labels
 
 
-def test_an_unfinished_run_shows_the_curve_it_has(runs):
+def test_an_unfinished_run_shows_the_log_rows_it_has(runs):
     folder = runs / "name" / "going"
-    write(folder, made_record(made_run("LSTM", 9), 0.1, None, status="unfinished"))
+    write(folder, synthetic_record(synthetic_run("LSTM", 9), 0.1, None, status="unfinished"))
     with (folder / "curve.jsonl").open("a") as file:
         file.write('{"step": 225, "lo')
-    found = next(record for record in records.load([folder]) if record.seed == 9)
-    assert (found.status, found.steps, found.metric, found.trained, len(found.curve)) == ("unfinished", 200, "mse", None, 8)
+    unfinished = next(record for record in records.load([folder]) if record.seed == 9)
+    assert (unfinished.status, unfinished.steps, unfinished.metric, unfinished.trained, len(unfinished.curve)) == (
+        "unfinished",
+        200,
+        "mse",
+        None,
+        8,
+    )
     (folder / "curve.jsonl").unlink()
     assert records.load([folder])[0].curve == ()
     assert "None has a score yet." in page.build(records.load([folder]))
@@ -189,10 +199,10 @@ def test_an_unfinished_run_shows_the_curve_it_has(runs):
 
 def test_a_run_counts_once(runs):
     everything = records.load([runs])
-    assert len(everything) == len(made())
+    assert len(everything) == len(synthetic_records())
     assert records.load([runs, runs / "name", next(runs.rglob("record.json"))]) == everything
     shutil.copytree(runs / "name", runs / "copy")
-    assert len(records.load([runs])) == len(made())
+    assert len(records.load([runs])) == len(synthetic_records())
 
 
 def damaged(runs, name, change):
@@ -237,10 +247,10 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("sentence", REFUSALS)
-def test_what_cannot_be_read_is_refused_by_name(runs, sentence):
+def test_unreadable_records_are_named(runs, sentence):
     paths = REFUSALS[sentence](runs)
     with pytest.raises((ValueError, OSError)) as refusal:
-        settings.group_by_task(records.load(paths))
+        groups.group_by_task(records.load(paths))
     assert sentence in str(refusal.value)
 
 
@@ -252,12 +262,12 @@ def test_two_outcomes_of_one_run_are_refused(runs):
         records.load([runs])
 
 
-def test_a_page_needs_a_file_in_a_folder_that_is_there(runs, tmp_path):
-    found = records.load([runs])
+def test_a_page_needs_a_file_name_in_an_existing_folder(runs, tmp_path):
+    loaded = records.load([runs])
     with pytest.raises(ValueError, match="is a folder"):
-        page.write(found, tmp_path)
+        page.write(loaded, tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no folder"):
-        page.write(found, tmp_path / "no" / "page.html")
+        page.write(loaded, tmp_path / "no" / "page.html")
 
 
 @pytest.mark.parametrize("name", ["altair", "jinja2", "vl_convert"])
@@ -268,33 +278,33 @@ def test_a_missing_package_is_named_with_its_extra(runs, tmp_path, monkeypatch, 
     assert not (tmp_path / "page.html").exists()
 
 
-def test_the_table_fits_a_screen():
-    finished = [record for record in made() if record["status"] != "unfinished"]
+def test_the_table_fits_80_columns():
+    finished = [record for record in synthetic_records() if record["status"] != "unfinished"]
     finished += [
-        made_record(made_run("StableIncrementalRNN", s, cell_options={"a": 0.125}), 1.2345e-5, 1.2345e-5 * (1 + s))
+        synthetic_record(synthetic_run("StableIncrementalRNN", s, cell_options={"a": 0.125}), 1.2345e-5, 1.2345e-5 * (1 + s))
         for s in (0, 1)
     ]
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(tables.summary(finished))
+    console.print(summary.summary(finished))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    for said in ("IncrementalRNN", "0.0015", "1/3", "diverged: loss or gradient", "did not train: test mse 0.1650"):
-        assert said in text
+    for words in ("IncrementalRNN", "0.0015", "1/3", "diverged: loss or gradient", "did not train: test mse 0.1650"):
+        assert words in text
 
 
-def test_a_page_is_made_twice_to_the_byte(built):
-    found = records.load([built.with_name("runs")])
-    assert page.build(found) == page.build(list(reversed(found))) == built.read_text()
-    # Once more by the command, in a process of its own.
+def test_equal_records_give_equal_bytes(built):
+    loaded = records.load([built.with_name("runs")])
+    assert page.build(loaded) == page.build(list(reversed(loaded))) == built.read_text()
+    # Again with the command, in another process.
     again = built.with_name("again.html")
     command = [sys.executable, "-c", "from unfading.cli.main import main; main()", "report", str(built.with_name("runs"))]
     answer = subprocess.run([*command, "-o", str(again), "--json"], capture_output=True, text=True, check=True)
     assert again.read_bytes() == built.read_bytes()
     assert not [path for path in built.parent.iterdir() if path.name.startswith(".")]
-    told = json.loads(answer.stdout)
-    assert told["files"] == [str(again)]
-    first = told["tasks"][0]["settings"][0]
+    printed = json.loads(answer.stdout)
+    assert printed["files"] == [str(again)]
+    first = printed["tasks"][0]["settings"][0]
     assert (first["setting"], first["seeds"]) == ("IncrementalRNN inner_steps=5", [0, 1, 2])
 
 
@@ -310,7 +320,7 @@ class Tags(HTMLParser):
         self.data.append((self.tags[-1][0] if self.tags else "", data))
 
 
-def test_nothing_on_the_page_is_fetched_or_smuggled_in(built):
+def test_the_page_fetches_nothing_and_escapes_all_text(built):
     text = built.read_text()
     tags = Tags()
     tags.feed(text)
@@ -319,54 +329,56 @@ def test_nothing_on_the_page_is_fetched_or_smuggled_in(built):
     assert not [name for _, attrs in tags.tags for name in attrs if name in ("src", "href") or name.startswith("on")]
     assert "default-src 'none'" in text
     assert not re.search(r"url\(|@import", text[text.index("<style>") : text.index("</style>")])
-    # Eight figures, Vega once, the lines that draw; none from a cell's name.
+    # Eight figures, Vega once and the drawing code; none from the name of a cell.
     assert kinds.count("script") == 8 + 2
     assert "alert(1)" not in "".join(data for tag, data in tags.data if tag == "script" and "vegaEmbed" in data)
     shown = "".join(data for tag, data in tags.data if tag not in ("script", "style"))
     assert NASTY in shown
-    for said in ("A CPU", "torch 2.13.0", "abcdef0123", "2026-11-15", "unfading compare --task adding", "did not train"):
-        assert said in shown
+    for words in ("A CPU", "torch 2.13.0", "abcdef0123", "2026-11-15", "unfading compare --task adding", "did not train"):
+        assert words in shown
     assert "IncrementalRNN inner_steps=5 has the best mean validation mse, 0.00150" in shown
 
 
 def test_a_figure_holds_the_points_of_the_curves(runs):
-    adding, mnist = settings.group_by_task(records.load([runs]))
-    found = figures.figures(adding)
-    assert list(found) == ["curves", "loss", "test", "seconds"]
-    rows = found["curves"]["datasets"]["seeds"]
+    adding, mnist = groups.group_by_task(records.load([runs]))
+    specs = charts.figures(adding)
+    assert list(specs) == ["curves", "loss", "test", "seconds"]
+    rows = specs["curves"]["datasets"]["seeds"]
     assert [row["value"] for row in rows if (row["setting"], row["seed"]) == ("LSTM", "0")] == pytest.approx(
-        [line["valid"]["mse"] for line in made()[6]["curve"] if "valid" in line]
+        [line["valid"]["mse"] for line in synthetic_records()[6]["curve"] if "valid" in line]
     )
-    # The run that diverged has two of the four validations; the others carry the median on.
-    last = [row for row in found["curves"]["datasets"]["middle"] if row["setting"] == "LSTM"][-1]
+    # The run that diverged has two of the four evaluations; the median goes on with the others.
+    last = [row for row in specs["curves"]["datasets"]["middle"] if row["setting"] == "LSTM"][-1]
     assert last["step"] == 200
     assert last["value"] == pytest.approx(np.median([0.16, 0.01, 0.1]))
-    means = {row["setting"]: row["value"] for row in found["test"]["datasets"]["middle"]}
+    means = {row["setting"]: row["value"] for row in specs["test"]["datasets"]["middle"]}
     assert means["LSTM"] == pytest.approx(np.mean([0.165, 0.011]))
-    scales = [layer["encoding"]["y"]["scale"] for layer in found["curves"]["layer"] if layer["name"] == "seeds"]
+    scales = [layer["encoding"]["y"]["scale"] for layer in specs["curves"]["layer"] if layer["name"] == "seeds"]
     assert scales[0]["type"] == "log"
-    assert "type" not in figures.figures(mnist)["curves"]["layer"][2]["encoding"]["y"]["scale"]
+    assert "type" not in charts.figures(mnist)["curves"]["layer"][2]["encoding"]["y"]["scale"]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_mean_and_its_end():
     curve = [{"step": k, "loss": float(k), "valid": {"mse": float(k)}} for k in range(1, 5001)]
-    (task,) = settings.group_by_task(records.read([made_record(made_run("LSTM", 0), 0.1, 0.1, curve=curve)]))
-    found = figures.figures(task)
-    loss, valid = (found[name]["datasets"]["seeds"] for name in ("loss", "curves"))
-    assert max(len(loss), len(valid)) <= figures.MOST
+    (task,) = groups.group_by_task(records.read([synthetic_record(synthetic_run("LSTM", 0), 0.1, 0.1, curve=curve)]))
+    specs = charts.figures(task)
+    loss, valid = (specs[name]["datasets"]["seeds"] for name in ("loss", "curves"))
+    assert max(len(loss), len(valid)) <= charts.MOST
     assert loss[-1]["step"] == valid[-1]["step"] == valid[-1]["value"] == 5000
     assert loss[0]["value"] == pytest.approx(np.mean(range(1, 1 + loss[0]["step"])))
 
 
-def test_many_settings_have_many_looks():
-    (task,) = settings.group_by_task(records.read([made_record(made_run("LSTM", 0, hidden=h), 0.1, 0.1) for h in range(1, 20)]))
-    encoding = figures.figures(task)["loss"]["layer"][0]["encoding"]
+def test_many_settings_have_distinct_colours_and_dashes():
+    (task,) = groups.group_by_task(
+        records.read([synthetic_record(synthetic_run("LSTM", 0, hidden=h), 0.1, 0.1) for h in range(1, 20)])
+    )
+    encoding = charts.figures(task)["loss"]["layer"][0]["encoding"]
     colours, dashes = encoding["color"]["scale"]["range"], encoding["strokeDash"]["scale"]["range"]
     assert len({(colour, tuple(dash)) for colour, dash in zip(colours, dashes, strict=True)}) == 19
 
 
-def test_pictures_lie_beside_the_page(tmp_path, capsys):
-    write(tmp_path / "runs" / "one", made_record(made_run("LSTM", 0), 0.1, 0.1))
+def test_pictures_are_written_beside_the_page(tmp_path, capsys):
+    write(tmp_path / "runs" / "one", synthetic_record(synthetic_run("LSTM", 0), 0.1, 0.1))
     cli_report.report((tmp_path / "runs",), output=tmp_path / "mine.html", png=True)
     names = {"mine-curves.png", "mine-loss.png", "mine-test.png", "mine-seconds.png"}
     assert names | {"mine.html", "runs"} == {path.name for path in tmp_path.iterdir()}
@@ -378,7 +390,7 @@ def test_pictures_lie_beside_the_page(tmp_path, capsys):
 
 
 def browse(path, folder):
-    """The page as a browser without a network leaves it, and what its console says."""
+    """The DOM of the page in a browser without network, and the messages of its console."""
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     flags += ["--host-resolver-rules=MAP * 127.0.0.1:1", "--proxy-server=127.0.0.1:1", f"--user-data-dir={folder}"]
     flags += ["--window-size=1250,1500", "--virtual-time-budget=5000", "--dump-dom"]
@@ -388,9 +400,9 @@ def browse(path, folder):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_a_browser_without_network_draws_the_curves(built, tmp_path):
-    """Also what the pointer is told: a copy of the page points at a curve, turns the wheel and clicks in the legend."""
+    """Also with interaction: a copy of the page points at a curve, turns the wheel and clicks in the legend."""
     act = """<script>setTimeout(() => {
-      const plot = document.querySelector("[data-figure=figure-1]"), said = document.createElement("pre");
+      const plot = document.querySelector("[data-figure=figure-1]"), result = document.createElement("pre");
       const at = (node, type, Event, more) => {
         const box = node.getBoundingClientRect(), x = box.left + box.width / 2, y = box.top + box.height / 2;
         node.dispatchEvent(new Event(type, { bubbles: true, cancelable: true, view: window, clientX: x, clientY: y, ...more }));
@@ -405,9 +417,9 @@ def test_a_browser_without_network_draws_the_curves(built, tmp_path):
         for (const type of ["pointerdown", "pointerup", "click"]) at(label, type, PointerEvent);
         setTimeout(() => {
           const faint = [...plot.querySelectorAll(".middle_marks path")].map((path) => path.getAttribute("opacity"));
-          said.id = "said";
-          said.textContent = JSON.stringify({ tip, zoomed: ticks() !== before, faint });
-          document.body.append(said);
+          result.id = "result";
+          result.textContent = JSON.stringify({ tip, zoomed: ticks() !== before, faint });
+          document.body.append(result);
         }, 300);
       }, 300);
     }, 1500);</script></body>"""
@@ -424,18 +436,18 @@ def test_a_browser_without_network_draws_the_curves(built, tmp_path):
     lines = re.findall(r'class="mark-line role-mark (seeds|middle)_marks"[^>]*><path[^>]* d="([^"]*)"', plots[0])
     assert [kind for kind, _ in lines].count("seeds") == 10
     assert [kind for kind, _ in lines].count("middle") == 3
-    # Four validations are four corners; the run that diverged has two.
+    # Four evaluations are four points of a line; the run that diverged has two.
     assert sorted(path.count("L") + 1 for kind, path in lines if kind == "seeds") == [2] + 9 * [4]
     assert "guess 0.1667" in plots[0]
-    told = json.loads(re.search(r'<pre id="said">(.*?)</pre>', dom)[1])
-    assert "IncrementalRNN inner_steps=5" in told["tip"]
-    assert "undefined" not in told["tip"]
-    assert told["zoomed"]
-    assert told["faint"] == ["1", "0.1", "0.1"]
+    result = json.loads(re.search(r'<pre id="result">(.*?)</pre>', dom)[1])
+    assert "IncrementalRNN inner_steps=5" in result["tip"]
+    assert "undefined" not in result["tip"]
+    assert result["zoomed"]
+    assert result["faint"] == ["1", "0.1", "0.1"]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_a_browser_would_tell_of_an_error(tmp_path):
+def test_the_browser_check_can_fail(tmp_path):
     (tmp_path / "bad.html").write_text("<!doctype html><img src='http://example.com/a.png'><script>nothing()</script>")
     _, console = browse(tmp_path / "bad.html", tmp_path / "profile")
     assert "nothing is not defined" in console[0]

@@ -75,7 +75,7 @@ def describe(name: str) -> str:
     """One line for a listing: name, title, and the datasets it needs with whether they are present."""
     function = item(name)
     datasets = sorted({row.dataset for row in rows(function) if row.dataset} | ({READS[name]} if name in READS else set()))
-    states = [f"{dataset} {'found' if _present(dataset) else 'not here'}" for dataset in datasets]
+    states = [f"{dataset} {'present' if _present(dataset) else 'missing'}" for dataset in datasets]
     return f"{name:30} {title(function)} [{', '.join(states) or 'no data needed'}]"
 
 
