@@ -1,4 +1,4 @@
-"""Recorded loops are the reference loop, for every cell, with a stand-in for CUDA graphs; and what refuses them on a CPU."""
+"""Recorded loops equal the reference loop, for every cell, with a replacement for CUDA graphs; and refusals on a CPU."""
 
 from contextlib import nullcontext
 
@@ -22,7 +22,7 @@ from unfading.reference import reference
 
 
 class Called:
-    """In the place of a CUDA graph: the function itself. What it made is spoilt as soon as anything else is played."""
+    """In place of a CUDA graph: the function itself. Its results are overwritten as soon as another one is replayed."""
 
     kind = "cpu"
     lent = ()
@@ -34,10 +34,10 @@ class Called:
     def replay(self):
         for tensor in Called.lent:
             tensor.fill_(torch.nan)
-        with capture.undisturbed("cpu"):  # a graph would not even notice
-            made = [None if each is None else each.clone() for each in self.function(self.buffers)]
-        Called.lent = [each for each in made if each is not None]
-        return made
+        with capture.undisturbed("cpu"):  # a real graph does not depend on the caller's settings either
+            results = [None if each is None else each.clone() for each in self.function(self.buffers)]
+        Called.lent = [each for each in results if each is not None]
+        return results
 
     @staticmethod
     def pool(device):
@@ -55,7 +55,7 @@ class Called:
 @pytest.fixture
 def device(monkeypatch):
     monkeypatch.setattr(capture, "CapturedGraph", Called)
-    # What "auto" tries first would take all.
+    # Else "auto" would run every cell fused.
     monkeypatch.setattr("unfading.fuse.fused.refusal", lambda cell: "the compiler is at rest")
     return "cpu"
 
@@ -82,7 +82,7 @@ def test_pieces_make_the_whole(T, monkeypatch):
 
 
 def test_memory_that_was_not_written_is_not_read(device):
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
+    torch.use_deterministic_algorithms(True)  # fills the memory of torch.empty with NaN
     try:
         for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell):
             same_as_the_reference(built(cell, 5, bidirectional=True), device)
@@ -115,15 +115,15 @@ def test_the_doctor_tells_how_a_cell_runs_on_a_gpu():
 
 
 def test_the_doctor_prints_it(capsys, monkeypatch):
-    found = [OnGPU("STAR", "fused", ""), OnGPU("LSTM", "graph", "too large"), OnGPU("Odd", "reference", "it looks")]
+    explanations = [OnGPU("STAR", "fused", ""), OnGPU("LSTM", "graph", "too large"), OnGPU("Odd", "reference", "it looks")]
     monkeypatch.setattr(doctor, "checks", list)
     monkeypatch.setattr(doctor, "explanations", list)
-    monkeypatch.setattr(doctor, "explanations_on_gpu", lambda hidden_size: found if hidden_size == 300 else [])
+    monkeypatch.setattr(doctor, "explanations_on_gpu", lambda hidden_size: explanations if hidden_size == 300 else [])
     listing.doctor(hidden_size=300)
-    said = capsys.readouterr().out
-    assert "1 can run fused, 1 as CUDA graphs, 1 by the reference loop, with 300 units" in said
-    assert "LSTM runs as CUDA graphs: too large" in said
-    assert "Odd runs by the reference loop: it looks" in said
+    printed = capsys.readouterr().out
+    assert "1 can run fused, 1 as CUDA graphs, 1 by the reference loop, with 300 units" in printed
+    assert "LSTM runs as CUDA graphs: too large" in printed
+    assert "Odd runs by the reference loop: it looks" in printed
 
 
 @pytest.mark.parametrize("reason", REFUSED)

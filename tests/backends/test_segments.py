@@ -1,4 +1,4 @@
-"""checkpoint_every: the same result and gradients from a fraction of the memory; truncated BPTT: carried state, cut graph."""
+"""checkpoint_every gives the same results and gradients with less memory; truncated BPTT carries the state, not the graph."""
 
 import gc
 import sys
@@ -63,7 +63,7 @@ def test_checkpointing_recomputes_the_same_noise(noise):
 )
 @pytest.mark.parametrize("lengths", [None, torch.tensor([7, 2, 5])], ids=["full", "lengths"])
 def test_noise_in_segments_outlives_a_switch_to_evaluation(noise, lengths):
-    """The backward pass runs what the forward pass ran, though the layer has gone to eval() in between."""
+    """The backward pass repeats the forward pass, although the layer has been switched to eval() in between."""
     layer = unfading.GRU(
         2, 5, 2, bidirectional=True, checkpoint_every=3, learn_initial_state=True, dtype=torch.float64, **noise
     )
@@ -104,7 +104,7 @@ def test_segments_have_second_derivatives_and_run_under_transforms():
 
 
 def test_segments_take_parameters_that_are_swapped_in():
-    """functional_call, outside of any transform: the recomputation uses the tensors of the forward pass."""
+    """functional_call outside of any transform: the recomputation uses the tensors of the forward pass."""
     layer, x = unfading.STAR(2, 4, dtype=torch.float64, checkpoint_every=2), laws.random_input()
     swapped = {name: torch.randn_like(p, requires_grad=True) for name, p in layer.named_parameters()}
     gradients = []
@@ -127,9 +127,9 @@ def test_one_dropout_mask_serves_all_segments():
 
 
 def bytes_saved(layer, x):
-    """Bytes that stay alive for the backward pass: what autograd saves, and what Python holds, as checkpoints do.
+    """Bytes that stay alive for the backward pass, saved by autograd or held by Python, as checkpoints are.
 
-    Distinct storages; input, output, final state, parameters and whatever was alive before are not counted.
+    Each storage counts once; input, output, final state, parameters and whatever was alive before do not count.
     """
     saved = {}
 
@@ -147,7 +147,7 @@ def bytes_saved(layer, x):
 
 def _alive():
     gc.collect()
-    # By type, since isinstance would wake lazy proxies that other modules keep.
+    # By type, since isinstance would load lazy proxies of other modules.
     return [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
 
 
@@ -158,7 +158,7 @@ def test_checkpointing_saves_memory(kind, T):
     plain = bytes_saved(layer, x)
     layer.checkpoint_every = int(T**0.5)
     segmented = bytes_saved(layer, x)
-    # The state at the start of every segment is there, or the measure would be blind.
+    # The state at the start of every segment is counted; otherwise the test would measure nothing.
     assert segmented >= 8 * 4 * (T // layer.checkpoint_every - 1)
     assert segmented < plain / 10
 

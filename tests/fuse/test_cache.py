@@ -1,7 +1,7 @@
-"""The cache of compiled libraries: compiled once, checked before loading, and safe to live with.
+"""The cache of compiled libraries: each is compiled once and checked before it is loaded.
 
-Most laws are about what one process finds that another has left, so they are told with fresh processes. These load the two
-modules without the package, whose torch would cost seconds each.
+Most tests are about files that one process leaves for another, so they start new processes. These load the two modules
+without the package, since importing torch would take seconds.
 """
 
 import errno
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(GCC is None, reason="no C compiler on PATH")
 
 
 class World:
-    """A cold cache, and a compiler that writes down how it was called."""
+    """An empty cache, and a compiler that logs how it is called."""
 
     def __init__(self, path, monkeypatch):
         self.path, self.monkeypatch = path, monkeypatch
@@ -46,12 +46,12 @@ class World:
         self.temporary.mkdir()
         for name, value in {"UNFADING_CACHE": self.folder, "TMPDIR": self.temporary, "HOME": path / "home"}.items():
             monkeypatch.setenv(name, str(value))
-        # This process may have looked at TMPDIR before.
+        # This process may have read TMPDIR before.
         monkeypatch.setattr("tempfile.tempdir", str(self.temporary))
         self.set_compiler(f'exec {GCC} "$@"')
 
     def set_compiler(self, does, name="compiler"):
-        """Make $CC a script that logs the call and then does this."""
+        """Make $CC a script that logs the call and then runs these lines."""
         script = self.path / name
         script.write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n{does}\n')
         script.chmod(0o755)
@@ -65,12 +65,12 @@ class World:
 
     def ask(self, code=ASK, *, under=()):
         process = self.start(code, under=under)
-        said, complaint = process.communicate(timeout=30)
+        output, complaint = process.communicate(timeout=30)
         assert process.returncode == 0, complaint
-        return said.strip()
+        return output.strip()
 
     def refusal(self, source=SOURCE):
-        """What the sentence of a refusal says, told by a fresh process."""
+        """The message with which a new process refuses to compile."""
         return self.ask(f"try: cache.library({source!r})\nexcept cache.NoCompiler as error: print(error)")
 
     def calls(self):
@@ -92,7 +92,7 @@ def world(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def namespace(tmp_path_factory):
-    """The command that gives a process a mount table of its own, so that what it mounts goes with it."""
+    """The command that gives a process its own mount table, so that its mounts end with it."""
     command = ["unshare", "--map-root-user", "--mount"]
     mount = f"mount -t tmpfs none {tmp_path_factory.mktemp('mount')} && exec {sys.executable} -I -S -c ''"
     if shutil.which("unshare") is None or subprocess.run([*command, "sh", "-c", mount], capture_output=True).returncode:
@@ -154,7 +154,7 @@ def test_a_link_to_the_compiler_changes_with_what_it_leads_to(world):
     for name in ("one", "two"):
         link.unlink(missing_ok=True)
         target = world.set_compiler(f'exec {GCC} "$@"', name=name)
-        # In reproducible images every file has the same time.
+        # In reproducible images every file has the same modification time.
         os.utime(target, (1, 1))
         link.symlink_to(target)
         world.monkeypatch.setenv("CC", str(link))
@@ -164,9 +164,9 @@ def test_a_link_to_the_compiler_changes_with_what_it_leads_to(world):
 
 
 def test_the_processor_is_told_the_same_at_every_moment(world):
-    told = {world.ask("print(repr(compiler.cpu()))") for _ in range(2)}
-    assert len(told) == 1
-    assert "MHz" not in told.pop()
+    answers = {world.ask("print(repr(compiler.cpu()))") for _ in range(2)}
+    assert len(answers) == 1
+    assert "MHz" not in answers.pop()
     if sys.platform == "linux" and os.uname().machine == "x86_64":
         assert "flags" in compiler.cpu()
         assert "model name" in compiler.cpu()
@@ -209,7 +209,7 @@ def test_an_entry_that_is_sound_and_does_not_load_is_made_again(world):
     (library,) = world.libraries()
     key = library.name[:32]
     library.unlink()
-    # As from a machine of another kind whose home is shared with this one.
+    # As from a machine of another kind that shares its home folder with this one.
     foreign = b"\x7fELF of another machine"
     (world.folder / cache._name(key, foreign)).write_bytes(foreign)
     assert world.ask() == "42"
@@ -293,7 +293,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), library.answer())
 
 
 def test_a_fork_while_another_thread_compiles(world):
-    """The child neither waits for a lock that nobody holds, nor takes the parent's files away when it exits."""
+    """The child does not wait for a lock that nobody holds, and does not remove the parent's files at exit."""
     world.set_compiler(f'case "$*" in *-shared*) touch {world.path}/compiling; sleep 0.6;; esac; exec {GCC} "$@"')
     code = f"""
 import signal, threading, time
@@ -377,7 +377,7 @@ def test_kill_9_leaves_a_usable_cache(world, stage):
     if stage == "compiling":
         world.set_compiler(f'case "$*" in *-shared*) touch {now}; sleep 30;; esac; exec {GCC} "$@"')
     else:
-        # The source is the first file to be stored; it is the second, the library, that is waited for.
+        # The source is stored first; the test waits for the second file, the library.
         function = {"writing": "fsync", "publishing": "replace"}[stage]
         waits = f"""
 import time
@@ -445,20 +445,20 @@ def test_a_program_of_another_machine_is_named(world):
 
 def test_a_failed_compilation_is_told_with_its_first_errors_and_the_source(world):
     wrong = "int f(void) {\n  return nothing;\n}"
-    told = world.refusal(wrong)
-    (kept,) = world.folder.glob("*.c")
-    assert kept.read_text() == wrong
-    assert told.endswith(f"; the source is kept in {kept}")
-    assert f"{kept.name}:2:10: error: " in told
-    assert "nothing" in told
-    assert str(world.temporary) not in told
-    assert "\n" not in told
+    reason = world.refusal(wrong)
+    (source,) = world.folder.glob("*.c")
+    assert source.read_text() == wrong
+    assert reason.endswith(f"; the source is kept in {source}")
+    assert f"{source.name}:2:10: error: " in reason
+    assert "nothing" in reason
+    assert str(world.temporary) not in reason
+    assert "\n" not in reason
 
 
 def test_a_library_that_does_not_load_is_told(world):
-    told = world.refusal("int missing_function(void); int f(void) { return missing_function(); }")
-    assert "made a library that does not load" in told
-    assert "missing_function" in told
+    reason = world.refusal("int missing_function(void); int f(void) { return missing_function(); }")
+    assert "made a library that does not load" in reason
+    assert "missing_function" in reason
 
 
 def test_a_source_that_could_not_be_kept_is_told(world):
@@ -482,7 +482,7 @@ def test_a_failed_compilation_is_not_tried_again_unless_by_another_compiler(worl
     [("nothing", "-march=native"), ("*-march=native*", "-mcpu=native"), ("*=native*", None)],
 )
 def test_the_first_native_flag_that_the_compiler_takes_is_used(world, refused, taken):
-    # No compiler for this machine may know -mcpu; the script takes it and keeps it to itself.
+    # Perhaps no compiler for this machine knows -mcpu, so the script accepts it and does not pass it on.
     drop = 'for word; do shift; [ "$word" = -mcpu=native ] || set -- "$@" "$word"; done'
     world.set_compiler(f'case "$*" in {refused}) exit 1;; esac; {drop}; exec {GCC} "$@"')
     assert cache.library(SOURCE).answer() == 42
@@ -557,7 +557,7 @@ def test_where_the_folder_is(world):
     world.monkeypatch.setenv("UNFADING_CACHE", "")
     world.monkeypatch.setenv("XDG_CACHE_HOME", str(xdg))
     assert cache.folder() == xdg / "unfading"
-    # The standard has it that a relative one is ignored.
+    # By the standard, a relative path is ignored.
     world.monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache.folder() == home / ".cache" / "unfading"
     world.monkeypatch.setattr("os.path.expanduser", lambda path: path)
@@ -565,11 +565,11 @@ def test_where_the_folder_is(world):
 
 
 def test_the_description(world):
-    told = cache.describe()
-    assert told.compiler == os.environ["CC"]
-    assert told.version == subprocess.run([GCC, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
-    assert told.flags.split()[: len(compiler.FLAGS)] == list(compiler.FLAGS)
-    assert (told.folder, told.entries, told.writable, told.trouble) == (world.folder, 0, True, "")
+    description = cache.describe()
+    assert description.compiler == os.environ["CC"]
+    assert description.version == subprocess.run([GCC, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    assert description.flags.split()[: len(compiler.FLAGS)] == list(compiler.FLAGS)
+    assert (description.folder, description.entries, description.writable, description.trouble) == (world.folder, 0, True, "")
     assert not list(world.folder.iterdir())
 
 
@@ -577,7 +577,7 @@ def test_the_description_of_what_is_wrong(world):
     world.monkeypatch.setenv("CC", "no-such-cc")
     world.folder.mkdir()
     world.folder.chmod(0o777)
-    told = cache.describe()
-    assert (told.compiler, told.writable) == ("", False)
-    assert "no-such-cc" in told.trouble
-    assert f"{world.folder} could be written by another user" in told.trouble
+    description = cache.describe()
+    assert (description.compiler, description.writable) == ("", False)
+    assert "no-such-cc" in description.trouble
+    assert f"{world.folder} could be written by another user" in description.trouble

@@ -1,4 +1,4 @@
-"""The compiled loop is the reference loop, for every cell: outputs, final state, all gradients, and what surrounds it."""
+"""The compiled loop equals the reference loop for every cell: outputs, final state, all gradients; and it works with torch."""
 
 import copy
 import math
@@ -22,6 +22,7 @@ from tests.user.quiet import QuietCell
 from unfading import catalogue
 from unfading.fuse.fused import refusal
 from unfading.fuse.plan import PROGRAMS, plan
+from unfading.fuse.refusal import Refusal
 
 each = pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
 
@@ -37,7 +38,7 @@ def test_every_cell_agrees_with_the_reference_in_float32(cell):
 
 
 def size_for(cell, H):
-    """EURNN and GORU in their FFT style take powers of two."""
+    """EURNN and GORU in their FFT style need powers of two."""
     return 1 << (H - 1).bit_length() if hidden_size(cell) == 8 else H
 
 
@@ -58,7 +59,7 @@ def test_sizes_that_divide_nothing(layer, sizes):
 
 
 def test_memory_that_was_not_written_is_not_read():
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
+    torch.use_deterministic_algorithms(True)  # fills the memory of torch.empty with NaN
     try:
         assert torch.empty(3).isnan().all()
         for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, unfading.NRUCell, QuietCell):
@@ -69,9 +70,9 @@ def test_memory_that_was_not_written_is_not_read():
 
 @each
 def test_every_cell_is_compiled_with_its_projection_but_one(cell):
-    found = plan(cell(3, hidden_size(cell)))
-    assert not isinstance(found, str), found
-    assert found.with_project == (name(cell) not in ("EquilibriumRNN", "Quiet"))
+    cell_plan = plan(cell(3, hidden_size(cell)))
+    assert not isinstance(cell_plan, Refusal), cell_plan
+    assert cell_plan.with_project == (name(cell) not in ("EquilibriumRNN", "Quiet"))
 
 
 def test_long_sequences_in_pieces(monkeypatch):
@@ -109,7 +110,7 @@ def test_two_threads_do_as_one():
         torch.set_num_threads(threads)
 
 
-# -- numbers that are none ------------------------------------------------------------------------------------------------
+# -- NaN, infinity and denormals ----------------------------------------------------------------------------------------------
 
 SPECIAL = [
     0.0,
@@ -163,7 +164,7 @@ def test_infinities_nan_and_denormals_are_as_in_torch(function, dtype):
     assert_close(got, want, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny, equal_nan=True)
 
 
-# -- what surrounds it ----------------------------------------------------------------------------------------------------
+# -- copies, processes, compilers and torch -----------------------------------------------------------------------------------
 
 
 def test_a_changed_option_is_noticed():
@@ -186,7 +187,7 @@ def test_copies_casts_and_pickles_after_a_kernel_was_built():
 
 
 def _last(layer, x):
-    """One number of the output. Nothing here makes torch use threads of its own, which do not survive a fork."""
+    """One number of the output. Nothing here makes torch start threads, which do not survive a fork."""
     with torch.no_grad():
         return layer(x)[0][-1, -1, -1].item()
 
@@ -198,7 +199,7 @@ def _forked(layer, x, queue):
 def test_a_forked_process_runs_it():
     layer, x = built(unfading.LSTMCell, 64, backend="fused"), torch.randn(100, 50, 3, dtype=torch.float64)
     threads = torch.get_num_threads()
-    torch.set_num_threads(2)  # so that the pool has threads, which a fork does not take along
+    torch.set_num_threads(2)  # so that the pool has threads, which a fork does not copy
     try:
         want = _last(layer, x)
         context = multiprocessing.get_context("fork")
@@ -318,7 +319,7 @@ def test_a_hundred_thousand_steps_in_two_gigabytes():
     assert float(done.stdout) < 2.0
 
 
-# -- what must not go wrong silently ----------------------------------------------------------------------------------------
+# -- errors that must not be silent -------------------------------------------------------------------------------------------
 
 
 def test_a_wrong_output_size_is_a_sentence_without_a_gradient_too():

@@ -1,4 +1,4 @@
-"""Products of float32: as a run says, and as they were afterwards."""
+"""The precision of float32 products: as a run sets it, and restored afterwards."""
 
 import pytest
 import torch
@@ -32,20 +32,20 @@ def test_a_block_sets_them_and_sets_them_back():
 @pytest.mark.parametrize(("dtype", "wanted"), [("float32", "ieee"), ("float64", "ieee"), ("tf32", "tf32")])
 def test_a_run_is_trained_with_its_own(dtype, wanted, monkeypatch):
     fields = {"dtype": dtype, **({"device": "cuda"} if dtype == "tf32" else {})}
-    run, seen = Run(**{**RUN.to_json(), **fields}), []
+    run, precisions = Run(**{**RUN.to_json(), **fields}), []
 
     class Stop(Exception):
         pass
 
     def see(self, *arguments, **keywords):
-        seen.append(now())
+        precisions.append(now())
         raise Stop
 
     monkeypatch.setattr(Training, "__init__", see)
     before = now()
     with pytest.raises(Stop):
         train_together([run])
-    assert [set(each.values()) for each in seen] == [{wanted}]
+    assert [set(each.values()) for each in precisions] == [{wanted}]
     assert now() == before
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels under Triton's interpreter: what a GPU would compute, on the CPU."""
+"""The Triton kernels under Triton's interpreter, which computes on the CPU what a GPU would."""
 
 import inspect
 import os
@@ -16,7 +16,7 @@ from unfading.fuse.triton.source import triton_missing
 pytestmark = [
     pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="TRITON_INTERPRET is off"),
     pytest.mark.skipif(triton_missing() is not None, reason="Triton is not installed"),
-    # What lies in the padding may be anything, and NumPy tells of it.
+    # The contents of the padding are undefined, and NumPy warns about them.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
@@ -47,7 +47,7 @@ def test_without_triton_auto_takes_the_reference(tmp_path):
 
 
 class Recorded:
-    """In the place of a kernel, and of its compiled form: notes what it is called with."""
+    """In place of a kernel or of its compiled variant: records the arguments of its calls."""
 
     def __init__(self, calls, compiled=None):
         self.calls, self.compiled = calls, compiled

@@ -1,4 +1,4 @@
-"""The search for the fastest way to cut a loop, with a clock that pretends, and what is remembered of it."""
+"""The search for the fastest launch settings of a loop, with simulated times, and how its result is stored."""
 
 import json
 
@@ -20,13 +20,13 @@ def test_the_fastest_is_found(fastest):
     def time(setting):
         return 1.0 + sum(a != b for a, b in zip(setting, fastest, strict=True))
 
-    found, least, first = best(CUT, USUAL, time)
-    assert (found, least, first) == (fastest, 1.0, time(USUAL))
+    chosen, least, first = best(CUT, USUAL, time)
+    assert (chosen, least, first) == (fastest, 1.0, time(USUAL))
 
 
 def test_what_does_not_run_is_not_chosen():
-    found, least, _ = best(CUT, USUAL, lambda setting: 2.0 if setting == USUAL else float("inf"))
-    assert (found, least) == (USUAL, 2.0)
+    chosen, least, _ = best(CUT, USUAL, lambda setting: 2.0 if setting == USUAL else float("inf"))
+    assert (chosen, least) == (USUAL, 2.0)
 
 
 def test_vectors_are_cut_only_where_they_may_be():
@@ -40,9 +40,9 @@ def kernel(tmp_path, monkeypatch):
     monkeypatch.setenv("UNFADING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     with interpreted():
-        found = plan(unfading.STARCell(1, 70))
-        yield triton_kernel(found.key)
-    triton_kernel(found.key).settings.clear()
+        cell_plan = plan(unfading.STARCell(1, 70))
+        yield triton_kernel(cell_plan.key)
+    triton_kernel(cell_plan.key).settings.clear()
 
 
 def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
@@ -62,7 +62,7 @@ def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
     kernel.settings.clear()
     remember(kernel, "tf32", device)
     assert kernel.setting("train", "tf32") == wanted
-    remember(kernel, "bf16", device)  # another precision was not searched
+    remember(kernel, "bf16", device)  # nothing is stored for another precision
     assert kernel.setting("train", "bf16").warps == 8
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs on a GPU: the laws that hold for the stand-in, and what only a GPU has."""
+"""CUDA graphs on a GPU: the tests of the replacement, and tests that need a GPU."""
 
 import copy
 import gc
@@ -67,15 +67,15 @@ def test_auto_takes_graphs_where_matrices_are_too_large_for_a_kernel(device):
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_the_precision_of_products_is_that_of_the_call(precision, device):
     layer, x = built(unfading.LSTMCell, 256, torch.float32).to(device), given(device, 8, 64, torch.float32)
-    before, found = torch.backends.cuda.matmul.fp32_precision, {}
+    before, results = torch.backends.cuda.matmul.fp32_precision, {}
     try:
         for now in ("ieee", "tf32", precision):
             torch.backends.cuda.matmul.fp32_precision = now
-            found[now] = everything(layer, x, "graph")
-            agree(found[now], everything(layer, x, "reference"), 1e-5)
+            results[now] = everything(layer, x, "graph")
+            agree(results[now], everything(layer, x, "reference"), 1e-5)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert not torch.equal(found["ieee"]["output"], found["tf32"]["output"])
+    assert not torch.equal(results["ieee"]["output"], results["tf32"]["output"])
 
 
 def test_training_follows_the_weights(device):
@@ -116,7 +116,7 @@ def test_inside_the_capture_of_a_caller_auto_takes_the_reference(device):
 
 
 def test_a_capture_that_fails_does_no_harm(device):
-    """torch.cuda.synchronize is no operation, so that nothing but the capture itself can tell."""
+    """torch.cuda.synchronize is no operation of torch, so only the capture itself fails."""
 
     def waits(cell, a, s, U):
         torch.cuda.synchronize()
@@ -147,7 +147,7 @@ def test_recordings_go_with_their_cell(device):
     del known, layer
     gc.collect()
     assert watched() is None
-    # cuBLAS keeps its workspaces.
+    # cuBLAS does not free its workspaces.
     assert torch.cuda.memory_allocated() - before < 128 << 20
 
 
@@ -157,15 +157,15 @@ def test_streams_and_threads_take_turns(device):
     with (
         unfading.use_backend("reference"),
         torch.no_grad(),
-    ):  # a graph that lives on is of one stream, and torch warns of others
+    ):  # the autograd graph belongs to one stream, and torch warns about others
         want = [layer(x)[0] for x in xs]
-    with torch.no_grad():  # recorded; whoever records while another does is told to come again
+    with torch.no_grad():  # record first: recording while another thread records is refused
         layer(xs[0])
     torch.autograd.grad(layer(xs[0])[0].sum(), list(layer.parameters()))
     torch.cuda.synchronize()
     got = [None] * len(xs)
 
-    # Leaves of several streams: torch warns of them, and rightly waits.
+    # The leaves belong to several streams; torch warns about them, and waits correctly.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
 
     def run(i):
@@ -199,6 +199,7 @@ def test_it_is_faster_than_the_loop_it_records(cell, device):
                 layer(x)[0][-1].sum().backward()
         torch.cuda.synchronize()
         times[backend] = (time.perf_counter() - start) / 3
-    said = f"{name(cell)}, 256 units, T=256, B=64: graph {1e3 * times['graph']:.1f} ms, loop {1e3 * times['reference']:.1f} ms"
-    print(f"\n{said}")
-    assert times["graph"] < times["reference"], said
+    milliseconds = f"graph {1e3 * times['graph']:.1f} ms, loop {1e3 * times['reference']:.1f} ms"
+    summary = f"{name(cell)}, 256 units, T=256, B=64: {milliseconds}"
+    print(f"\n{summary}")
+    assert times["graph"] < times["reference"], summary

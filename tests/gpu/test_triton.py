@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU: the laws that hold under the interpreter, and what only a GPU has."""
+"""The Triton kernels on a GPU: the tests of the interpreter, and tests that need a GPU."""
 
 import copy
 import os
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ["TRITON_INTERPRET"] == "1", reason="Triton interprets; `make gpu-test` has it compile"),
 ]
 
-# At T = 200, relative to the norm of each tensor: rounding in float32; 10 bits of a tf32 mantissa, and gates as coarse.
+# At T = 200, relative to the norm of each tensor: rounding in float32; 10 bits of a tf32 mantissa, and gates like that.
 LIMITS = {"ieee": 2e-6, "tf32": 2e-3}
 
 
@@ -74,13 +74,13 @@ def test_more_entries_than_32_bits_can_count(device):
     with torch.no_grad():
         x = torch.randn(T, B, 3, device=device)
         output, state = layer(x)
-        last, _ = layer(x[-200:])  # long enough that the start is forgotten
+        last, _ = layer(x[-200:])  # long enough to forget the start
         assert_close(output[-1], last[-1], rtol=1e-4, atol=1e-5)
         assert_close(state.h[0], output[-1])
 
 
 def test_offsets_past_two_to_the_thirty_first():
-    """T B H of 2.7e9 entries: the last steps of the last rows are those of a few rows alone."""
+    """With T B H = 2.7e9 entries, the last steps of the last rows equal those of a run with a few rows."""
     if torch.cuda.get_device_properties(0).total_memory < 40e9:
         pytest.skip("needs 40 GB on the GPU")
     T, B = 20_500, 1024

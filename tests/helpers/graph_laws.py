@@ -1,6 +1,6 @@
-"""The laws of recorded loops, for the stand-in on a CPU (`test_graph`) and for CUDA graphs (`gpu/test_graph`).
+"""Tests of recorded loops, for a replacement on a CPU (`backends/test_graph`) and for CUDA graphs (`gpu/test_graph`).
 
-Each test takes the fixture `device`, where layers run. Pieces have at most four steps, so that short sequences are cut.
+Each test takes the fixture `device`, where layers run. Chunks have at most four steps, so that short sequences have several.
 """
 
 from typing import NamedTuple
@@ -19,26 +19,31 @@ from unfading.backends.cuda_graph import backend as graph
 from unfading.backends.cuda_graph import capture, chunks
 from unfading.backends.cuda_graph.backend import graph_or_scan, graph_refusal
 
-# float64: the same operations; sums over pieces in another order.
+# float64: the same operations; sums over chunks in another order.
 EXACT = 1e-12
 T, B = 11, 5  # 4 + 4 + 2 + 1
 
 
 @pytest.fixture(autouse=True)
-def short_pieces(monkeypatch):
+def short_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK", 4)
 
 
 @pytest.fixture
 def recordings(device, monkeypatch):
-    """Grows with every recording."""
-    made, record = [], capture.CapturedGraph.__init__
-    monkeypatch.setattr(capture.CapturedGraph, "__init__", lambda self, *given: (made.append(given), record(self, *given))[1])
-    return made
+    """A list that grows with every recording."""
+    recorded, record = [], capture.CapturedGraph.__init__
+
+    def recording(self, *given):
+        recorded.append(given)
+        record(self, *given)
+
+    monkeypatch.setattr(capture.CapturedGraph, "__init__", recording)
+    return recorded
 
 
 def agree(got, want, tolerance=EXACT):
-    """A gradient that is none and one of zeros are alike; one that cancels to nothing is as exact as what it is the sum of."""
+    """None equals a gradient of zeros; a gradient that cancels to zero is as exact as the terms of its sum."""
     assert got.keys() == want.keys()
     assert all(value is None or value.isfinite().all() for value in want.values()), "the reference is not finite"
     floor = max(value.abs().max().item() for value in want.values() if value is not None) / 1000
@@ -85,32 +90,32 @@ def test_with_checkpoints(cell, every, device):
 def test_states_handed_in_learnt_and_carried_on(cell, device):
     layer = built(cell, 5, learn_initial_state=True).to(device)
     same_as_the_reference(layer, device)
-    x, found = given(device), []
+    x, results = given(device), []
     for backend in ("graph", "reference"):
         layer.zero_grad()
         with unfading.use_backend(backend):
             first, state = layer(x[:6], start=2)
             second, state = layer(x[6:], state, start=8)
         (first.square().sum() + second.square().sum() + sum(part.sum() for part in state)).backward()
-        found.append({n: p.grad.clone() for n, p in layer.named_parameters()} | {"first": first, "second": second})
-    agree(*found)
+        results.append({n: p.grad.clone() for n, p in layer.named_parameters()} | {"first": first, "second": second})
+    agree(*results)
 
 
 def test_the_length_asks_for_no_new_recording(device, recordings):
     layer = built(unfading.STARCell, 5, backend="graph").to(device)
     for T in (*range(1, 14), 100):
         layer(given(device, T))[0].sum().backward()
-    assert len(recordings) == 2 * 3  # pieces of 4, 2 and 1 steps, each way
+    assert len(recordings) == 2 * 3  # chunks of 4, 2 and 1 steps, forward and backward
     with torch.no_grad():
         for T in (7, 100):
             layer(given(device, T))
-    assert len(recordings) == 2 * 3 + 3  # without a gradient there is no way back
+    assert len(recordings) == 2 * 3 + 3  # without a gradient there is no backward pass
     layer(given(device, 7))
     assert len(recordings) == 2 * 3 + 3
 
 
 def test_many_calls_under_way(device):
-    """Any order of forwards and backwards, through all that was returned or a part of it; no call leaves a trace in another."""
+    """Forward and backward passes in any order, through all results or a part of them; no call changes another."""
     layer = built(unfading.LSTMCell, 5, num_layers=2).to(device)
     xs = [given(device).requires_grad_() for _ in range(3)]
 
@@ -118,8 +123,8 @@ def test_many_calls_under_way(device):
         output, state = layer(x)
         return [output, *state]
 
-    def gradients(made, x):
-        total = sum(part.square().sum() for part in made)
+    def gradients(results, x):
+        total = sum(part.square().sum() for part in results)
         return torch.autograd.grad(total, [x, *layer.parameters()], retain_graph=True)
 
     with unfading.use_backend("reference"):
@@ -127,7 +132,7 @@ def test_many_calls_under_way(device):
     with unfading.use_backend("graph"):
         got = [run(x) for x in xs]
     for i, parts in [(1, slice(3)), (2, slice(1)), (0, slice(1, 2)), (1, slice(3))]:
-        first, second = ((*made[i], *gradients(made[i][parts], xs[i])) for made in (got, want))
+        first, second = ((*results[i], *gradients(results[i][parts], xs[i])) for results in (got, want))
         for a, b in zip(first, second, strict=True):
             assert_close(a, b, rtol=EXACT, atol=EXACT)
 
@@ -136,40 +141,40 @@ def test_what_was_returned_stays_as_it_is(device):
     cell = unfading.LSTMCell(3, 5).double().to(device)
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
-            made = [graph.graph(cell, given(device), cell.initial_state(B), cell.weights()) for _ in range(2)]
-            copies = [[part.clone() for parts in each for part in parts] for each in made]
+            results = [graph.graph(cell, given(device), cell.initial_state(B), cell.weights()) for _ in range(2)]
+            copies = [[part.clone() for parts in each for part in parts] for each in results]
             graph.graph(cell, given(device), cell.initial_state(B), cell.weights())
-        for each, before in zip(made, copies, strict=True):
+        for each, before in zip(results, copies, strict=True):
             assert all(map(torch.equal, [part for parts in each for part in parts], before))
-        assert not torch.equal(made[0][1].h, made[1][1].h)
+        assert not torch.equal(results[0][1].h, results[1][1].h)
 
 
 def test_one_layer_twice_in_one_graph(device):
     layer = unfading.layer(unfading.STARCell)(5, 5, dtype=torch.float64).to(device)
-    x, found = torch.randn(T, B, 5, dtype=torch.float64).to(device), []
+    x, results = torch.randn(T, B, 5, dtype=torch.float64).to(device), []
     for backend in ("graph", "reference"):
         with unfading.use_backend(backend):
             output = layer(layer(x)[0])[0]
-        found.append(dict(enumerate(torch.autograd.grad(output.square().sum(), list(layer.parameters())))))
-    agree(*found)
+        results.append(dict(enumerate(torch.autograd.grad(output.square().sum(), list(layer.parameters())))))
+    agree(*results)
 
 
 def test_second_derivatives(device):
     layer, x = built(unfading.LSTMCell, 3).to(device), given(device, 6, 2).requires_grad_()
-    found = []
+    results = []
     for backend in ("graph", "reference"):
         with unfading.use_backend(backend):
             output, state = layer(x, lengths=torch.tensor([6, 3], device=device))
         (first,) = torch.autograd.grad(output.square().sum() + state.c.sum(), x, create_graph=True)
         second = torch.autograd.grad(first.square().sum(), [x, *layer.parameters()])
-        found.append(dict(enumerate([first, *second])))
-    agree(*found)
+        results.append(dict(enumerate([first, *second])))
+    agree(*results)
 
 
 @pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
 def test_without_a_gradient(quiet, device):
     layer, x = built(unfading.LSTMCell, 5, bidirectional=True).to(device), given(device)
-    with quiet():  # also what is recorded in it serves outside
+    with quiet():  # what is recorded inside is used outside too
         got, _ = layer(x) if choose(layer.cells[0], "auto") is graph_or_scan else (None, None)
         with unfading.use_backend("graph"):
             got, state = layer(x)
@@ -186,7 +191,7 @@ def test_autocast(cell, device):
     with torch.autocast(torch.device(device).type, torch.bfloat16):
         got, want = (everything(layer, x, backend) for backend in ("graph", "reference"))
     agree({"output": got["output"]}, {"output": want["output"]}, 1e-5)
-    # The reference keeps the cast of a matrix and sums its gradient in bfloat16, of eight bits; a recording in float32.
+    # The reference stores the cast matrix and sums its gradient in bfloat16, which has eight bits; a recording in float32.
     agree(got, want, 5e-2)
     plain = everything(layer, x, "graph")
     agree(plain, everything(layer, x, "reference"), 1e-4)
@@ -214,10 +219,10 @@ def test_few_kinds_of_call_are_kept(device, recordings, monkeypatch):
     layer = built(unfading.STARCell, 5, backend="graph").to(device)
     outputs = [layer(given(device, 4, batch))[0] for batch in range(1, graph.STORED + 3)]
     assert len(recordings) == 2 * (graph.STORED + 2)
-    outputs[0].sum().backward()  # its recordings are kept by the call itself
+    outputs[0].sum().backward()  # the call itself holds its recordings
     layer(given(device, 4, graph.STORED + 2))
     assert len(recordings) == 2 * (graph.STORED + 2)
-    layer(given(device, 4, 1))  # gone
+    layer(given(device, 4, 1))  # its recordings were dropped
     assert len(recordings) == 2 * (graph.STORED + 3)
     monkeypatch.setattr(graph, "MOST", graph.STORED + 4)
     with unfading.use_backend("auto"):
@@ -228,12 +233,12 @@ def test_few_kinds_of_call_are_kept(device, recordings, monkeypatch):
 
 
 def test_hooks_on_what_is_saved_see_no_recording(device):
-    layer, x, seen = built(unfading.STARCell, 5, backend="graph").to(device), given(device), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(1), t)[1], lambda t: t):
+    layer, x, saved = built(unfading.STARCell, 5, backend="graph").to(device), given(device), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(1), t)[1], lambda t: t):
         first = layer(x)[0]
-        count = len(seen)
+        count = len(saved)
         second = layer(x)[0]
-    assert len(seen) == 2 * count
+    assert len(saved) == 2 * count
     assert torch.equal(first, second)
     checked = torch.utils.checkpoint.checkpoint(lambda x: layer(x)[0], x, use_reentrant=False)
     assert_close(
@@ -241,7 +246,7 @@ def test_hooks_on_what_is_saved_see_no_recording(device):
     )
 
 
-# -- steps of all sorts -----------------------------------------------------------------------------------------------------
+# -- unusual steps ------------------------------------------------------------------------------------------------------------
 
 
 class Inputs(NamedTuple):
@@ -259,7 +264,7 @@ class State(NamedTuple):
 
 
 class OwnCell(unfading.Cell):
-    """A step that is handed in, over two parts of equal shape."""
+    """A cell with a given step over two parts of equal shape."""
 
     def __init__(self, step):
         super().__init__(3, 3)
@@ -284,7 +289,7 @@ def own(step, device, backend="graph"):
 
 
 def test_a_step_may_hand_its_state_on(device):
-    """Parts change places, and a part is an input: what one piece leaves must not be overwritten while it is read."""
+    """Parts change places, and a part is an input: the result of one chunk must not be overwritten while it is read."""
     same_as_the_reference(own(lambda cell, a, s, U: State(s.before, s.h + a), device), device)
     same_as_the_reference(own(lambda cell, a, s, U: State(a, s.h), device), device)
     same_as_the_reference(own(lambda cell, a, s, U: State(s.before + a @ U, s.h), device), device)
@@ -326,7 +331,7 @@ def test_a_step_that_cannot_be_recorded_says_why_and_runs_all_the_same(reason, d
 
 
 def test_a_failed_attempt_draws_no_noise_of_its_own(device):
-    found = []
+    results = []
     torch.manual_seed(2)
     layer = unfading.Recurrent(lambda size: OwnCell(REFUSED["looks at a value"]), 3, zoneout=0.5, dtype=torch.float64).to(
         device
@@ -335,9 +340,9 @@ def test_a_failed_attempt_draws_no_noise_of_its_own(device):
     for backend in ("auto", "reference"):
         torch.manual_seed(1)
         with unfading.use_backend(backend):
-            found.append([layer(x)[0], torch.rand(3, device=device)])
+            results.append([layer(x)[0], torch.rand(3, device=device)])
     assert "looks at a value" in graph_refusal(layer.runners[0])
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(*results, strict=True):
         assert_close(a, b, rtol=EXACT, atol=EXACT)
 
 

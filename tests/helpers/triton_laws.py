@@ -1,4 +1,4 @@
-"""What holds of the Triton kernels wherever they run: under Triton's interpreter (`test_triton.py`) and on a GPU (`gpu/`).
+"""Tests of the Triton kernels, under Triton's interpreter (`fuse/test_triton.py`) and on a GPU (`gpu/test_triton.py`).
 
 Each module that imports these tests has a fixture `device`, on which the kernels run.
 """
@@ -25,12 +25,12 @@ from unfading.fuse.triton import launch_settings as settings
 TOLERANCE = 2e-4
 CELLS = [*catalogue.cells(), QuietCell]
 SOME = [unfading.STARCell, unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell]
-# Kinds of programs: one matrix and several, reset before the product, inner steps, outer products and norms, a layer in a step.
+# Kinds of programs: one matrix, several, a reset before the product, inner steps, outer products and norms, a layer in a step.
 SAMPLE = [*SOME, unfading.GRUCell, unfading.RecurrentHighwayCell, unfading.UnitaryRNNCell, unfading.StatisticalRNNCell]
 
 
 def sampled(cells, sample=SAMPLE):
-    """All of them; those outside the sample with the long tests."""
+    """All cells; those outside the sample run with the long tests."""
     return [cell if cell in sample else pytest.param(cell, marks=pytest.mark.long) for cell in cells]
 
 
@@ -44,9 +44,9 @@ def everything(layer, x, lengths, backend):
     loss = sum((part * torch.randn(part.shape, generator=generator).to(part)).sum() for part in parts)
     named = {"x": x, **dict(layer.named_parameters())}
     gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    found = {f"output {i}": part for i, part in enumerate(parts)}
-    found |= {f"gradient of {n}": g for n, g in zip(named, gradients, strict=True)}
-    return {what: None if value is None else value.detach().double().cpu() for what, value in found.items()}
+    results = {f"output {i}": part for i, part in enumerate(parts)}
+    results |= {f"gradient of {n}": g for n, g in zip(named, gradients, strict=True)}
+    return {what: None if value is None else value.detach().double().cpu() for what, value in results.items()}
 
 
 def agree(got, want, tolerance=TOLERANCE):
@@ -90,16 +90,16 @@ ONE_FEATURE = [unfading.STARCell, unfading.LSTMCell, unfading.GRUCell, unfading.
 
 @pytest.mark.parametrize("cell", sampled(ONE_FEATURE), ids=name)
 def test_an_input_of_one_feature_is_projected_in_the_kernel(cell, device):
-    affine = cell is unfading.IncrementalRNNCell  # whose P W x + P b has matrices of its own
+    affine = cell is unfading.IncrementalRNNCell  # its P W x + P b has matrices that the step does not have
     layer = unfading.Recurrent(lambda size: cell(size, 20 if affine else hidden_size(cell)), 1, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
     x = torch.randn(3, 5, 1)
     for lengths in (None, torch.tensor([2, 3, 1, 3, 1])):
         agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
-    found = plan(layer.runners[0])
-    assert found.with_project
-    assert found.affine == affine
-    assert "input 0 is x" in triton_kernel(found.key).at(None).source
+    cell_plan = plan(layer.runners[0])
+    assert cell_plan.with_project
+    assert cell_plan.affine == affine
+    assert "input 0 is x" in triton_kernel(cell_plan.key).at(None).source
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 17, 33), (3, 5, 16), (2, 3, 65)], ids=str)
@@ -110,7 +110,7 @@ def test_sizes_that_divide_nothing(cell, sizes, device):
 
 
 def test_memory_that_was_not_written_is_not_read(device):
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
+    torch.use_deterministic_algorithms(True)  # fills the memory of torch.empty with NaN
     try:
         assert torch.empty(3, device=device).isnan().all()
         for cell in (unfading.LSTMCell, QuietCell):
@@ -121,7 +121,7 @@ def test_memory_that_was_not_written_is_not_read(device):
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Kernels that are cut in another way than is usual."""
+    """Kernels with other settings than the usual ones."""
 
     def change(**changes):
         monkeypatch.setattr(module, "usual", lambda *about: settings.usual(*about)._replace(**changes))
@@ -132,7 +132,7 @@ def cut(monkeypatch):
 
 @pytest.mark.parametrize("cell", sampled(CELLS, [unfading.STARCell, unfading.LSTMCell, unfading.IncrementalRNNCell]), ids=name)
 def test_narrow_tiles(cell, cut, device):
-    """Vectors in pieces, the last of them short; a few blocks of matrices stay on chip, and the others do not."""
+    """Vectors divided into tiles, the last of them short; some blocks of matrices stay on chip, and others do not."""
     cut(width=16, room=3 * 16 * 16 * 8)
     agrees_with_float64(cell, 2, 17, 20, device)
 
@@ -146,7 +146,7 @@ def test_more_rows_in_a_block(rows, cut, device):
 @pytest.mark.parametrize("short", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", SOME, ids=name)
 def test_short_numbers_under_autocast(cell, short, device):
-    """Dots of short numbers, summed in float32; all else in float32. What is lost is what the reference loop loses, at most."""
+    """Dots in half precision, summed in float32; all else in float32. The error is at most that of the reference loop."""
     if device == "cpu" and short is torch.bfloat16:
         pytest.skip("Triton's interpreter takes the bits of bfloat16 for whole numbers")
     layer = built(cell, 12, torch.float32).to(device)
@@ -161,7 +161,7 @@ def test_short_numbers_under_autocast(cell, short, device):
     least = 4 * torch.finfo(short).eps
     for what, want in exact.items():
         scale = want.abs().max()
-        lost, usual = ((made[what] - want).abs().max() / scale for made in (rounded, plain))
+        lost, usual = ((results[what] - want).abs().max() / scale for results in (rounded, plain))
         assert lost <= 2 * usual + least, f"{what}: {lost:.1e} is lost, and {usual:.1e} by the reference loop"
     assert not torch.equal(everything(layer, x, None, "fused")["output 0"], rounded["output 0"])
 
@@ -171,21 +171,21 @@ def test_matrices_that_do_not_stay_on_chip(device, cut):
     agrees_with_float64(unfading.LSTMCell, 2, 17, 5, device)
 
 
-# -- many models ----------------------------------------------------------------------------------------------------------
+# -- many models --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def launches(monkeypatch):
-    """The kernels that are launched, by name, with how many models."""
-    seen = []
+    """The kernels that are launched, by name, with the number of models."""
+    launches = []
     launch = module.TritonKernel._launch
 
     def counted(self, name, tensors, weights, way, extent):
-        seen.append((name, extent[0]))
+        launches.append((name, extent[0]))
         return launch(self, name, tensors, weights, way, extent)
 
     monkeypatch.setattr(module.TritonKernel, "_launch", counted)
-    return seen
+    return launches
 
 
 @pytest.mark.parametrize("cell", SOME, ids=name)
@@ -201,7 +201,7 @@ def test_models_of_one_launch_are_the_models_alone(cell, device, launches):
         output, _ = functional_call(layers[0], (parameters, buffers), (x,), {"lengths": lengths})
         return output.square().sum()
 
-    for layer in layers:  # the kernels are there before launches are counted
+    for layer in layers:  # build the kernels before launches are counted
         refusal(layer.runners[0])
     launches.clear()
     together = vmap(grad(loss, argnums=(0, 3)), in_dims=(0, 0, 0, None))(parameters, buffers, lengths, x)
@@ -235,15 +235,15 @@ def test_second_derivatives_alone_and_of_many_models(device):
     def slope(x):
         return grad(lambda x: layer(x)[0].square().sum())(x).square().sum()
 
-    refusal(layer.runners[0])  # a step is traced outside of such transforms
-    found = []
+    refusal(layer.runners[0])  # a step is traced outside of transforms
+    results = []
     for backend in ("fused", "reference"):
         with unfading.use_backend(backend):
-            found.append((grad(slope)(x[0]), vmap(grad(slope))(x), grad(lambda x: vmap(slope)(x).sum())(x)))
-    assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+            results.append((grad(slope)(x[0]), vmap(grad(slope))(x), grad(lambda x: vmap(slope)(x).sum())(x)))
+    assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
-# -- numbers that are none ------------------------------------------------------------------------------------------------
+# -- NaN and infinity ---------------------------------------------------------------------------------------------------------
 
 FUNCTIONS = ["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "relu", "abs", "sqrt", "sign", "sin", "cos", "erf", "neg"]
 SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 1e-7, -1e-7, 5.0, -5.0, 80.0, -80.0, 1e30, torch.inf, -torch.inf, torch.nan]
@@ -259,7 +259,7 @@ def test_functions_are_as_in_torch(function, device):
     assert_close(got, getattr(torch, function)(x), rtol=2e-5, atol=2e-7, equal_nan=True)
 
 
-# -- what surrounds it ----------------------------------------------------------------------------------------------------
+# -- torch around it ----------------------------------------------------------------------------------------------------------
 
 
 def test_repeated_runs_give_the_same_bits(device):
@@ -272,15 +272,15 @@ def test_repeated_runs_give_the_same_bits(device):
 
 @pytest.mark.parametrize("features", [1, 3])
 def test_other_sequences_take_the_same_kernel(features, device):
-    layer = unfading.STAR(features, 7).to(device)  # a size that no other test has
+    layer = unfading.STAR(features, 7).to(device)  # a size that no other test uses
     for T, B in ((1, 1), (16, 16), (3, 17), (1, 2), (2, 1)):
         layer(torch.randn(T, B, features, device=device))[0].sum().backward()
     kernel = triton_kernel(plan(layer.runners[0]).key)
     launcher = kernel.at(None).launcher
     forms = [form[0] for form in launcher.compiled]
     for loop in ("train", "back"):
-        assert 1 <= forms.count(loop) <= 2, forms  # one of them where the kernel was tried out
-        caches = getattr(getattr(launcher.module, loop), "device_caches", {})  # none where it is interpreted
+        assert 1 <= forms.count(loop) <= 2, forms  # one of them from the trial of the kernel
+        caches = getattr(getattr(launcher.module, loop), "device_caches", {})  # none under the interpreter
         assert all(len(cache[0]) <= 2 for cache in caches.values())
 
 
@@ -327,7 +327,7 @@ def test_a_stream_takes_the_plain_step(device):
 
 
 def test_a_cell_with_noise_stays_fused_between_training_and_evaluation_of_many_models(device):
-    """Inside vmap nothing can be planned: what was planned before must hold, whichever way the models go."""
+    """Inside vmap no plan can be made, so the earlier plans for training and evaluation must still be used."""
     nets = [unfading.STAR(3, 5, zoneout=0.2, backend="fused").to(device) for _ in range(2)]
     parameters, buffers = stack_module_state(nets)
     x = torch.randn(3, 4, 3, device=device)
@@ -340,5 +340,5 @@ def test_a_cell_with_noise_stays_fused_between_training_and_evaluation_of_many_m
 
     for training in (True, False, True, False):
         nets[0].train(training)
-        found = vmap(grad(loss), randomness="different")(parameters, buffers)  # raises where it is not fused
-        assert all(part.isfinite().all() for part in found.values())
+        results = vmap(grad(loss), randomness="different")(parameters, buffers)  # raises if it does not run fused
+        assert all(part.isfinite().all() for part in results.values())
