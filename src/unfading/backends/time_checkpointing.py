@@ -29,8 +29,7 @@ def run_in_segments(
     if traced() or options.checkpoint_every is None:
         return implementation(cell, x, state, weights, options)
     if reverse:
-        # From here on in the order of processing; fields that depend on time alone are declared `shared` and read in that
-        # order.
+        # From here on in the order of processing, in which fields that depend on time alone (`shared`) are read anyway.
         x = flip(x, lengths)
     constants = constants_of(cell, x, start)
     parameters = {f"cell.{name}": value for name, value in cell.named_parameters()}

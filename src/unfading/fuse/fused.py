@@ -297,5 +297,8 @@ def _leaves(tree: Any, structure: Any, cell: Cell) -> list[Tensor]:
         leaves = []
         got = flatten(tree, leaves)
     if got != structure:
-        raise TypeError(f"{type(cell).__name__}: project or weights returns other parts than when its step was compiled.")
+        raise TypeError(
+            f"{type(cell).__name__}: project or weights returns other parts than when its step was compiled; return the same "
+            "parts at every call."
+        )
     return leaves

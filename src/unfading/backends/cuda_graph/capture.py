@@ -167,7 +167,7 @@ class Watch(TorchDispatchMode):
         if reason:
             line = user_line(traceback.extract_stack()[:-1])
             raise NotGraphable(f"{function.overloadpacket} {reason}" + ("" if line is None else f" ({line})"))
-        self.known.update({_memory(tensor): tensor for tensor in results})  # stored, so that no memory is allocated twice
+        self.known.update({_memory(tensor): tensor for tensor in results})  # held, so that their memory is not reused
         return result
 
 
