@@ -5,8 +5,7 @@ import torch
 
 from unfading import Run
 from unfading.torch_state import float32_products
-from unfading.training.loop import Training
-from unfading.training.train import train_together
+from unfading.training.loop import Training, train_together
 
 RUN = Run(task="adding", task_options={"T": 4}, cell="Elman", hidden=3, batch=2, steps=1, valid_batches=1)
 PLACES = {"matmul": torch.backends.cuda.matmul, "rnn": torch.backends.cudnn.rnn, "conv": torch.backends.cudnn.conv}

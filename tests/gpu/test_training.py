@@ -7,7 +7,7 @@ import torch
 
 import unfading
 from unfading.training import captured_step as step_graph
-from unfading.training.train import train_together
+from unfading.training.loop import train_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
 

@@ -13,9 +13,10 @@ import torch
 from unfading import Run
 from unfading.training import checkpoint
 from unfading.training import loop as training
+from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
 from unfading.training.stopping import Stopped
-from unfading.training.train import train, train_together
+from unfading.training.train import train
 
 OWN = Path(__file__).parent.parent / "user" / "own_tasks.py"
 

@@ -16,7 +16,7 @@ from unfading.training.run_dir import RunFolder, finished
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
 assert callable(_function)
 module = sys.modules["unfading.training.compare"]
-training = sys.modules["unfading.training.train"]
+training = sys.modules["unfading.training.loop"]
 
 
 def silent(sentence):

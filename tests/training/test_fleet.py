@@ -10,8 +10,8 @@ from unfading import Run, catalogue, train
 from unfading.backends import choose as backend
 from unfading.fuse.fused import fused
 from unfading.training.fleet import Fleet
+from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
-from unfading.training.train import train_together
 
 # Twenty steps in float64: sums in another order, stretched by the dynamics.
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

@@ -11,9 +11,9 @@ import torch
 from tests.helpers.trained import KINDS, OWN, Process, files, fleet, left_by, outcome, small, stopped_after, tensors
 from unfading import Run, train
 from unfading.training import loop as training
+from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
 from unfading.training.run_dir import RunFolder
-from unfading.training.train import train_together
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)

@@ -16,10 +16,10 @@ from tests.helpers.trained import OWN, Process, changed, files, left_by, outcome
 from unfading import train
 from unfading.files import write_atomically
 from unfading.training import checkpoint
+from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
 from unfading.training.run import VERSION
 from unfading.training.run_dir import read_curve, read_record, read_run
-from unfading.training.train import train_together
 
 
 def breaking(at=7, times=1000, how="loss", **fields):

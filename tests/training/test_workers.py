@@ -16,10 +16,10 @@ import torch
 
 from unfading import Run, compare
 from unfading.training import workers
+from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
 from unfading.training.run_dir import RunFolder, stopped_at
 from unfading.training.stepper import Stepper
-from unfading.training.train import train_together
 
 FAULTY = Path(__file__).parent.parent / "user" / "faulty_tasks.py"
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
@@ -77,7 +77,7 @@ def test_a_gpu_that_fails_ends_the_process_and_not_the_jobs_after(tmp_path, monk
         called.set()
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(sys.modules["unfading.training.train"], "train_pass", broken)
+    monkeypatch.setattr(sys.modules["unfading.training.loop"], "train_pass", broken)
     heard, told = os.pipe()
     with pytest.raises(SystemExit, match="illegal memory access"):
         worked(lines(), told, monkeypatch)

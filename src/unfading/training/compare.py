@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unfading.training.loop import shared_fields, train_pass
 from unfading.training.options import Listener, TrainOptions
 from unfading.training.run import Run
 from unfading.training.run_dir import clear, finished, stopped_at
-from unfading.training.train import shared_fields, train_pass
 from unfading.training.workers import train_apart
 
 

@@ -243,7 +243,7 @@ def main(descriptor: int) -> None:
 
 def _train(job: Message, send: Callable[[Message], None]) -> None:
     """Train a job. A progress message starts with the position of its run in the job."""
-    from unfading.training.train import train_pass
+    from unfading.training.loop import train_pass
 
     runs = [Run.from_json(run) for run in job["runs"]]
     positions = {run.key: position for position, run in enumerate(runs)}
