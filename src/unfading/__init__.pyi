@@ -261,7 +261,7 @@ class Elman(Layer[elman.State]):
     ) -> None: ...
 
 class EquilibriumRNN(Layer[equilibrium.State]):
-    """Recurrent cell that moves on its equilibrium manifold exactly."""
+    """Incremental RNN whose equilibrium is solved exactly at each step."""
 
     def __init__(
         self,
@@ -388,7 +388,7 @@ class ForgetLSTM(Layer[janet.State]):
     ) -> None: ...
 
 class FullUnitaryRNN(Layer[unitary.State]):
-    """Unitary recurrent network of full capacity."""
+    """Recurrent network with any unitary matrix."""
 
     def __init__(
         self,
@@ -540,7 +540,7 @@ class IncrementalRNN(Layer[incremental.State]):
     ) -> None: ...
 
 class JANET(Layer[janet.State]):
-    """Just another network: the LSTM with its forget gate alone."""
+    """JANET ("just another network"): the LSTM with only its forget gate."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_max_lag(max_lag: int | None, bias: bool) -> None:
-    """Raise if a chrono start is requested and impossible."""
+    """Raise if chrono initialisation is requested and impossible."""
     if max_lag is None:
         return
     check_count("max_lag", max_lag, least=2)

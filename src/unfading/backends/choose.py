@@ -42,7 +42,12 @@ _graph_module: ModuleType | None = None
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Run every layer inside the block, in every thread, on the backend `name`, whatever the layers' own setting."""
+    """Run every layer inside the block, in every thread, on the backend `name` instead of its own.
+
+    Args:
+        name: "fused", the compiled loop; "graph", the reference loop recorded as CUDA graphs; "reference", the plain loop in
+            PyTorch; or "auto", the first of these that can run the cell. A named backend runs or raises an error.
+    """
     global _override
     check_backend(name)
     before, _override = _override, name

@@ -59,7 +59,7 @@ class Gains(NamedTuple):
 
 
 class Cell(nn.Module, ABC, Generic[Inputs, State, Weights]):
-    """One recurrent update and nothing else: no time loop, no batching policy.
+    """One recurrent update and nothing else: no loop over time, no layers, no handling of lengths.
 
     Inputs, weights and state are NamedTuples: readable names, and plain tuples for torch.func, gradcheck and export. Every
     field is a tensor; a field of the weights may be a `LowRank`. `docs/guide/own-cell.md` explains an example. A type checker
@@ -71,10 +71,10 @@ class Cell(nn.Module, ABC, Generic[Inputs, State, Weights]):
     """
 
     shared: tuple[str, ...] = ()
-    """Fields of the inputs that are [T, 1, n]: one row for the whole batch, read in the order of processing (step sizes)."""
+    """Input fields that are [T, 1, n], equal for all batch rows (step sizes). The k-th step that is run reads entry k."""
 
     constant: tuple[str, ...] = ()
-    """Fields of the inputs that are [1, B, n]: one value for all time (a dropout mask)."""
+    """Input fields that are [1, B, n], equal for all time steps, such as a dropout mask."""
 
     paper: ClassVar[str] = ""
     """Where the equation comes from: first author, year."""
@@ -83,7 +83,7 @@ class Cell(nn.Module, ABC, Generic[Inputs, State, Weights]):
     """The options that give the equation of the authors' released code, where it differs from the paper's."""
 
     singular_values_at_zero: Gains | None = None
-    """Claim: the step's gains at zero state, zero input, zero biases and square orthogonal matrices."""
+    """Claim: the singular values of a step's Jacobians at zero state, input and biases, with square orthogonal matrices."""
 
     orthogonal_recurrence: str | None = None
     """Claim: this field of the weights stays an orthogonal matrix (or a unitary one, in real pairs) in training."""

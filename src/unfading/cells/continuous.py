@@ -39,7 +39,7 @@ class ContinuousRNNCell(Cell[Inputs, State, Weights]):
     """Continuous-time recurrent cell.
 
     Args:
-        activation: phi.
+        activation: the function phi of the equation.
         tau: time constant.
         alpha: leak.
         gap: time between two samples.

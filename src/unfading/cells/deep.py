@@ -35,11 +35,11 @@ class DeepTransitionCell(InnerStepsCell[Weights]):
         network: f, as a module from [B, H] to [B, H] or as widths. Each cell takes a copy of the module with its weights; the
             module must not change its buffers. The widths (w,) stand for tanh(L_2 tanh(L_1 tanh(.))) with w units in the
             middle, () for tanh alone.
-        inner_steps: K.
-        steps: rows of the table of eta: row m is for time step m, the last row for all later ones.
+        inner_steps: K, the number of inner steps per time step.
+        steps: number of rows of the table of eta. Row m is used at time step m, the last row at all later ones.
         eta: initial value of every step size.
         learn_eta: learn the step sizes; otherwise they are fixed.
-        alpha: weight of the pull to zero.
+        alpha: factor of the leak term, -alpha s.
     """
 
     paper = "Kag 2020, A.1"

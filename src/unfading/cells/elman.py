@@ -64,7 +64,7 @@ class ElmanCell(PlainCell):
     """Plain recurrent cell.
 
     Args:
-        activation: phi.
+        activation: the function phi of the equation.
         normalise: layer norm inside the step.
     """
 
@@ -95,7 +95,7 @@ class OrthogonalRNNCell(ElmanCell):
     """Plain ReLU cell whose recurrent matrix starts orthogonal and is then free.
 
     Args:
-        activation: phi.
+        activation: the function phi of the equation.
         normalise: layer norm inside the step, as in NRU's experiments.
     """
 
@@ -117,7 +117,7 @@ class IdentityRNNCell(ElmanCell):
     """Plain ReLU cell whose recurrent matrix starts as the identity.
 
     Args:
-        activation: phi.
+        activation: the function phi of the equation.
         normalise: layer norm inside the step, as in NRU's experiments.
         scale: initial multiple of the identity; Le et al. take 0.01 where short memory is enough.
     """

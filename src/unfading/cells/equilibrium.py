@@ -42,14 +42,14 @@ class State(NamedTuple):
 
 
 class EquilibriumRNNCell(Cell[Inputs, State, Weights]):
-    """Recurrent cell that moves on its equilibrium manifold exactly.
+    """Incremental RNN whose equilibrium is solved exactly at each step.
 
     Args:
         iterations: the largest number of iterations per equilibrium and per adjoint.
         tolerance: a row has converged when no entry changes by more than this many rounding units of the row's largest entry.
-        alpha: weight of the pull to zero; U starts with norm about 0.6 alpha and may grow past alpha in training.
-        activation: phi.
-        minus: the -h form, which changes the Jacobian from -I to I.
+        alpha: factor of s in the equation; U starts with norm about 0.6 alpha and may grow past alpha in training.
+        activation: the function phi of the equation.
+        minus: compute h_m = s_m + h_{m-1} instead, which changes the Jacobian from -I to I.
     """
 
     paper = "Kag 2020, eq. 5"

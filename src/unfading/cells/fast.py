@@ -51,7 +51,7 @@ class FastRNNCell(Cell[Inputs, State, Weights]):
     """Recurrent cell with a weighted residual connection.
 
     Args:
-        activation: phi.
+        activation: the function phi of the equation.
         alpha: initial weight of the update, in (0, 1).
         beta: initial weight of the old state, in (0, 1).
         trainable: learn alpha and beta. Otherwise they are fixed, in [0, 1] (the incremental RNN's ablation).
@@ -108,7 +108,7 @@ class FastGRNNCell(Cell[Inputs, State, GatedWeights]):
     Args:
         rank: rank of U; None for a dense matrix.
         input_rank: rank of W; None for a dense matrix.
-        gate_activation: gamma.
+        gate_activation: the function gamma of the equation.
         zeta: initial zeta, in (0, 1).
         nu: initial nu, in (0, 1).
     """

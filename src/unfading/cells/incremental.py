@@ -129,18 +129,18 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
     """Recurrent cell that evolves its state towards an equilibrium.
 
     Args:
-        inner_steps: K.
+        inner_steps: K, the number of inner steps per time step.
         rank: r of U = I + V H; None takes an eighth of the hidden size, rounded up. With the full hidden size V H is one dense
             matrix.
         projection_rank: rank of a separate P = I + V_P H_P; 0 omits P (eq. 5); None ties P = U (eq. 9).
-        steps: rows of the table of eta: row m is for time step m, the last row for all later ones. The paper has one row per
-            step of its sequences; 1 gives one eta per inner step for all time.
+        steps: number of rows of the table of eta. Row m is used at time step m, the last row at all later ones. The paper
+            has one row per step of its sequences; 1 gives one eta per inner step for all time.
         eta: initial value of every step size.
         learn_eta: learn the step sizes; otherwise they are fixed.
-        alpha: weight of the pull to zero.
-        activation: phi.
+        alpha: factor of the leak term, -alpha s.
+        activation: the function phi of the equation.
         from_zero: start the inner steps at g_0 = 0 instead of g_0 = h.
-        minus: -h_{m-1} in place of h_{m-1}, which changes the limit of the Jacobian from -I to I.
+        minus: use -h_{m-1} in place of h_{m-1}, which changes the limit of the Jacobian from -I to I.
     """
 
     paper = "Kag 2020"
@@ -211,13 +211,13 @@ class SiRNNCell(IncrementalRNNCell):
     Args:
         rank: r of U = I + V H; None takes an eighth of the hidden size, rounded up.
         projection_rank: rank of a separate P = I + V_P H_P; 0 omits P; None ties P = U.
-        steps: rows of the table of eta: row m is for time step m, the last row for all later ones.
+        steps: number of rows of the table of eta. Row m is used at time step m, the last row at all later ones.
         eta: initial value of every step size.
         learn_eta: learn the step sizes; otherwise they are fixed.
-        alpha: weight of the pull to zero.
-        activation: phi.
+        alpha: factor of the leak term, -alpha s.
+        activation: the function phi of the equation.
         from_zero: start at g_0 = 0 instead of g_0 = h.
-        minus: -h_{m-1} in place of h_{m-1}.
+        minus: use -h_{m-1} in place of h_{m-1}.
     """
 
     def __init__(

@@ -66,10 +66,11 @@ class ForgetGateCell(Cell[Inputs, State, Weights]):
 
 
 class JANETCell(ForgetGateCell):
-    """Just another network: the LSTM with its forget gate alone.
+    """JANET ("just another network"): the LSTM with only its forget gate.
 
     Args:
-        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1]; None for b_f = 1.
+        max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
+            remember for 1 to max_lag steps. None for b_f = 1.
         beta: subtracted inside the gate on the candidate, so that more is written than forgotten.
     """
 
@@ -92,7 +93,8 @@ class ForgetLSTMCell(ForgetGateCell):
     """LSTM with only a forget gate, as STAR writes it.
 
     Args:
-        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1]; None for b_f = 1.
+        max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
+            remember for 1 to max_lag steps. None for b_f = 1.
     """
 
     paper = "Turkoglu 2019"

@@ -89,8 +89,8 @@ class LSTMCell(_Gates[Weights]):
     """Long short-term memory.
 
     Args:
-        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1] and b_i = -b_f;
-            None for b_f = 1 and other biases 0.
+        max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
+            that units remember for 1 to max_lag steps. None for b_f = 1 and other biases 0.
         normalise: layer norm of each gate inside the step.
     """
 
@@ -130,8 +130,8 @@ class PeepholeLSTMCell(_Gates[PeepholeWeights]):
     The peepholes start in U(-0.1, 0.1); NRU's released code draws them from U(0, 1).
 
     Args:
-        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1] and b_i = -b_f;
-            None for b_f = 1 and other biases 0.
+        max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
+            that units remember for 1 to max_lag steps. None for b_f = 1 and other biases 0.
     """
 
     paper = "Gers 2000"

@@ -56,14 +56,14 @@ class NRUCell(Cell[Inputs, State, Weights]):
     """Non-saturating recurrent unit.
 
     Args:
-        memory_size: M.
+        memory_size: M, the number of entries of the memory.
         heads: k, the number of writing heads.
         erase_heads: the number of erasing heads; None for as many as there are writing heads.
         factored: compute the k directions from an outer product; memory_size * heads must then be a perfect square.
             Otherwise a linear map computes all k * M entries.
         norm: the order p of the norm by which each direction is divided, at least 1.
         relu_heads: ReLU on alpha, beta and the directions.
-        heads_see_input: feed x_t to the heads, as printed.
+        heads_see_input: feed x_t to the heads, as in the printed equations.
         mean_over_heads: average the heads' contributions instead of summing them.
         multiplicative: multiply the memory instead of adding to it.
         normalise: layer norm of h's pre-activation inside the step.

@@ -40,7 +40,7 @@ class SpectralRNNCell(Cell[Inputs, State, Weights]):
     Args:
         reflectors: number of reflections in U and in V; None takes a quarter of the hidden size, rounded up, as the authors do.
         margin: largest distance of a singular value from one.
-        activation: phi.
+        activation: the function phi of the equation.
     """
 
     paper = "Zhang 2018"
@@ -105,7 +105,7 @@ class SoftOrthogonalRNNCell(ElmanCell):
     """Plain cell with a penalty that keeps its recurrent matrix nearly orthogonal.
 
     Args:
-        activation: phi.
+        activation: the function phi of the equation.
         normalise: layer norm inside the step.
         strength: weight of the penalty.
     """

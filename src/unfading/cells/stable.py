@@ -34,14 +34,14 @@ class StableIncrementalRNNCell(InnerStepsCell[Weights]):
     """Incremental RNN that is stable by construction.
 
     Args:
-        inner_steps: K.
+        inner_steps: K, the number of inner steps per time step.
         rank: q, columns of A, B and C; None takes a sixteenth of the hidden size, rounded up.
-        steps: rows of the table of eta: row m is for time step m, the last row for all later ones.
+        steps: number of rows of the table of eta. Row m is used at time step m, the last row at all later ones.
         eta: initial value of every step size.
         learn_eta: learn the step sizes; otherwise they are fixed.
         bounded_eta: keep every step size in [0, 1 / alpha], as the bounds above require: eta = sigmoid(.) / alpha.
-        alpha: weight of the pull to zero.
-        activation: phi.
+        alpha: factor of the leak term, -alpha s.
+        activation: the function phi of the equation.
     """
 
     paper = "unfading"

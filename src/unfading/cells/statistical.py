@@ -43,9 +43,9 @@ class StatisticalRNNCell(Cell[Inputs, State, Weights]):
     """Statistical recurrent unit.
 
     Args:
-        statistics: P.
-        summary_size: size of r.
-        scales: the values of a, each in [0, 1); NRU's baseline has 0, 0.5, 0.9, 0.99, 0.999.
+        statistics: P, the number of statistics per step.
+        summary_size: size of the summary r.
+        scales: the decay factors a, each in [0, 1); NRU's baseline has 0, 0.5, 0.9, 0.99, 0.999.
     """
 
     paper = "Oliva 2017"

@@ -20,7 +20,8 @@ class UGRNNCell(ForgetGateCell):
     """Update-gate recurrent cell.
 
     Args:
-        max_lag: longest dependency expected, in steps, for the chrono start b_f = log U[1, max_lag - 1]; None for b_f = 1.
+        max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
+            remember for 1 to max_lag steps. None for b_f = 1.
     """
 
     paper = "Collins 2016"

@@ -105,7 +105,7 @@ class UnitaryRNNCell(ComplexCell):
 
 
 class FullUnitaryRNNCell(ComplexCell):
-    """Unitary recurrent network of full capacity.
+    """Recurrent network with any unitary matrix.
 
     Args:
         exponential: W = exp(A) instead of the Cayley form, which needs one linear solve.

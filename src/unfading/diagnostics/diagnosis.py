@@ -93,9 +93,9 @@ def diagnose(
         x: the input of the model, or a `Batch`. With a batch the loss is measured too, and its lengths are passed on.
         loss: function (prediction, batch) -> scalar, such as a task's `loss`. By default the cross entropy for a batch with
             int64 targets, and the mean squared error for others.
-        exact_up_to: the Jacobians of states with at most this many entries are exact; those of larger states are estimated by
-            random probes, with intervals.
-        seed: of probes and random directions.
+        exact_up_to: the Jacobians of states with at most this many entries are exact; those of larger states are estimated
+            from random vectors, with intervals.
+        seed: seed of these vectors and of the random direction that replaces a loss.
     """
     check_count("exact_up_to", exact_up_to)
     if not isinstance(model, nn.Module):

@@ -17,8 +17,8 @@ class Layer(Recurrent[State]):
     """A `Recurrent` of one kind of cell, constructed like torch.nn's recurrent layers: the base class of what `layer` returns.
 
     Args:
-        hidden_size: units of each cell.
-        bias: give the cells biases.
+        hidden_size: number of units of each cell.
+        bias: whether the cells have biases.
     """
 
     cell: ClassVar[type[Cell]]

@@ -12,7 +12,7 @@ from unfading.layers.recurrent import Recurrent, detach
 class Model(nn.Module):
     """prediction, state = model(x, state=None, *, lengths=None, start=0, truncate=None), in the library's layout [T, B, ...].
 
-    With `truncate` gradients flow back over at most so many steps; the prediction is the same.
+    With `truncate=N` gradients flow back over at most N steps; the prediction is the same.
 
     Args:
         encoder: module applied to x first: `nn.Identity()`, or an `nn.Embedding` for tokens [T, B].

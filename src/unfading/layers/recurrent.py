@@ -58,9 +58,10 @@ class Recurrent(nn.Module, Generic[State]):
         recurrent_dropout: probability of dropping an input of the recurrent matrices in training, with one mask for all time.
         zoneout: probability that an entry of the state keeps its value at a step in training.
         learn_initial_state: make the state before the first step a parameter, which starts at the cell's initial state.
-        checkpoint_every: store the state only every so many steps and recompute the others in the backward pass; about the
-            square root of the sequence length needs the least memory. The input of each layer is stored in any case.
-        backend: which implementation runs the loop over time; see `unfading.use_backend`.
+        checkpoint_every: store only every N-th state and recompute the others in the backward pass. N near the square root
+            of the sequence length needs the least memory. The input of each layer is stored in any case.
+        backend: which implementation runs the loop over time: "auto", "fused", "graph" or "reference"; `unfading.use_backend`
+            explains them.
         device: device of the parameters.
         dtype: dtype of the parameters.
     """

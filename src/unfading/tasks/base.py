@@ -58,7 +58,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def guess(self) -> float:
-        """Score of a predictor without memory, in the first metric."""
+        """Score of a prediction that does not depend on earlier inputs, in the first metric."""
 
     @abstractmethod
     def batch(self, index: int, size: int, *, split: Split, seed: int, device: torch.device | str) -> Batch:
@@ -89,7 +89,7 @@ class Task(ABC):
         return batch.x.shape[1]
 
     def carried(self, index: int, size: int, *, split: Split) -> bool:
-        """True if this batch continues the previous one, so that the detached state is carried over row by row."""
+        """True if this batch continues the sequences of the previous one; start it from the previous final state, detached."""
         return False
 
 
@@ -137,7 +137,7 @@ class Head(nn.Module):
 
     Args:
         size: n, the number of features of the recurrent output.
-        answers: numbers per prediction, for example the number of classes.
+        answers: size of a prediction, for example the number of classes.
         dropout: dropout rate of its input.
     """
 

@@ -139,11 +139,11 @@ class Copying(Recall):
     items ln(symbols) / (T + 2 items). NRU's paper prints T + 2 n in the denominator, for T + 2 k.
 
     Args:
-        T: lag between an item and its recall, less the number of items.
+        T: number of steps between the last symbol to remember and the first one to recall.
         items: number of symbols to remember.
         symbols: size of the alphabet.
-        keep: the state is reset every `keep` batches and carried over between them. NRU's paper uses 2, 5 and 10 to check
-            that a network learns to forget.
+        keep: the state is reset every `keep` batches and carried from batch to batch in between. NRU's paper uses 2,
+            5 and 10 to check that a network learns to forget.
     """
 
     _: KW_ONLY

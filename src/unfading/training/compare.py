@@ -41,7 +41,7 @@ def compare(
         resume: continue from checkpoints.
         again: discard earlier results and start again.
         processes: number of processes; None for two on a CPU and one on a GPU.
-        together: most runs in one pass on a GPU.
+        together: largest number of runs in one pass on a GPU.
         listen: called with a `ProgressUpdate` of any run.
         say: called with messages for the user.
         save_every: seconds between checkpoints.
@@ -135,7 +135,7 @@ def _passes(runs: Iterable[Run], folder: Path, most: int) -> list[list[Run]]:
 def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each setting, the records of all seeds at the learning rate that is best on validation.
 
-    The rate at which the fewest seeds diverged is best; among equals the mean validation score decides. Tests play no part.
+    The rate at which the fewest seeds diverged is best; in a tie the mean validation score decides. Test scores are not used.
     """
     settings: dict[str, dict[float, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for record in records:

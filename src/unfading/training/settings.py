@@ -27,7 +27,7 @@ class Settings:
     task: str
     """Name of the task (`unfading tasks` lists them), or my.py:MyTask."""
     task_options: Options = field(default_factory=dict)
-    """Fields of the task."""
+    """Options of the task, which are its fields, e.g. T."""
     cell: str
     """Name of a layer (STAR, LSTM, ...; `unfading cells list` lists them), or my.py:MyCell."""
     cell_options: Options = field(default_factory=dict)
@@ -53,29 +53,29 @@ class Settings:
     clip_value: float | None = None
     """Largest entry of the gradient; None does not clip it."""
     batch: int = 32
-    """Rows of a batch."""
+    """Number of sequences in a batch."""
     steps: int | None = None
     """Number of training steps. Give steps or epochs."""
     epochs: int | None = None
     """Number of passes over the training set. Give steps or epochs."""
     truncate: int | None = None
-    """Cut the backward pass every so many time steps; None sends gradients through the whole sequence."""
+    """Cut the backward pass every N time steps; None sends gradients through the whole sequence."""
     split: Literal["train", "full"] = "train"
-    """Rows to train on; "full" adds the validation rows, so that nothing can be selected by them."""
+    """Rows to train on; "full" adds the validation rows, so that the run has no validation score."""
     valid_every: int | None = None
-    """Steps between evaluations; None for an epoch, or a twentieth of the run if the task has no epochs."""
+    """Training steps between evaluations; None for an epoch, or a twentieth of the run if the task has no epochs."""
     valid_batches: int | None = None
-    """Batches of an evaluation and of the test; None for all, or 10 if the task has no epochs."""
+    """Number of batches in an evaluation and in the test; None for all, or 10 if the task has no epochs."""
     stop_at: float | None = None
     """Validation score, in the task's metric, at which training stops early."""
     retries: int = 0
-    """How often a run whose loss or gradient is not finite returns to its best weights and halves the rate."""
+    """How often a run whose loss or gradient is not finite may return to its best weights with half the rate."""
     dtype: Literal["float32", "float64", "tf32"] = "float32"
     """Precision of parameters and data; tf32 is float32 with faster, three-digit matrix products on a GPU."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train. A GPU draws other random numbers than a CPU."""
     backend: str = "auto"
-    """Backend of the layers."""
+    """Backend of the layers: auto, fused, graph or reference."""
     seed: int = 0
     """Seed of weights, data and noise."""
 

@@ -69,7 +69,7 @@ def flat_start(model: Model, data: Tensor | Batch, *, within: float = 1.5, round
             because a lattice that is flat over few steps need not be flat over many.
         within: stop when the typical factor between a point of the lattice and the mean is below this.
         rounds: the largest number of rounds; each costs as much as measuring a few lattices.
-        seed: of the loss, which has a random weight for every number of the prediction.
+        seed: seed of the loss, a random linear function of the prediction.
     """
     check_positive("within - 1", within - 1)
     check_count("rounds", rounds)
