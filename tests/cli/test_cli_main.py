@@ -52,6 +52,14 @@ def test_help_imports_neither_torch_nor_what_draws():
         assert answer.stdout.splitlines()[-1] == "[]", words
 
 
+def test_the_command_line_imports_nothing_heavy_before_it_runs():
+    code = """if True:
+        import sys, unfading.cli.main
+        print([m for m in ("torch", "numpy", "tyro", "pydantic", "rich") if m in sys.modules])"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
 def test_help_ends_quietly_where_its_reader_has_gone():
     command = f"{sys.executable} -c 'from unfading.cli.main import main; main()' --help | head -1"
     answer = subprocess.run(command, shell=True, capture_output=True, text=True)

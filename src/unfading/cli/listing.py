@@ -73,6 +73,7 @@ def show_cell(name: Name, /, input_size: int = 1, hidden_size: int = 128, length
     """
     import sys
     from inspect import cleandoc, getdoc
+    from textwrap import fill
 
     from unfading import catalogue
     from unfading.training.names import layer_class
@@ -97,7 +98,9 @@ def show_cell(name: Name, /, input_size: int = 1, hidden_size: int = 128, length
     }
     print(f"{entry.name}: {summary} {entry.paper}.\n\n{equation}\n\nOptions")
     for option, (default, text) in options.items():
-        print(f"  {option}={default!r}" + (f"\n      {text}" if text else ""))
+        print(f"  {option}={default!r}")
+        if text:
+            print(fill(text, 100, initial_indent="      ", subsequent_indent="      "))
     print(f"\nSizes at input size {input_size}, hidden size {hidden_size}, {length} steps, default options")
     print("\n".join(f"  {label:20} {value}" for label, value in sizes.items()))
 
