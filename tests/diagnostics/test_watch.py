@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unfading
-from tests.helpers.trained import KINDS, left_by, outcome, small, stopped_after
+from tests.helpers.trained import KINDS, outcome, small, stopped_after, train_outcome
 from unfading import train
 from unfading.diagnostics.watch import TIMES, gradients
 from unfading.report import groups as settings
@@ -88,7 +88,7 @@ def test_watching_does_not_change_the_model():
 def test_watching_does_not_change_training(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(monitor, "WATCH_EVERY", 3)
     run = small(**KINDS[kind])
-    want = left_by(run, tmp_path / "alone")
+    want = train_outcome(run, tmp_path / "alone")
     for steps in (3, 4):  # at a step that is watched, and at one that is not
         stopped_after(steps, monkeypatch, lambda: train(run, tmp_path, resume=True, watch=gradients))
     train(run, tmp_path, resume=True, watch=gradients)

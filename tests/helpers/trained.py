@@ -1,4 +1,4 @@
-"""What the tests of training share: small runs, what a run leaves in its folder, a run in a process of its own."""
+"""Helpers of the training tests: small runs, the results in a run's folder, and a run in its own process."""
 
 import dataclasses
 import json
@@ -22,9 +22,9 @@ OWN = Path(__file__).parent.parent / "user" / "own_tasks.py"
 
 
 def small(**fields):
-    """Some steps of the adding problem, in which nothing takes long."""
+    """A short run of the adding problem."""
     wanted = {"task": "adding", "task_options": {"T": 6}, "cell": "STAR", "hidden": 3, "batch": 4, "rate": 0.01}
-    # Six steps of three units are as fast by the reference loop, which need not be compiled first.
+    # For six steps of three units the reference loop is as fast, and needs no compilation.
     wanted |= {"backend": "reference", "valid_batches": 1} | ({} if "epochs" in fields else {"steps": 24})
     wanted |= {} if fields.get("split") == "full" else {"valid_every": 8}
     return Run(**{**wanted, **fields})
@@ -40,31 +40,31 @@ def tensors(folder, name="last"):
 
 
 def weights(folder, name="last"):
-    """Those of the model alone."""
+    """The tensors of the model in a checkpoint, by name."""
     return {key: part for key, part in tensors(folder, name).items() if key.startswith("model.")}
 
 
 def untimed(curve):
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in curve]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in curve]
 
 
 def outcome(folder):
-    """All that a run has left, less its times: tensors as bytes, the rest as JSON."""
+    """All results in the folder of a run except for times: tensors as bytes, the rest as JSON."""
     record = json.loads((folder / "record.json").read_text())
     curve = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
     assert record["curve"] == curve
-    found = {name: record[name] for name in ("status", "reason", "steps", "returns", "best", "test")}
-    found["curve"] = untimed(curve)
+    results = {name: record[name] for name in ("status", "reason", "steps", "returns", "best", "test")}
+    results["curve"] = untimed(curve)
     for name in ("last", "best"):
         if (folder / f"{name}.safetensors").exists():
             parts, about = checkpoint.load(folder / f"{name}.safetensors")
-            found[name] = {key: value for key, value in about.items() if key != "seconds"}
-            found |= {(name, key): (str(part.dtype), part.shape, part.numpy().tobytes()) for key, part in parts.items()}
-    return found
+            results[name] = {key: value for key, value in about.items() if key != "seconds"}
+            results |= {(name, key): (str(part.dtype), part.shape, part.numpy().tobytes()) for key, part in parts.items()}
+    return results
 
 
-def left_by(run, where, **keywords):
-    """What a run that is never stopped leaves."""
+def train_outcome(run, where, **keywords):
+    """Train a run without a stop; its outcome."""
     train(run, where, **keywords)
     return outcome(where / run.key)
 
@@ -80,51 +80,51 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# Processes come from one that has imported the library already: a fresh one takes seconds to start.
+# Processes are forked from one that has already imported the library: a fresh one takes seconds to start.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.helpers.trained"])
 
 
-def _train_there(fields, where, keywords, tell):
+def _train_there(fields, where, keywords, pipe):
     torch.set_num_threads(1)
     os.chdir(where)
-    # A shell's background jobs ignore SIGINT, and hand that down.
+    # Background jobs of a shell ignore SIGINT, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    tell.send("going")
+    pipe.send("going")
     try:
         train(Run(**fields), where, resume=True, **keywords)
     except Stopped as stopped:
-        tell.send((stopped.signal, stopped.step))
+        pipe.send((stopped.signal, stopped.step))
         raise SystemExit(3) from None
-    tell.send("done")
+    pipe.send("done")
 
 
 class Process:
-    """A run that is trained, or gone on with, in a process of its own."""
+    """A run that is trained or resumed in its own process."""
 
     def __init__(self, run, where, **keywords):
-        self._told, tell = _processes.Pipe(duplex=False)
-        arguments = (run.to_json(), where, keywords, tell)
+        self._pipe, pipe = _processes.Pipe(duplex=False)
+        arguments = (run.to_json(), where, keywords, pipe)
         self.process = _processes.Process(target=_train_there, args=arguments)
         self.process.start()
-        tell.close()
-        self.heard()
+        pipe.close()
+        self.receive()
 
-    def heard(self):
-        """What it says next; waits for it."""
-        assert self._told.poll(60)
-        return self._told.recv()
+    def receive(self):
+        """Wait for its next message."""
+        assert self._pipe.poll(60)
+        return self._pipe.recv()
 
     def end(self):
-        """Its exit status, when it has ended."""
+        """Wait for its end; its exit status."""
         self.process.join(60)
         code = self.process.exitcode
         self.process.close()
-        self._told.close()
+        self._pipe.close()
         return code
 
 
-# Everything a checkpoint must hold: optimisers, carried state, noise, returns to better weights, schedules, ends by score.
+# All that a checkpoint must hold: optimisers, carried state, noise, returns to better weights, schedules, early stopping.
 KINDS = {
     "plain": {},
     "fused": {"backend": "auto"},
@@ -155,22 +155,22 @@ KINDS = {
     "full": {"split": "full"},
     "float64": {"dtype": "float64"},
     "enough": {"stop_at": 0.3, "valid_every": 2, "rate": 0.02},
-    "lines of two steps": {"steps": 410, "task_options": {"T": 2}, "valid_every": 150},
+    "log rows of two steps": {"steps": 410, "task_options": {"T": 2}, "valid_every": 150},
 }
 
 
 def stopped_after(steps, monkeypatch, call):
     """Run `call`, and ask it to stop after so many steps, as a signal does."""
-    left = iter([None] * (steps - 1))
+    answers = iter([None] * (steps - 1))
     go = training.Training.go
     with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "go", lambda self, asked: go(self, lambda: next(left, signal.SIGTERM)))
+        patch.setattr(training.Training, "go", lambda self, asked: go(self, lambda: next(answers, signal.SIGTERM)))
         with pytest.raises(Stopped) as caught:
             call()
     return caught.value
 
 
-# Of each field, another value.
+# Another value of each field.
 OTHER = {
     "task": "denoising",
     "task_options": {"T": 12},
@@ -200,7 +200,7 @@ OTHER = {
     "backend": "auto",
     "seed": 1,
 }
-# What a field needs beside it.
+# Other fields that a value needs.
 WITH = {
     "task": {"task_options": {"T": 12}},
     "schedule_options": {"schedule": "cosine"},

@@ -1,4 +1,4 @@
-"""Many runs: in processes, in one pass, begun anew, refused; and which rate is chosen."""
+"""`compare`: runs in processes and in passes, starting again, refusals, and the choice of the learning rate."""
 
 import sys
 from dataclasses import replace
@@ -19,33 +19,33 @@ module = sys.modules["unfading.training.compare"]
 training = sys.modules["unfading.training.loop"]
 
 
-def silent(sentence):
-    """Nobody listens."""
+def silent(message):
+    """Ignore messages."""
 
 
-def told(record):
-    """What two trainings of one run must agree in."""
-    curve = [{name: value for name, value in line.items() if name != "seconds"} for line in record["curve"]]
+def comparable(record):
+    """The parts of a record that must not depend on where a run is trained."""
+    curve = [{name: value for name, value in row.items() if name != "seconds"} for row in record["curve"]]
     return record["key"], record["status"], record["best"], record["test"], curve
 
 
-def test_processes_give_what_one_process_gives(tmp_path):
+def test_worker_processes_give_the_same_results_as_one_process(tmp_path):
     runs = [replace(SMALL, cell=cell, seed=seed) for cell in ("Elman", "STAR") for seed in (0, 1)]
-    heard = []
-    apart = compare(runs, tmp_path / "apart", listen=heard.append, say=silent)
+    updates = []
+    apart = compare(runs, tmp_path / "apart", listen=updates.append, say=silent)
     alone = [train(run) for run in runs]
-    assert [told(record) for record in apart] == [told(record) for record in alone]
-    assert {moment.run.key for moment in heard} == {run.key for run in runs}
-    assert all(1 <= moment.step <= moment.total == 12 for moment in heard)
+    assert [comparable(record) for record in apart] == [comparable(record) for record in alone]
+    assert {update.run.key for update in updates} == {run.key for run in runs}
+    assert all(1 <= update.step <= update.total == 12 for update in updates)
 
 
-def test_a_run_that_is_done_is_not_trained_again(tmp_path, monkeypatch):
+def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     runs = [replace(SMALL, seed=seed) for seed in (0, 1)]
     before = compare(runs, tmp_path, processes=1, say=silent)
     monkeypatch.setattr(Training, "go", lambda self, asked: pytest.fail("it was trained again"))
-    sentences = []
-    assert compare(runs, tmp_path, say=sentences.append) == before
-    assert sentences == ["2 of 2 runs are already finished."]
+    messages = []
+    assert compare(runs, tmp_path, say=messages.append) == before
+    assert messages == ["2 of 2 runs are already finished."]
 
 
 def test_equal_runs_are_refused(tmp_path):
@@ -53,7 +53,7 @@ def test_equal_runs_are_refused(tmp_path):
         compare([SMALL, replace(SMALL)], tmp_path)
 
 
-def test_runs_of_one_shape_differ_in_what_a_row_can_hold():
+def test_runs_of_one_shape_differ_only_in_seed_rates_and_limits():
     same = [{"seed": 5}, {"rate": 0.5}, {"rates": {"U": 0.1}}, {"schedule": "cosine"}, {"clip_norm": 3.0}, {"steps": 99}]
     same += [{"retries": 2}, {"stop_at": 0.1}, {"clip_norm": None, "clip_value": 1.0}]
     other = [{"hidden": 5}, {"cell": "STAR"}, {"optimiser": "sgd"}, {"batch": 4}, {"task_options": {"T": 8}}, {"layers": 2}]
@@ -61,13 +61,13 @@ def test_runs_of_one_shape_differ_in_what_a_row_can_hold():
     assert all(shape(replace(SMALL, **change)) != shape(SMALL) for change in other)
 
 
-def test_passes_hold_runs_of_one_shape_at_one_step_and_no_more_than_asked(tmp_path):
+def test_a_pass_holds_runs_of_one_shape_at_one_step_up_to_the_maximum(tmp_path):
     runs = [replace(SMALL, seed=seed) for seed in range(5)] + [replace(SMALL, hidden=5)]
     fleets = module._passes(runs, tmp_path, 4)
     assert fleets == [runs[:4], runs[4:5], runs[5:]]
 
 
-def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
+def test_a_pass_that_does_not_fit_in_memory_is_halved(tmp_path, monkeypatch):
     trained = []
 
     def scarce(runs, options):
@@ -76,17 +76,17 @@ def test_a_pass_that_does_not_fit_is_halved(tmp_path, monkeypatch):
         trained.append((runs, options.resume))
 
     monkeypatch.setattr(training, "train_together", scarce)
-    runs, sentences = [replace(SMALL, seed=seed) for seed in range(5)], []
-    module.train_pass(runs, TrainOptions(tmp_path, say=sentences.append))
+    runs, messages = [replace(SMALL, seed=seed) for seed in range(5)], []
+    module.train_pass(runs, TrainOptions(tmp_path, say=messages.append))
     assert [run for part, _ in trained for run in part] == runs
     assert all(resumed for _, resumed in trained)
-    assert len(sentences) == 2
+    assert len(messages) == 2
     monkeypatch.setattr(training, "train_together", lambda *a, **o: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(ValueError, match="Elman with batch 3 does not fit in the memory of the GPU"):
-        module.train_pass(runs[:1], TrainOptions(tmp_path, say=sentences.append))
+        module.train_pass(runs[:1], TrainOptions(tmp_path, say=messages.append))
 
 
-def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path, monkeypatch):
+def test_starting_again_returns_no_old_record_even_if_a_pass_does_not_fit(tmp_path, monkeypatch):
     runs = [replace(SMALL, device="cuda", seed=seed) for seed in (0, 1)]
     for run in runs:
         folder = RunFolder(tmp_path, run)
@@ -108,7 +108,7 @@ def test_beginning_anew_returns_nothing_old_though_a_pass_does_not_fit(tmp_path,
     assert [record["status"] for record in compare(runs, tmp_path, again=True, say=silent)] == ["new", "new"]
 
 
-def test_nothing_is_cleared_that_another_process_writes(tmp_path):
+def test_a_folder_that_another_process_writes_is_not_cleared(tmp_path):
     before = train(SMALL, tmp_path)
     folder = RunFolder(tmp_path, SMALL)
     with pytest.raises(ValueError, match="is being written by another process"):
@@ -117,11 +117,11 @@ def test_nothing_is_cleared_that_another_process_writes(tmp_path):
     folder.close()
 
 
-def test_half_done_runs_are_refused_before_any_is_trained(tmp_path, monkeypatch):
+def test_stopped_runs_are_refused_before_any_run_is_trained(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, SMALL)
     folder.save("last", {"w": torch.zeros(2)}, {"step": 7})
     folder.close()
-    # The metadata are enough: a step is known without reading weights.
+    # The step is read from the header, without reading the weights.
     monkeypatch.setattr("unfading.training.checkpoint.load", lambda path: pytest.fail("the weights were read"))
     assert module.stopped_at(tmp_path, SMALL) == 7
     monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
@@ -138,44 +138,46 @@ def test_half_done_runs_are_refused_before_any_is_trained(tmp_path, monkeypatch)
         ({"rates": {"W_z": 0.1}}, "rates: unknown parameter 'W_z'"),
     ],
 )
-def test_settings_that_cannot_be_trained_are_told_before_any_is(tmp_path, monkeypatch, change, sentence):
+def test_settings_that_cannot_be_trained_are_refused_before_any_run_is_trained(tmp_path, monkeypatch, change, sentence):
     before = train(SMALL, tmp_path)
     monkeypatch.setattr(module, "train_apart", lambda *a, **o: pytest.fail("a run was trained"))
     with pytest.raises(ValueError) as caught:
         compare([SMALL, *(replace(SMALL, seed=seed, **change) for seed in (0, 1))], tmp_path, again=True, say=silent)
     assert str(caught.value).startswith(sentence)
-    assert module.finished(tmp_path, SMALL) == before  # not thrown away yet
+    assert module.finished(tmp_path, SMALL) == before  # not discarded yet
 
 
-def test_several_passes_are_told_with_the_reason(tmp_path, monkeypatch):
+def test_several_passes_are_announced_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train_pass", lambda *arguments: None)
     monkeypatch.setattr(module, "_check", lambda runs: None)
-    monkeypatch.setattr(module, "finished", lambda where, run, seen=[]: seen.append(run.key) or ({} if len(seen) > 4 else None))
+    monkeypatch.setattr(
+        module, "finished", lambda where, run, calls=[]: calls.append(run.key) or ({} if len(calls) > 4 else None)
+    )
     runs = [replace(SMALL, device="cuda", seed=seed) for seed in range(3)] + [replace(SMALL, device="cuda", hidden=5)]
-    sentences = []
-    compare(runs, tmp_path, together=2, say=sentences.append)
-    assert sentences == ["4 runs of 2 shapes in 3 passes, each of one shape, from one step and with at most 2 runs: 2, 1, 1."]
+    messages = []
+    compare(runs, tmp_path, together=2, say=messages.append)
+    assert messages == ["4 runs of 2 shapes in 3 passes, each of one shape, from one step and with at most 2 runs: 2, 1, 1."]
 
 
 @pytest.mark.parametrize(("processes", "apart"), [(None, False), (1, False), (3, True)])
-def test_passes_share_a_gpu_in_processes_where_asked(tmp_path, monkeypatch, processes, apart):
+def test_passes_share_a_gpu_in_processes_if_asked(tmp_path, monkeypatch, processes, apart):
     runs = [replace(SMALL, device="cuda", seed=seed) for seed in range(3)] + [replace(SMALL, device="cuda", hidden=5)]
-    done, here, there = set(), [], []
+    done, in_this_process, in_workers = set(), [], []
 
-    def end(jobs, seen):
-        seen += jobs
+    def end(jobs, trained):
+        trained += jobs
         done.update(run.key for job in jobs for run in job)
 
     monkeypatch.setattr(module, "_check", lambda runs: None)
     monkeypatch.setattr(module, "finished", lambda where, run: {} if run.key in done else None)
-    monkeypatch.setattr(module, "train_pass", lambda job, *rest: end([job], here))
-    monkeypatch.setattr(module, "train_apart", lambda jobs, *rest, **options: end(jobs, there))
+    monkeypatch.setattr(module, "train_pass", lambda job, *rest: end([job], in_this_process))
+    monkeypatch.setattr(module, "train_apart", lambda jobs, *rest, **options: end(jobs, in_workers))
     compare(runs, tmp_path, processes=processes, say=silent)
-    assert (there if apart else here) == [runs[:3], runs[3:]]
-    assert (here if apart else there) == []
+    assert (in_workers if apart else in_this_process) == [runs[:3], runs[3:]]
+    assert (in_this_process if apart else in_workers) == []
 
 
-def test_a_file_system_without_locks_is_written_without_one(tmp_path, monkeypatch):
+def test_training_works_on_a_file_system_without_locks(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
 
     def flock(file, how):
@@ -185,18 +187,18 @@ def test_a_file_system_without_locks_is_written_without_one(tmp_path, monkeypatc
     assert train(SMALL, tmp_path)["status"] == "finished"
 
 
-def made_record(rate, seed, valid, status="finished", test=0.5, *, rising=False):
+def make_record(rate, seed, valid, status="finished", test=0.5, *, rising=False):
     run = replace(SMALL, rate=rate, seed=seed)
     best = None if valid is None else {"step": 3, "valid": {"loss": 9.0, "mse": valid}}
     test = {"loss": 9.0, "mse": test}
     return {"run": run.to_json(), "status": status, "best": best, "measure": "mse", "rising": rising, "test": test}
 
 
-def test_the_rate_is_chosen_by_divergence_then_validation_and_never_by_test():
-    good = [made_record(0.1, 0, 0.3, test=0.9), made_record(0.1, 1, 0.5, test=0.9)]
-    worse = [made_record(0.2, 0, 0.4, test=0.0), made_record(0.2, 1, 0.5, test=0.0)]
-    unstable = [made_record(0.3, 0, 0.01), made_record(0.3, 1, 0.01, "diverged")]
-    nothing = [made_record(0.4, 0, None), made_record(0.4, 1, 0.01)]
+def test_the_rate_is_chosen_by_divergence_then_by_validation_and_never_by_the_test():
+    good = [make_record(0.1, 0, 0.3, test=0.9), make_record(0.1, 1, 0.5, test=0.9)]
+    worse = [make_record(0.2, 0, 0.4, test=0.0), make_record(0.2, 1, 0.5, test=0.0)]
+    unstable = [make_record(0.3, 0, 0.01), make_record(0.3, 1, 0.01, "diverged")]
+    nothing = [make_record(0.4, 0, None), make_record(0.4, 1, 0.01)]
     assert chosen([*worse, *unstable, *nothing, *good]) == good
     rising = [{**record, "rising": True} for record in [*good, *worse]]
     assert chosen(rising) == rising[2:]

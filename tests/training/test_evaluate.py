@@ -1,4 +1,4 @@
-"""Scores: what they are read in does not change them."""
+"""Evaluation: scores do not depend on the size of the batches."""
 
 import sys
 
@@ -15,15 +15,15 @@ HAR = Run(task="har2", cell="STAR", hidden=4, batch=8, steps=1, dtype="float64")
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_scores_do_not_depend_on_how_many_rows_are_read_at_a_time(split, made, monkeypatch):
+def test_scores_do_not_depend_on_the_batch_size(split, made, monkeypatch):
     fleet = Fleet([HAR.make_model()], HAR.make_task(), together=False)
-    found = []
+    evaluations = []
     for size in (3, 8, 1000):
         monkeypatch.setattr(module, "batch_size", lambda *arguments, size=size: size)
-        found.append(evaluate(fleet, HAR, split))
-    assert len({scores.sequences for scores in found}) == 1
-    for scores in found[1:]:
-        for name, value in found[0].models[0].items():
+        evaluations.append(evaluate(fleet, HAR, split))
+    assert len({scores.sequences for scores in evaluations}) == 1
+    for scores in evaluations[1:]:
+        for name, value in evaluations[0].models[0].items():
             assert_close(scores.models[0][name], value, rtol=1e-12, atol=0)
 
 
@@ -40,6 +40,6 @@ def test_scores_do_not_depend_on_how_many_rows_are_read_at_a_time(split, made, m
         ({"batch": 4, "task": "ptb_words", "task_options": {"steps": 7}}, "cuda", 4),
     ],
 )
-def test_a_gpu_reads_more_rows_at_a_time_where_nothing_depends_on_it(made, fields, device, size):
+def test_a_gpu_evaluates_larger_batches_of_resident_datasets(made, fields, device, size):
     run = Run(**{"task": "har2", "cell": "STAR", "steps": 1, **fields})
     assert batch_size(run, run.make_task(), torch.device(device)) == size

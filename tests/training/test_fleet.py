@@ -1,4 +1,4 @@
-"""Fleets: every member is its single run, whatever the others do."""
+"""Fleets: every model of a fleet is trained exactly as it would be alone, whatever the other models do."""
 
 import pytest
 import torch
@@ -13,10 +13,10 @@ from unfading.training.fleet import Fleet
 from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
 
-# Twenty steps in float64: sums in another order, stretched by the dynamics.
+# Twenty steps in float64 with sums in another order; training amplifies the differences.
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 STEPS = 20
-# What members may differ in.
+# Fields in which runs of a fleet may differ.
 DIFFERENT = [
     {"seed": 0, "rate": 0.01},
     {"seed": 1, "rate": 0.002, "steps": 13, "clip_norm": 0.05, "schedule": "cosine"},
@@ -32,7 +32,7 @@ DIFFERENT = [
 ]
 
 
-def members(**fields):
+def fleet_runs(**fields):
     base = small(**{"dtype": "float64", "steps": STEPS, "valid_every": 10, **fields})
     return [changed(base, **each) for each in DIFFERENT]
 
@@ -40,8 +40,8 @@ def members(**fields):
 def each_is_its_single_run(runs, tmp_path, **keywords):
     for run, (got, record) in zip(runs, fleet(runs, tmp_path / "together", **keywords), strict=True):
         single = train(run, tmp_path / "alone")
-        for part, want in weights(tmp_path / "alone" / run.key).items():
-            assert_close(got[part], want, **CLOSE)
+        for part, expected in weights(tmp_path / "alone" / run.key).items():
+            assert_close(got[part], expected, **CLOSE)
         for what in ("status", "reason", "steps", "returns"):
             assert record[what] == single[what]
         close_enough(record["curve"], single["curve"])
@@ -49,18 +49,18 @@ def each_is_its_single_run(runs, tmp_path, **keywords):
         assert record["together"] == len(runs)
 
 
-def close_enough(got, want):
-    """The same JSON, its numbers to 1e-9."""
-    if isinstance(want, list):
-        assert len(got) == len(want)
-        for a, b in zip(untimed(got), untimed(want), strict=True):
+def close_enough(got, expected):
+    """Assert that two JSON values agree, with numbers equal to 1e-9."""
+    if isinstance(expected, list):
+        assert len(got) == len(expected)
+        for a, b in zip(untimed(got), untimed(expected), strict=True):
             close_enough(a, b)
-    elif isinstance(want, dict):
-        assert got.keys() == want.keys()
-        for key in want:
-            close_enough(got[key], want[key])
+    elif isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        for key in expected:
+            close_enough(got[key], expected[key])
     else:
-        assert got == (want if want is None else pytest.approx(want, rel=1e-8, abs=1e-9))
+        assert got == (expected if expected is None else pytest.approx(expected, rel=1e-8, abs=1e-9))
 
 
 FEW = {"STAR", "LSTM", "IncrementalRNN", "UnitaryRNN"}
@@ -68,8 +68,8 @@ CELLS = [pytest.param(cell, marks=[] if name(cell) in FEW else pytest.mark.long,
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_each_member_is_its_single_run(cell, tmp_path):
-    each_is_its_single_run(members(cell=name(cell), hidden=hidden_size(cell)), tmp_path)
+def test_each_model_of_a_fleet_equals_its_single_run(cell, tmp_path):
+    each_is_its_single_run(fleet_runs(cell=name(cell), hidden=hidden_size(cell)), tmp_path)
 
 
 KINDS = {
@@ -101,16 +101,16 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("fields", "keywords"), KINDS.values(), ids=KINDS)
-def test_whatever_is_trained(fields, keywords, tmp_path, monkeypatch):
+def test_a_fleet_equals_single_runs_for_all_kinds_of_settings(fields, keywords, tmp_path, monkeypatch):
     if fields.get("dtype") == "float32":
-        # Twenty steps of float32, each off by some units in the last place; Adam divides small by small.
+        # Twenty steps in float32, each off by some units in the last place; Adam divides small numbers by small numbers.
         monkeypatch.setitem(CLOSE, "rtol", 1e-3)
         monkeypatch.setitem(CLOSE, "atol", 1e-3)
-        monkeypatch.setattr("tests.training.test_fleet.close_enough", lambda got, want: None)
-    each_is_its_single_run(members(**fields), tmp_path, **keywords)
+        monkeypatch.setattr("tests.training.test_fleet.close_enough", lambda got, expected: None)
+    each_is_its_single_run(fleet_runs(**fields), tmp_path, **keywords)
 
 
-def test_a_text_is_carried_in_each_member(made, tmp_path):
+def test_the_state_of_a_text_is_carried_in_each_model(made, tmp_path):
     run = Run(
         task="ptb_characters",
         task_options={"steps": 7, "embedding": 3},
@@ -125,8 +125,8 @@ def test_a_text_is_carried_in_each_member(made, tmp_path):
     each_is_its_single_run([run, changed(run, seed=1, rate=0.01)], tmp_path)
 
 
-def test_buffers_that_differ_are_each_members_own():
-    runs = members(cell="UnitaryRNN", hidden=5)
+def test_each_model_keeps_its_own_buffers():
+    runs = fleet_runs(cell="UnitaryRNN", hidden=5)
     models = [run.make_model() for run in runs]
     buffers = [dict(model.named_buffers()) for model in models]
     assert any(not torch.equal(buffers[0][key], buffers[1][key]) for key in buffers[0])
@@ -139,15 +139,15 @@ def test_buffers_that_differ_are_each_members_own():
 
 
 def test_parameters_are_views_of_one_matrix():
-    models = [run.make_model() for run in members(layers=2)]
-    made = Fleet(models, members()[0].make_task(), together=True)
-    made.w.fill_(3.0)
-    made.g.fill_(2.0)
+    models = [run.make_model() for run in fleet_runs(layers=2)]
+    fleet = Fleet(models, fleet_runs()[0].make_task(), together=True)
+    fleet.w.fill_(3.0)
+    fleet.g.fill_(2.0)
     for model in models:
         assert all((parameter == 3.0).all() and (parameter.grad == 2.0).all() for parameter in model.parameters())
 
 
-def test_models_of_several_shapes_are_no_fleet():
+def test_models_of_different_shapes_are_refused():
     with pytest.raises(ValueError, match=r"must have parameters of equal shapes. Train these separately"):
         Fleet([small(hidden=hidden).make_model() for hidden in (3, 4)], small().make_task(), together=True)
 
@@ -172,8 +172,8 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("field", OTHERWISE)
-def test_runs_that_do_not_go_together_are_refused(field, tmp_path):
-    """A fleet has one optimiser, one batch size, one task: a member that says otherwise would be trained as it does not say."""
+def test_runs_of_different_shapes_are_refused(field, tmp_path):
+    """A fleet has one optimiser, one batch size and one task; a run with another would be trained with the wrong settings."""
     beside = {"task": {"task_options": {"T": 12}}, "split": {"valid_every": None}}.get(field, {})
     runs = [small(), small(**{**beside, field: OTHERWISE[field], "seed": 1})]
     with pytest.raises(ValueError, match=f"trained together.*{field}"):
@@ -189,8 +189,8 @@ def breaking(**fields):
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("retries", [0, 2])
-def test_one_that_dies_leaves_the_others_as_they_are(together, retries, tmp_path):
-    """The loss breaks where predictions are large, which they are at a high rate alone."""
+def test_a_model_that_diverges_does_not_affect_the_others(together, retries, tmp_path):
+    """The loss is not finite where predictions are large, which happens only at a high rate."""
     runs = [breaking(seed=seed, rate=rate, retries=retries) for seed, rate in ((0, 1e-3), (1, 3.0), (2, 2e-3))]
     runs[2] = changed(runs[2], steps=12)
     records = train_together(runs, TrainOptions(tmp_path), together=together)
@@ -198,21 +198,21 @@ def test_one_that_dies_leaves_the_others_as_they_are(together, retries, tmp_path
     assert [record["returns"] for record in records] == [0, retries, 0]
     for run in runs:
         single = train(run, tmp_path / "alone")
-        for part, want in weights(tmp_path / "alone" / run.key).items():
-            assert_close(weights(tmp_path / run.key)[part], want, **CLOSE)
+        for part, expected in weights(tmp_path / "alone" / run.key).items():
+            assert_close(weights(tmp_path / run.key)[part], expected, **CLOSE)
         assert single["reason"] == records[runs.index(run)]["reason"]
 
 
 @pytest.mark.parametrize("how", ["loss", "gradient"])
-def test_members_that_broke_once_go_on_as_alone(how, tmp_path):
-    """Parameters of sizes that leave gaps in a row of gradients: what is not finite must not stay in them."""
+def test_a_model_that_returned_once_continues_as_it_would_alone(how, tmp_path):
+    """Parameters whose sizes leave gaps in a row of gradients: numbers that are not finite must not stay in the gaps."""
     options = {"at": 7, "times": 1, "how": how}
     runs = [breaking(task_options=options, seed=seed, retries=2, hidden=5) for seed in range(3)]
     each_is_its_single_run(runs, tmp_path)
     assert [record["returns"] for _, record in fleet(runs, tmp_path / "again")] == [1, 1, 1]
 
 
-def test_every_member_draws_noise_of_its_own(monkeypatch):
+def test_every_model_draws_its_own_noise(monkeypatch):
     make = Run.make_model
     monkeypatch.setattr(Run, "make_model", lambda run: make(changed(run, seed=0)))
     runs = [small(task=f"{OWN}:Same", task_options={}, cell_options={"zoneout": 0.5}, seed=seed, steps=2) for seed in range(3)]
@@ -220,7 +220,7 @@ def test_every_member_draws_noise_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("cell", ["STAR", "NRU"])
-def test_a_pass_of_many_runs_compiled(cell, monkeypatch):
+def test_a_pass_of_many_models_runs_compiled(cell, monkeypatch):
     runs = [Run(task="adding", task_options={"T": 5}, cell=cell, hidden=4, batch=3, steps=2, seed=seed) for seed in (0, 1)]
     task, taken = runs[0].make_task(), []
     fleet = Fleet([run.make_model() for run in runs], task, together=True)

@@ -1,4 +1,4 @@
-"""Optimisers, clips and schedules are those of torch.optim, row by row; each model of a fleet has its own rate and limit."""
+"""Optimisers, clipping and schedules agree with torch.optim for every row; each model has its own rate and limit."""
 
 import dataclasses
 import math
@@ -11,13 +11,13 @@ from unfading.errors import unknown
 from unfading.training.learning_rate import SCHEDULES, Constant, Cosine, Polynomial, StepDecay
 from unfading.training.optimise import OPTIMISERS, SGD, Adam, AMSGrad, RMSProp, clip_norms, clip_values, norms
 
-# float64; the same few operations in another order, thirty times.
+# float64; the same few operations in another order, over thirty steps.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 STEPS = 30
 RATES = [0.1, 0.003, 1.7]
 E, N = len(RATES), 7
 
-# Ours, and torch's of the same settings.
+# Our optimiser, and torch's with the same options.
 PAIRS = {
     "adam": (Adam(), torch.optim.Adam, {}),
     "adam-settings": (Adam(b1=0.8, b2=0.95, eps=1e-3), torch.optim.Adam, {"betas": (0.8, 0.95), "eps": 1e-3}),
@@ -41,7 +41,7 @@ every_pair = pytest.mark.parametrize(("ours", "theirs", "settings"), PAIRS.value
 
 
 def gradients(w, t):
-    """Of a bowl that is shaken; large and small ones, some of them zero."""
+    """Noisy gradients of a quadratic function, large and small, some of them zero."""
     return w * torch.linspace(0.0, 2.0, N, dtype=w.dtype) + 10.0 ** (t % 5 - 2) * torch.sin(
         3.0 * t + torch.arange(N, dtype=w.dtype)
     )
@@ -49,9 +49,9 @@ def gradients(w, t):
 
 def moved_by_ours(ours, w, rate):
     w = w.clone()
-    kept = {name: torch.zeros_like(w) for name in ours.state_names}
+    state = {name: torch.zeros_like(w) for name in ours.state_names}
     for t in range(1, STEPS + 1):
-        ours.update(w, gradients(w, t), kept, rate, torch.full((len(w), 1), float(t), dtype=torch.float64))
+        ours.update(w, gradients(w, t), state, rate, torch.full((len(w), 1), float(t), dtype=torch.float64))
     return w
 
 
@@ -64,23 +64,23 @@ def moved_by_torch(optimiser, parameters):
     return torch.cat([parameter.detach() for parameter in parameters])
 
 
-def test_every_optimiser_is_compared():
+def test_every_optimiser_is_compared_with_torch():
     assert {type(ours) for ours, _, _ in PAIRS.values()} == set(OPTIMISERS.values())
 
 
 @every_pair
-def test_each_row_moves_as_torch_moves_it(ours, theirs, settings):
+def test_each_row_moves_as_in_torch(ours, theirs, settings):
     begin = torch.randn(E, N, dtype=torch.float64)
     got = moved_by_ours(ours, begin, torch.tensor(RATES, dtype=torch.float64).unsqueeze(1))
     for row, rate in enumerate(RATES):
         parameter = begin[row].clone().requires_grad_()
-        want = moved_by_torch(theirs([parameter], lr=rate, **settings), [parameter])
-        assert_close(got[row], want, **EXACT)
-        assert not torch.allclose(want, begin[row])
+        expected = moved_by_torch(theirs([parameter], lr=rate, **settings), [parameter])
+        assert_close(got[row], expected, **EXACT)
+        assert not torch.allclose(expected, begin[row])
 
 
 @every_pair
-def test_a_rate_for_each_entry_is_a_parameter_group(ours, theirs, settings):
+def test_a_rate_for_each_entry_equals_a_parameter_group(ours, theirs, settings):
     begin = torch.randn(1, N, dtype=torch.float64)
     factors = torch.tensor([[1.0, 1.0, 0.1, 0.1, 0.1, 0.0, 0.0]], dtype=torch.float64)
     got = moved_by_ours(ours, begin, 0.03 * factors)
@@ -91,31 +91,31 @@ def test_a_rate_for_each_entry_is_a_parameter_group(ours, theirs, settings):
 
 
 @every_pair
-def test_a_step_in_float32_is_that_in_float64_to_its_precision(ours, theirs, settings):
+def test_float32_agrees_with_float64_to_its_precision(ours, theirs, settings):
     begin = torch.randn(E, N)
     rate = torch.tensor(RATES, dtype=torch.float64).unsqueeze(1) / 10
     single = moved_by_ours(ours, begin, rate)
     assert single.dtype == torch.float32
-    # Thirty steps, each of them off by some units in the last place, in a bowl that may stretch errors.
+    # Thirty steps, each off by some units in the last place, of a function that may amplify errors.
     assert_close(single.double(), moved_by_ours(ours, begin.double(), rate), rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_that_began_later_has_its_own_correction():
+def test_a_model_with_fewer_steps_has_its_own_bias_correction():
     ours = Adam()
     w = torch.zeros(2, N, dtype=torch.float64)
-    kept = {name: torch.zeros_like(w) for name in ours.state_names}
+    state = {name: torch.zeros_like(w) for name in ours.state_names}
     ours.update(
-        w, torch.ones_like(w), kept, torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+        w, torch.ones_like(w), state, torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
     )
     assert_close(w[0], torch.full((N,), -1.0, dtype=torch.float64), rtol=1e-7, atol=0)
-    want = -(0.1 / (1 - 0.9**3)) / (math.sqrt(0.001 / (1 - 0.999**3)) + 1e-8)
-    assert_close(w[1], torch.full((N,), want, dtype=torch.float64), **EXACT)
+    expected = -(0.1 / (1 - 0.9**3)) / (math.sqrt(0.001 / (1 - 0.999**3)) + 1e-8)
+    assert_close(w[1], torch.full((N,), expected, dtype=torch.float64), **EXACT)
 
 
 LIMITS = [0.5, 1e9, math.inf]
 
 
-def test_clip_by_norm_is_torchs_row_by_row():
+def test_clipping_by_norm_agrees_with_torch_for_every_row():
     g = 3.0 * torch.randn(E, N, dtype=torch.float64)
     got = g.clone()
     clip_norms(got, norms(got), torch.tensor(LIMITS, dtype=torch.float64).unsqueeze(1))
@@ -130,7 +130,7 @@ def test_clip_by_norm_is_torchs_row_by_row():
     assert torch.equal(got[1:], g[1:])
 
 
-def test_clip_by_value_is_torchs_row_by_row():
+def test_clipping_by_value_agrees_with_torch_for_every_row():
     g = 3.0 * torch.randn(E, N, dtype=torch.float64)
     got = g.clone()
     clip_values(got, torch.tensor(LIMITS, dtype=torch.float64).unsqueeze(1))
@@ -151,15 +151,15 @@ def test_a_large_gradient_in_float32_has_a_finite_norm():
 
 
 def rates(make, steps=20):
-    """What torch's scheduler makes of a rate of 1."""
+    """The rates of a torch scheduler that starts at 1."""
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimiser)
-    found = []
+    rates = []
     for _ in range(steps):
-        found.append(optimiser.param_groups[0]["lr"])
+        rates.append(optimiser.param_groups[0]["lr"])
         optimiser.step()
         scheduler.step()
-    return found
+    return rates
 
 
 SCHEDULED = {
@@ -174,13 +174,13 @@ SCHEDULED = {
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SCHEDULED.values(), ids=SCHEDULED)
-def test_schedules_are_torchs(ours, theirs):
-    # torch goes from rate to rate by quotients, and twenty of them leave some units in the last place.
+def test_schedules_agree_with_torch(ours, theirs):
+    # torch multiplies by quotients; twenty of them differ by some units in the last place.
     assert [ours.factor(step, 20) for step in range(20)] == pytest.approx(rates(theirs), rel=1e-12)
     assert ours.factor(0, 20) == 1.0
 
 
-def test_every_schedule_is_compared_and_ends_where_it_says():
+def test_every_schedule_is_compared_and_ends_at_its_floor():
     assert {type(ours) for ours, _ in SCHEDULED.values()} == set(SCHEDULES.values())
     assert Cosine(floor=0.2).factor(20, 20) == pytest.approx(0.2)
     assert Polynomial(floor=0.2, power=3.0).factor(20, 20) == pytest.approx(0.2)
@@ -210,14 +210,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("call", "kind", "sentence"), CASES.values(), ids=CASES)
-def test_bad_settings_get_one_sentence(call, kind, sentence):
+def test_a_wrong_option_raises_an_error_of_one_sentence(call, kind, sentence):
     with pytest.raises(kind, match=sentence) as caught:
         call()
     assert "\n" not in str(caught.value)
 
 
-def test_every_setting_is_refused_somewhere():
-    told = {word for name in CASES for word in name.split()[:1]}
+def test_every_option_has_a_wrong_value_in_the_cases():
+    covered = {word for name in CASES for word in name.split()[:1]}
     for kind in (*OPTIMISERS.values(), *SCHEDULES.values()):
         for field in dataclasses.fields(kind):
-            assert field.name in told, unknown("setting", field.name, told)
+            assert field.name in covered, unknown("setting", field.name, covered)

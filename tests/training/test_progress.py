@@ -1,4 +1,4 @@
-"""What is drawn while runs are trained."""
+"""The progress display."""
 
 import time
 from dataclasses import replace
@@ -24,7 +24,7 @@ def drawn(*, terminal):
     return file, console
 
 
-def test_bars_tell_name_steps_pace_loss_score_and_time_left():
+def test_a_bar_shows_name_steps_speed_loss_score_and_remaining_time():
     file, console = drawn(terminal=True)
     with Display(RUNS, console) as display:
         display.listen(ProgressUpdate(RUNS[3], 10, 50, 2.0, 0.123456, {"loss": 9.0, "mse": 0.25}))
@@ -33,13 +33,13 @@ def test_bars_tell_name_steps_pace_loss_score_and_time_left():
     screen = file.getvalue()
     for words in ("STAR rate=0.2 seed 1", "20/50", "5/s", "loss 0.111", "valid mse 0.25"):
         assert words in screen, words
-    assert screen.count("seed") == screen.count("STAR rate=0.2 seed 1")  # the others have not begun
+    assert screen.count("seed") == screen.count("STAR rate=0.2 seed 1")  # the others have not started
 
 
 @pytest.mark.parametrize(
     ("valid", "words"), [({"loss": 0.5}, "valid loss 0.5"), ({"mse": 0.25, "loss": 0.5}, "valid mse 0.25")]
 )
-def test_the_score_is_the_tasks_measure_and_the_loss_where_that_is_it(valid, words):
+def test_the_score_is_the_tasks_metric_or_the_loss_if_there_is_no_other(valid, words):
     file, console = drawn(terminal=False)
     with Display(RUNS, console) as display:
         display.listen(ProgressUpdate(RUNS[4], 10, 50, 2.0, 0.5, valid))
@@ -47,19 +47,19 @@ def test_the_score_is_the_tasks_measure_and_the_loss_where_that_is_it(valid, wor
     assert file.getvalue() == f"LSTM seed 0: finished after 50 steps {words}\n"
 
 
-def test_the_screen_is_drawn_at_most_four_times_a_second():
+def test_the_screen_is_updated_at_most_four_times_a_second():
     file, console = drawn(terminal=True)
     with Display(RUNS, console) as display:
         began = time.monotonic()
         while time.monotonic() - began < 1.2:
             display.listen(ProgressUpdate(RUNS[0], 1 + int(10 * time.monotonic()) % 9, 50, 2.0, 0.5, None))
     frames = file.getvalue().count("STAR rate=0.1 seed 0")
-    # One at the start and one at the end beside those of the clock; a slow machine draws fewer.
+    # One update at the start and one at the end beside the timed ones; a slow machine draws fewer.
     assert 1 <= frames <= 4 * 1.2 + 3
 
 
 @pytest.mark.parametrize("status", ["finished", "diverged"])
-def test_without_a_terminal_each_end_is_one_line(status):
+def test_without_a_terminal_each_finished_run_is_one_line(status):
     file, console = drawn(terminal=False)
     with Display(RUNS, console) as display:
         display.listen(ProgressUpdate(RUNS[4], 10, 50, 2.0, 0.5, {"loss": 9.0, "mse": None}))
@@ -68,7 +68,7 @@ def test_without_a_terminal_each_end_is_one_line(status):
     assert file.getvalue() == f"LSTM seed 0: {status} after 30 steps valid mse not finite\nsomething else\n"
 
 
-def test_bars_of_many_runs_go_when_they_are_done():
+def test_with_many_runs_the_bars_of_finished_ones_disappear():
     many = [replace(RUNS[0], seed=seed) for seed in range(13)]
     for runs, stays in ((many, False), (many[:12], True)):
         _, console = drawn(terminal=True)

@@ -1,4 +1,4 @@
-"""A record says what was trained, how it went and on what; all of it true, all of it JSON."""
+"""The record of a run: its fields, its log, and valid JSON."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ FIELDS = {
 
 
 def strict(text):
-    """What JSON has, and no NaN."""
+    """Parse strict JSON, which has no NaN."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -36,7 +36,7 @@ def test_a_record_has_all_its_fields(tmp_path):
     assert Run.from_json(record["run"]) == run
     assert (record["status"], record["reason"], record["steps"], record["returns"]) == ("finished", None, 24, 0)
     assert (record["measure"], record["rising"], record["guess"]) == ("mse", False, 1 / 6)
-    assert record["best"]["valid"] in [line["valid"] for line in record["curve"] if "valid" in line]
+    assert record["best"]["valid"] in [row["valid"] for row in record["curve"] if "valid" in row]
     assert record["test"].keys() == record["best"]["valid"].keys() == {"loss", "mse"}
     assert record["curve"] == read_curve(tmp_path / run.key / "curve.jsonl")
     about = record["about"]
@@ -55,20 +55,20 @@ def test_a_record_names_the_commit_of_the_checkout():
     answer = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
     if answer.returncode:
         pytest.skip("no git checkout")
-    told = train(small(steps=1))["about"]["commit"]
-    assert answer.stdout.startswith(told.removesuffix("-dirty"))
+    commit = train(small(steps=1))["about"]["commit"]
+    assert answer.stdout.startswith(commit.removesuffix("-dirty"))
 
 
-def test_the_record_without_a_folder_is_that_with_one(tmp_path):
+def test_the_record_is_the_same_with_and_without_a_folder(tmp_path):
     run = small()
-    kept, loose = train(run, tmp_path), train(run)
+    with_folder, without = train(run, tmp_path), train(run)
     timed = {"seconds", "milliseconds_per_sequence", "about", "curve"}
-    assert {name: kept[name] for name in FIELDS - timed} == {name: loose[name] for name in FIELDS - timed}
-    assert untimed(kept["curve"]) == untimed(loose["curve"])
+    assert {name: with_folder[name] for name in FIELDS - timed} == {name: without[name] for name in FIELDS - timed}
+    assert untimed(with_folder["curve"]) == untimed(without["curve"])
 
 
 def test_parameters_are_counted_with_and_without_head_and_embedding(made):
-    """By hand: an LSTM has four gates, each with a matrix for input and state and a bias."""
+    """Counted by hand: an LSTM has four gates, each with matrices for input and state and a bias."""
     record = train(small(cell="LSTM", hidden=5, layers=2, steps=1, cell_options={"bidirectional": True}))
     lstm = 2 * 4 * 5 * (2 + 5 + 1) + 2 * 4 * 5 * (10 + 5 + 1)
     assert record["parameters"] == {"all": lstm + 10 + 1, "recurrent": lstm}
@@ -81,58 +81,58 @@ def test_parameters_are_counted_with_and_without_head_and_embedding(made):
     words = model.encoder.weight.shape[0]
     record = train(text)
     assert record["parameters"] == {"all": 3 * words + lstm + 6 * words, "recurrent": lstm}
-    # Of float32, whatever it was trained in.
+    # Kilobytes of float32, whatever the dtype of training.
     assert record["kilobytes"] == round(record["parameters"]["all"] * 4 / 1024, 2)
     assert record["guess"] == text.make_task().guess
 
 
-def test_a_rising_measure_is_told(made):
+def test_the_record_says_that_higher_accuracy_is_better(made):
     record = train(Run(task="digits", cell="STAR", hidden=3, batch=5, steps=3, valid_every=1))
     task = Run(task="digits", cell="STAR", steps=1).make_task()
     assert (record["measure"], record["rising"], record["guess"]) == ("accuracy", True, task.guess)
-    scores = [line["valid"]["accuracy"] for line in record["curve"]]
+    scores = [row["valid"]["accuracy"] for row in record["curve"]]
     assert record["best"]["valid"]["accuracy"] == max(scores)
     assert record["best"]["step"] == 1 + scores.index(max(scores))
 
 
-def test_a_users_own_files_are_told_by_their_hash():
+def test_the_record_has_the_hash_of_a_users_files():
     quiet = OWN.with_name("quiet.py")
     record = train(small(task=f"{OWN}:Same", task_options={}, cell=f"{quiet}:QuietCell", steps=1))
     hashes = {f"{OWN}:Same": OWN, f"{quiet}:QuietCell": quiet}
     assert record["about"]["sources"] == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in hashes.items()}
 
 
-def test_the_curve_has_about_two_hundred_lines_and_means_over_them():
+def test_the_log_has_about_two_hundred_rows_with_mean_losses():
     run = small(steps=610, task_options={"T": 2}, hidden=2, valid_every=100)
     record = train(run)
-    steps = [line["step"] for line in record["curve"]]
+    steps = [row["step"] for row in record["curve"]]
     assert steps == sorted(set(range(3, 610, 3)) | {100, 200, 300, 400, 500, 600, 610})
-    assert [line["step"] for line in record["curve"] if "valid" in line] == [100, 200, 300, 400, 500, 600, 610]
-    seconds = [line["seconds"] for line in record["curve"]]
+    assert [row["step"] for row in record["curve"] if "valid" in row] == [100, 200, 300, 400, 500, 600, 610]
+    seconds = [row["seconds"] for row in record["curve"]]
     assert seconds == sorted(seconds)
     assert seconds[-1] == record["seconds"] > 0
-    # The first three losses of this run, of the same run in lines of one step.
+    # The first three losses of this run, from the same run with one row per step.
     fine = train(small(steps=3, task_options={"T": 2}, hidden=2))
-    assert record["curve"][0]["loss"] == pytest.approx(sum(line["loss"] for line in fine["curve"]) / 3, rel=1e-12)
+    assert record["curve"][0]["loss"] == pytest.approx(sum(row["loss"] for row in fine["curve"]) / 3, rel=1e-12)
 
 
-def test_the_curve_tells_the_rate_of_its_last_step():
+def test_a_log_row_has_the_learning_rate_of_its_last_step():
     record = train(small(steps=10, schedule="polynomial", rate=0.5))
-    assert [line["rate"] for line in record["curve"]] == pytest.approx([0.5 * (1 - step / 10) for step in range(10)])
+    assert [row["rate"] for row in record["curve"]] == pytest.approx([0.5 * (1 - step / 10) for step in range(10)])
 
 
-def test_a_run_on_an_endless_task_is_looked_at_twenty_times():
+def test_a_run_on_a_task_without_epochs_is_evaluated_twenty_times():
     run = Run(task="adding", task_options={"T": 2}, cell="STAR", hidden=2, batch=2, steps=40, backend="reference")
-    assert [line["step"] for line in train(run)["curve"] if "valid" in line] == list(range(2, 41, 2))
+    assert [row["step"] for row in train(run)["curve"] if "valid" in row] == list(range(2, 41, 2))
 
 
-def test_a_run_on_a_dataset_is_looked_at_after_every_epoch(made):
+def test_a_run_on_a_dataset_is_evaluated_after_every_epoch(made):
     run = Run(task="digits", cell="STAR", hidden=2, batch=5, epochs=3)
     epoch = run.make_task().length("train", 5)
-    assert [line["step"] for line in train(run)["curve"] if "valid" in line] == [epoch, 2 * epoch, 3 * epoch]
+    assert [row["step"] for row in train(run)["curve"] if "valid" in row] == [epoch, 2 * epoch, 3 * epoch]
 
 
-def test_what_is_not_finite_is_null_in_the_files(tmp_path):
+def test_numbers_that_are_not_finite_are_null_in_the_files(tmp_path):
     run = small(task=f"{OWN}:Blind", task_options={"at": 9}, valid_every=4)
     record = train(run, tmp_path)
     folder = tmp_path / run.key

@@ -1,4 +1,4 @@
-"""Nothing is lost: a run that was stopped or killed, and went on, leaves bit for bit what one leaves that was never stopped."""
+"""Resuming: a run that was stopped or killed and resumed has the same results, bit for bit, as one that never stopped."""
 
 import os
 import random
@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.helpers.trained import KINDS, OWN, Process, files, fleet, left_by, outcome, small, stopped_after, tensors
+from tests.helpers.trained import KINDS, OWN, Process, files, fleet, outcome, small, stopped_after, tensors, train_outcome
 from unfading import Run, train
 from unfading.training import loop as training
 from unfading.training.loop import train_together
@@ -17,41 +17,41 @@ from unfading.training.run_dir import RunFolder
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(fields, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_bit_for_bit(fields, tmp_path, monkeypatch):
     run = small(**fields)
-    want = left_by(run, tmp_path / "whole")
-    # Neither at an evaluation nor at the end of a line of two steps.
+    expected = train_outcome(run, tmp_path / "whole")
+    # Neither at an evaluation nor at the end of a log interval of two steps.
     for steps in (3, 4):
         stopped = stopped_after(steps, monkeypatch, lambda: train(run, tmp_path, resume=True))
         assert stopped.signal == signal.SIGTERM
         assert not (tmp_path / run.key / "record.json").exists()
     train(run, tmp_path, resume=True)
-    assert outcome(tmp_path / run.key) == want
+    assert outcome(tmp_path / run.key) == expected
 
 
-def test_a_text_goes_on_with_the_state_it_had(made, tmp_path, monkeypatch):
+def test_a_run_on_a_text_resumes_with_its_carried_state(made, tmp_path, monkeypatch):
     fields = {"task": "ptb_characters", "task_options": {"steps": 7, "embedding": 3}, "cell": "LSTM", "hidden": 3, "batch": 4}
     run = Run(**fields, steps=14, valid_every=6, backend="reference")
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
     stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
     assert any(name.startswith("state.") for name in tensors(tmp_path / run.key))
     stopped_after(4, monkeypatch, lambda: train(run, tmp_path, resume=True))
     train(run, tmp_path, resume=True)
-    assert outcome(tmp_path / run.key) == want
+    assert outcome(tmp_path / run.key) == expected
 
 
-def test_a_resumed_run_is_tested_with_the_best_weights_of_before(tmp_path, monkeypatch):
+def test_a_resumed_run_is_tested_with_the_best_weights_from_before_the_stop(tmp_path, monkeypatch):
     run = small(task=f"{OWN}:Worsens", task_options={}, valid_every=4)
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
     stopped_after(6, monkeypatch, lambda: train(run, tmp_path))
     train(run, tmp_path, resume=True)
-    assert want["best"] != want["last"]
-    assert outcome(tmp_path / run.key) == want
+    assert expected["best"] != expected["last"]
+    assert outcome(tmp_path / run.key) == expected
 
 
-def test_a_process_that_ends_before_its_record_is_written_loses_nothing(tmp_path, monkeypatch):
+def test_a_process_that_dies_before_it_writes_the_record_loses_nothing(tmp_path, monkeypatch):
     run = small()
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
 
     def die(folder, record):
         raise KeyboardInterrupt
@@ -61,13 +61,13 @@ def test_a_process_that_ends_before_its_record_is_written_loses_nothing(tmp_path
         with pytest.raises(KeyboardInterrupt):
             train(run, tmp_path)
     train(run, tmp_path, resume=True)
-    assert outcome(tmp_path / run.key) == want
+    assert outcome(tmp_path / run.key) == expected
 
 
 @pytest.mark.parametrize("name", ["best", "last"])
-def test_a_process_that_ends_between_its_two_checkpoints_loses_nothing(name, tmp_path, monkeypatch):
+def test_a_process_that_dies_between_its_two_checkpoints_loses_nothing(name, tmp_path, monkeypatch):
     run = small(valid_every=4, rate=0.001)
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
     save, saves = RunFolder.save, []
 
     def die(folder, what, *arguments):
@@ -81,23 +81,23 @@ def test_a_process_that_ends_between_its_two_checkpoints_loses_nothing(name, tmp
         with pytest.raises(KeyboardInterrupt):
             train(run, tmp_path)
     train(run, tmp_path, resume=True)
-    assert outcome(tmp_path / run.key) == want
+    assert outcome(tmp_path / run.key) == expected
 
 
 @pytest.mark.parametrize("line", ["", '{"step": 5, "lo', '{"step": 24, "loss": 0.1, "rate": 1, "seconds": 1}\n'])
-def test_lines_after_the_checkpoint_are_cut_off(line, tmp_path, monkeypatch):
+def test_log_rows_after_the_checkpoint_are_removed(line, tmp_path, monkeypatch):
     run = small()
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
     stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
     curve = tmp_path / run.key / "curve.jsonl"
     curve.write_text(curve.read_text() + line)
     train(run, tmp_path, resume=True)
-    assert outcome(tmp_path / run.key) == want
+    assert outcome(tmp_path / run.key) == expected
 
 
-def test_a_checkpoint_is_written_over_only_when_asked(tmp_path, monkeypatch):
+def test_a_checkpoint_is_overwritten_only_if_asked(tmp_path, monkeypatch):
     run = small()
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
     stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
     before = files(tmp_path / run.key)
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_written_over_only_when_asked(tmp_path, monkeypatch):
         train(run, tmp_path)
     assert files(tmp_path / run.key) == before
     train(run, tmp_path, again=True)
-    assert outcome(tmp_path / run.key) == want
+    assert outcome(tmp_path / run.key) == expected
 
 
 def test_a_finished_run_is_returned_and_not_trained(tmp_path, monkeypatch):
@@ -129,65 +129,67 @@ def test_another_run_has_another_folder(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {small(seed=seed, steps=2).key for seed in (0, 1)}
 
 
-def test_checkpoints_come_every_so_many_seconds(tmp_path, monkeypatch):
-    seen, save = [], RunFolder.save
-    monkeypatch.setattr(RunFolder, "save", lambda folder, name, *arguments: (seen.append(name), save(folder, name, *arguments)))
+def test_checkpoints_are_written_every_save_every_seconds(tmp_path, monkeypatch):
+    saves, save = [], RunFolder.save
+    monkeypatch.setattr(
+        RunFolder, "save", lambda folder, name, *arguments: (saves.append(name), save(folder, name, *arguments))
+    )
     train(small(valid_every=24), tmp_path / "often", save_every=0.0)
-    assert seen.count("last") == 24
-    seen.clear()
+    assert saves.count("last") == 24
+    saves.clear()
     train(small(valid_every=24), tmp_path / "seldom", save_every=1e9)
-    assert seen.count("last") == 1
+    assert saves.count("last") == 1
 
 
-def test_a_fleet_that_was_stopped_goes_on(tmp_path, monkeypatch):
+def test_a_stopped_fleet_resumes(tmp_path, monkeypatch):
     runs = [small(steps=steps, seed=seed, dtype="float64") for seed, steps in enumerate((10, 24, 17))]
-    want = fleet(runs, tmp_path / "whole")
+    expected = fleet(runs, tmp_path / "whole")
     stopped_after(13, monkeypatch, lambda: train_together(runs, TrainOptions(tmp_path)))
-    # What was done by then is whole: one run has its record, the others their checkpoints.
+    # One run has finished and has its record, the others have their checkpoints.
     assert [(tmp_path / run.key / "record.json").exists() for run in runs] == [True, False, False]
     got = fleet(runs, tmp_path, resume=True)
-    for (a, record), (b, other) in zip(got, want, strict=True):
-        # Two members and not three: the sums of a batched product may go in another order.
+    for (a, record), (b, other) in zip(got, expected, strict=True):
+        # Two models and not three: a batched product may sum in another order.
         assert all(torch.allclose(a[name], b[name], rtol=1e-9, atol=1e-12) for name in b)
         assert record["steps"] == other["steps"]
 
 
-def test_a_fleet_with_noise_and_carried_state_goes_on(tmp_path, monkeypatch):
+def test_a_fleet_with_noise_and_carried_state_resumes(tmp_path, monkeypatch):
     fields = {**KINDS["carried with noise"], "dtype": "float64"}
     runs = [small(seed=seed, **fields) for seed in range(2)]
-    want = fleet(runs, tmp_path / "whole")
+    expected = fleet(runs, tmp_path / "whole")
     stopped_after(8, monkeypatch, lambda: train_together(runs, TrainOptions(tmp_path)))
-    for (a, _), (b, _) in zip(fleet(runs, tmp_path, resume=True), want, strict=True):
+    for (a, _), (b, _) in zip(fleet(runs, tmp_path, resume=True), expected, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in b)
 
 
-def test_members_of_a_fleet_must_be_at_one_step(tmp_path, monkeypatch):
+def test_runs_of_a_fleet_must_be_at_one_step(tmp_path, monkeypatch):
     runs = [small(seed=seed) for seed in range(2)]
     stopped_after(5, monkeypatch, lambda: train(runs[0], tmp_path))
     with pytest.raises(ValueError, match=r"must be at one step; these are at \[0, 5\]. Resume them separately"):
         train_together(runs, TrainOptions(tmp_path, resume=True))
 
 
-# A run of a second or two, which is written down all the time.
+# A run of a second or two that writes checkpoints all the time.
 SECONDS = small(steps=300, task_options={"T": 4}, valid_every=40, cell="LSTM", cell_options={"zoneout": 0.1})
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What that run leaves, and the seconds it takes."""
+    """The results of that run, and the seconds it takes."""
     began = time.monotonic()
-    found = left_by(SECONDS, tmp_path_factory.mktemp("whole"), save_every=0.02)
-    return found, time.monotonic() - began
+    expected = train_outcome(SECONDS, tmp_path_factory.mktemp("whole"), save_every=0.02)
+    return expected, time.monotonic() - began
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_stops_after_the_step_with_a_checkpoint(number, whole, tmp_path):
+def test_a_signal_stops_training_after_the_step_with_a_checkpoint(number, whole, tmp_path):
     process = Process(SECONDS, tmp_path)
     time.sleep(whole[1] / 3)
     os.kill(process.process.pid, number)
-    told, step = process.heard()
+    signalled, step = process.receive()
     assert process.end() == 3
-    assert told == number
+    assert signalled == number
     assert 0 < step < 300
     folder = tmp_path / SECONDS.key
     assert not (folder / "record.json").exists()
@@ -203,24 +205,24 @@ def test_a_second_signal_acts_at_once(tmp_path):
         time.sleep(0.01)
     began = time.monotonic()
     os.kill(process.process.pid, signal.SIGINT)
-    # Two signals that come before the first was seen are one to the system; a busy machine takes its time.
+    # Two signals that arrive before the first is handled count as one; a busy machine needs time.
     time.sleep(1.0)
     assert process.process.is_alive()
     os.kill(process.process.pid, signal.SIGINT)
-    # KeyboardInterrupt, and not the end of a step of a minute.
+    # KeyboardInterrupt at once, and not at the end of a step of a minute.
     assert process.end() == 1
     assert time.monotonic() - began < 20
 
 
-def test_signals_act_as_before_when_training_is_over():
+def test_signal_handlers_are_restored_after_training():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     train(small(steps=1))
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_a_run_that_is_killed_at_random_moments_leaves_what_one_leaves_that_is_not(kills, whole, tmp_path):
-    want, seconds = whole
+def test_a_run_killed_at_random_moments_has_the_results_of_one_that_is_not(kills, whole, tmp_path):
+    expected, seconds = whole
     moments = random.Random(kills)
     killed = 0
     folder = tmp_path / SECONDS.key
@@ -232,8 +234,8 @@ def test_a_run_that_is_killed_at_random_moments_leaves_what_one_leaves_that_is_n
         killed += 1
     assert killed >= kills / 2
     train(SECONDS, tmp_path, resume=True)
-    assert outcome(folder) == want
-    # What a killed process was about to put in place does not pile up.
+    assert outcome(folder) == expected
+    # Temporary files of killed processes do not accumulate.
     assert {path.name for path in folder.iterdir()} <= {
         ".lock",
         "run.json",

@@ -1,4 +1,4 @@
-"""A run is a value: every field is checked, survives JSON, and is in the key; names that do not exist get the nearest."""
+"""`Run`: every field is checked, survives JSON and is part of the key; unknown names get a suggestion."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def test_a_field_that_is_left_out_of_a_file_has_its_default():
     assert Run.from_json({"task": "adding", "cell": "STAR", "steps": 3}) == Run(task="adding", cell="STAR", steps=3)
 
 
-def test_one_and_1_0_are_one_rate_and_a_tuple_is_a_list():
+def test_1_and_1_0_are_the_same_rate_and_a_tuple_is_a_list():
     one = small(rate=1, rates={"W_h": 2}, clip_norm=3, stop_at=1)
     same = small(rate=1.0, rates={"W_h": 2.0}, clip_norm=3.0, stop_at=1.0)
     assert one == same == Run.from_json(one.to_json())
@@ -54,7 +54,7 @@ def test_one_and_1_0_are_one_rate_and_a_tuple_is_a_list():
     assert deep.make_model() is not None
 
 
-def test_a_run_is_nobody_elses():
+def test_a_run_copies_its_values_and_is_frozen():
     options = {"T": 6}
     run = small(task_options=options)
     key = run.key
@@ -147,14 +147,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("fields", "sentence"), CASES.values(), ids=CASES)
-def test_a_wrong_field_gets_one_sentence(fields, sentence):
+def test_a_wrong_field_raises_an_error_of_one_sentence(fields, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence) as caught:
         small(**fields) if "epochs" not in fields else Run(**{"task": "adding", "cell": "STAR", **fields})
     assert "\n" not in str(caught.value)
 
 
 @every_field
-def test_every_field_is_refused_somewhere(name):
+def test_every_field_has_a_wrong_value_in_the_cases(name):
     assert name in {word for case in CASES for word in case.split()}, f"give {name} a wrong value in CASES"
     assert name in OTHER
 
@@ -179,21 +179,21 @@ FILES = {
 
 
 @pytest.mark.parametrize(("fields", "sentence"), FILES.values(), ids=FILES)
-def test_a_wrong_value_in_a_file_gets_one_sentence(fields, sentence):
+def test_a_wrong_value_in_a_file_raises_an_error_of_one_sentence(fields, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         Run.from_json({**small().to_json(), **fields})
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("values", [None, [], 3, "adding", {}, {"task": "adding", "steps": 3}])
-def test_what_is_no_run_is_refused(values):
+def test_values_that_are_not_a_run_are_refused(values):
     with pytest.raises(ValueError) as caught:
         Run.from_json(values)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
-def test_every_cell_is_named_by_its_layer(cell):
+def test_every_cell_has_the_name_of_its_layer(cell):
     name = cell.__name__.removesuffix("Cell")
     assert layer_class(name) is getattr(unfading, name)
     run = small(cell=name, hidden=8)
@@ -203,7 +203,7 @@ def test_every_cell_is_named_by_its_layer(cell):
     assert prediction.shape == (4, 1)
 
 
-def test_every_task_optimiser_and_schedule_is_named():
+def test_every_task_optimiser_and_schedule_has_a_name():
     assert {name: task_class(name) for name in catalogue.tasks()} == catalogue.tasks()
     for name, kind in OPTIMISERS.items():
         assert type(small(optimiser=name).make_optimiser()) is kind
@@ -211,7 +211,7 @@ def test_every_task_optimiser_and_schedule_is_named():
         assert type(small(schedule=name).make_schedule()) is kind
 
 
-def test_weights_depend_on_the_seed_alone():
+def test_initial_weights_depend_only_on_the_seed():
     torch.manual_seed(5)
     first = small(seed=3).make_model().state_dict()
     wanted = torch.rand(2)
@@ -225,16 +225,16 @@ def test_weights_depend_on_the_seed_alone():
     assert not torch.equal(first["rnn.cells.0.W_h"], other["rnn.cells.0.W_h"])
 
 
-def test_a_model_is_made_in_the_dtype_of_the_run():
+def test_a_model_is_built_in_the_dtype_of_the_run():
     for name in ("float32", "float64"):
         model = small(dtype=name, cell="OrthogonalRNN").make_model()
         assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, name)}
     W = model.rnn.cells[0].W_h
-    # An orthogonal start is orthogonal in float64 too, and not cast to it.
+    # An orthogonal initialisation is orthogonal to float64 precision, not cast from float32.
     assert (W @ W.T - torch.eye(3, dtype=torch.float64)).abs().max() < 1e-14
 
 
-def test_epochs_are_passes_over_what_is_trained_on(made):
+def test_epochs_are_passes_over_the_training_rows(made):
     run = Run(task="digits", cell="STAR", epochs=3, batch=4)
     task = run.make_task()
     assert run.total() == 3 * task.length("train", 4)
@@ -244,7 +244,7 @@ def test_epochs_are_passes_over_what_is_trained_on(made):
         small(epochs=2).total()
 
 
-def test_factors_are_found_by_name_pattern_and_path():
+def test_factors_match_parameters_by_name_pattern_and_path():
     names = ["rnn.cells.0.eta", "rnn.cells.0.W_h", "rnn.cells.1.eta", "head.answer.weight"]
     assert small(rates={"eta": 0.1}).factors(names) == dict(zip(names, [0.1, 1.0, 0.1, 1.0], strict=True))
     assert small(rates={"rnn.*": 0.2, "rnn.cells.1.*": 0}).factors(names) == dict(zip(names, [0.2, 0.2, 0.0, 1.0], strict=True))
@@ -253,7 +253,7 @@ def test_factors_are_found_by_name_pattern_and_path():
         small(rates={"etta": 0.1}).factors(names)
 
 
-def test_a_users_own_cell_and_task_are_named_by_their_file(tmp_path, monkeypatch):
+def test_a_users_cell_and_task_are_named_by_their_file(tmp_path, monkeypatch):
     run = Run(
         task=f"{OWN}:Breaks", task_options={"at": 3}, cell=f"{QUIET}:QuietCell", cell_options={"leak": 0.5}, hidden=4, steps=2
     )
@@ -289,7 +289,7 @@ OWN_CASES = {
 
 
 @pytest.mark.parametrize(("call", "sentence"), OWN_CASES.values(), ids=OWN_CASES)
-def test_a_users_class_that_is_not_there_gets_one_sentence(call, sentence):
+def test_a_missing_user_class_raises_an_error_of_one_sentence(call, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -307,15 +307,15 @@ PARSED = {
 }
 
 
-@pytest.mark.parametrize(("text", "want"), PARSED.items())
-def test_names_with_options_are_read(text, want):
-    assert parse(text) == want
+@pytest.mark.parametrize(("text", "expected"), PARSED.items())
+def test_a_name_with_options_is_parsed(text, expected):
+    assert parse(text) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [("", "expected NAME"), ("T=3", "expected NAME"), ("a,b", "expected NAME"), ("a,b=1,b=2", "gives b twice")],
 )
-def test_what_is_no_name_with_options_gets_one_sentence(text, sentence):
+def test_text_that_is_not_a_name_with_options_is_refused(text, sentence):
     with pytest.raises(ValueError, match=sentence):
         parse(text)

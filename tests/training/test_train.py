@@ -1,4 +1,4 @@
-"""Training: the loop a user would write by hand, the same twice, chosen on validation alone; and cut where it says."""
+"""Training: equal to a loop written by hand, reproducible, selected by validation only, and truncated as asked."""
 
 import pytest
 import torch
@@ -6,16 +6,16 @@ from torch.testing import assert_close
 from torch.utils import _pytree
 
 import unfading
-from tests.helpers.trained import OTHER, OWN, WITH, changed, left_by, small, untimed, weights
+from tests.helpers.trained import OTHER, OWN, WITH, changed, small, train_outcome, untimed, weights
 from unfading import Run, catalogue, train
 from unfading.tasks import Adding
 
-# float64; the same operations, some of them in another order, in a few dozen steps.
+# float64; the same operations, some of them in another order, over a few dozen steps.
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def by_hand(run, make=torch.optim.Adam, clip=lambda parameters: None, schedule=None, factors=None):
-    """The run as a loop of torch's own parts: the weights at its end, and the losses on the way."""
+    """Train the run in a loop written with torch: the final weights, and the losses."""
     model, task = run.make_model(), run.make_task()
     groups = [{"params": [p], "lr": run.rate * (factors or {}).get(name, 1.0)} for name, p in model.named_parameters()]
     optimiser = make(groups, lr=run.rate)
@@ -81,29 +81,29 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize(("fields", "parts"), BY_HAND.values(), ids=BY_HAND)
-def test_a_run_is_the_loop_that_one_writes_by_hand(fields, parts, tmp_path):
+def test_a_run_equals_a_loop_written_by_hand(fields, parts, tmp_path):
     run = small(**{**EXACTLY, **fields})
     record = train(run, tmp_path)
-    want, losses = by_hand(run, **parts)
+    expected, losses = by_hand(run, **parts)
     got = weights(tmp_path / run.key)
-    assert got.keys() == want.keys()
-    for name in want:
-        assert_close(got[name], want[name], **EXACT)
-    assert [line["loss"] for line in record["curve"]] == pytest.approx(losses, rel=1e-9)
+    assert got.keys() == expected.keys()
+    for name in expected:
+        assert_close(got[name], expected[name], **EXACT)
+    assert [row["loss"] for row in record["curve"]] == pytest.approx(losses, rel=1e-9)
     assert record["steps"] == 24
     if "rates" in fields:
         begin = run.make_model().state_dict()
         assert torch.equal(got["model.head.answer.weight"], begin["head.answer.weight"])
 
 
-def test_an_epoch_is_read_in_the_tasks_order_and_carried_through(made, tmp_path):
+def test_an_epoch_follows_the_order_of_the_task_and_carries_the_state(made, tmp_path):
     run = Run(
         task="ptb_characters", task_options={"steps": 9, "embedding": 2}, cell="LSTM", hidden=3, batch=5, epochs=2, **EXACTLY
     )
     train(run, tmp_path)
-    want, _ = by_hand(run)
+    expected, _ = by_hand(run)
     for name, part in weights(tmp_path / run.key).items():
-        assert_close(part, want[name], **EXACT)
+        assert_close(part, expected[name], **EXACT)
 
 
 NOISY = {"layers": 2, "cell_options": {"dropout": 0.3, "zoneout": 0.2, "recurrent_dropout": 0.2}}
@@ -112,26 +112,26 @@ NOISY = {"layers": 2, "cell_options": {"dropout": 0.3, "zoneout": 0.2, "recurren
 @pytest.mark.parametrize("fields", [{}, NOISY], ids=["plain", "noisy"])
 def test_the_same_seed_gives_the_same_run_bit_for_bit(fields, tmp_path):
     run = small(**fields)
-    first = left_by(run, tmp_path / "a")
+    first = train_outcome(run, tmp_path / "a")
     torch.manual_seed(77)
-    assert left_by(run, tmp_path / "b") == first
-    assert left_by(changed(run, seed=1), tmp_path / "c") != first
+    assert train_outcome(run, tmp_path / "b") == first
+    assert train_outcome(changed(run, seed=1), tmp_path / "c") != first
 
 
-def test_every_seed_draws_noise_of_its_own(monkeypatch):
-    """Weights and rows are those of one seed: what is left to differ is the noise."""
+def test_every_seed_draws_its_own_noise(monkeypatch):
+    """Weights and rows are those of one seed; only the noise can differ."""
     make = Run.make_model
     monkeypatch.setattr(Run, "make_model", lambda run: make(changed(run, seed=0)))
 
     def losses(seed):
         run = small(steps=3, task=f"{OWN}:Same", task_options={}, cell_options={"zoneout": 0.5}, seed=seed)
-        return [line["loss"] for line in train(run)["curve"]]
+        return [row["loss"] for row in train(run)["curve"]]
 
     assert losses(2) == losses(2)
     assert len({losses(seed)[0] for seed in (0, 1, 2, 2**40)}) == 4
 
 
-def test_training_leaves_the_global_generator_and_the_default_dtype_alone():
+def test_training_does_not_change_the_global_generator_or_the_default_dtype():
     torch.manual_seed(3)
     wanted = torch.rand(2)
     torch.manual_seed(3)
@@ -140,15 +140,15 @@ def test_training_leaves_the_global_generator_and_the_default_dtype_alone():
     assert torch.get_default_dtype() == torch.float32
 
 
-# Fields that leave the weights alone, and what of the record they change instead.
+# Fields that do not change the weights, and the part of the record that they change.
 IN_RECORD = {
     "valid_batches": lambda record: record["best"]["valid"],
     "retries": lambda record: record["run"],
     "backend": lambda record: record["run"],
-    "valid_every": lambda record: [line["step"] for line in record["curve"] if "valid" in line],
+    "valid_every": lambda record: [row["step"] for row in record["curve"] if "valid" in row],
     "stop_at": lambda record: record["steps"],
 }
-# Fields that change shapes, so that nothing is left to compare.
+# Fields that change shapes, so that weights cannot be compared.
 SHAPES = {"task", "cell", "cell_options", "hidden", "layers", "dtype"}
 
 
@@ -171,7 +171,7 @@ def test_every_field_changes_the_result_or_the_record(name, tmp_path):
     assert untimed(one["curve"]) != untimed(two["curve"])
 
 
-def test_a_named_backend_runs_or_says_why_not():
+def test_a_named_backend_runs_or_raises_an_error_with_the_reason():
     run = small(cell="STAR", backend="fused", **EXACTLY)
     assert train(run)["test"]["mse"] == pytest.approx(train(changed(run, backend="reference"))["test"]["mse"], rel=1e-9)
     with pytest.raises(RuntimeError, match="cannot run fused"):
@@ -179,14 +179,14 @@ def test_a_named_backend_runs_or_says_why_not():
 
 
 @pytest.mark.parametrize("fields", [{}, NOISY], ids=["plain", "noisy"])
-def test_looking_changes_nothing(fields, tmp_path):
-    seen = [small(**fields, valid_every=every) for every in (1, 7, 24)]
-    records = [train(run, tmp_path) for run in seen]
-    first = weights(tmp_path / seen[0].key)
-    for run in seen[1:]:
+def test_evaluations_do_not_change_training(fields, tmp_path):
+    runs = [small(**fields, valid_every=every) for every in (1, 7, 24)]
+    records = [train(run, tmp_path) for run in runs]
+    first = weights(tmp_path / runs[0].key)
+    for run in runs[1:]:
         for name, part in weights(tmp_path / run.key).items():
             assert torch.equal(part, first[name]), name
-    # The same weights have the same scores, whenever they are looked at: there is no noise in them.
+    # The same weights have the same scores at every evaluation: evaluations have no noise.
     scores = [record["curve"][-1]["valid"] for record in records]
     assert scores[0] == scores[1] == scores[2]
 
@@ -207,7 +207,7 @@ def test_scores_are_means_over_the_whole_split(made, tmp_path):
         assert rows % 3
 
 
-def test_scores_are_without_noise(tmp_path):
+def test_scores_have_no_noise(tmp_path):
     run = small(**NOISY, dtype="float64")
     record = train(run, tmp_path)
     model, task = run.make_model().eval(), run.make_task()
@@ -215,20 +215,20 @@ def test_scores_are_without_noise(tmp_path):
         chosen = weights(tmp_path / run.key, name)
         model.load_state_dict({key.removeprefix("model."): part for key, part in chosen.items()})
         batch = task.batch(0, run.batch, split=split, seed=0, device="cpu")
-        want = task.loss(model(batch.x.double())[0], batch._replace(target=batch.target.double())).item()
+        expected = task.loss(model(batch.x.double())[0], batch._replace(target=batch.target.double())).item()
         got = record["curve"][-1]["valid"] if split == "valid" else record["test"]
-        assert got["mse"] == pytest.approx(want, rel=1e-9)
+        assert got["mse"] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["Worsens", "Rises"])
-def test_the_test_is_done_with_the_weights_that_validation_chose(kind, tmp_path):
+def test_the_best_weights_by_validation_are_tested(kind, tmp_path):
     run = small(task=f"{OWN}:{kind}", task_options={}, valid_every=4, rate=0.02, dtype="float64", valid_batches=10)
     record = train(run, tmp_path)
-    scores = {line["step"]: line["valid"]["mse"] for line in record["curve"] if "valid" in line}
+    scores = {row["step"]: row["valid"]["mse"] for row in record["curve"] if "valid" in row}
     assert list(scores) == [4, 8, 12, 16, 20, 24]
     assert record["best"] == {"step": 4, "valid": record["curve"][3]["valid"]}
     assert (max if kind == "Rises" else min)(scores.values()) == scores[4]
-    # What has been trained for longer does better in the test, and is not taken for that.
+    # The last weights have a better test score, and are not chosen for it.
     early = train(changed(run, steps=4))
     assert record["test"] == early["test"]
     whole = train(changed(run, valid_every=24))
@@ -237,41 +237,41 @@ def test_the_test_is_done_with_the_weights_that_validation_chose(kind, tmp_path)
     assert any(not torch.equal(best[name], last[name]) for name in best)
 
 
-def test_equal_scores_leave_the_first(tmp_path):
+def test_of_equal_scores_the_first_stays_the_best(tmp_path):
     run = small(task=f"{OWN}:Level", task_options={}, valid_every=4)
     assert train(run)["best"]["step"] == 4
 
 
 def spied(monkeypatch, kind):
-    seen, batch = [], kind.batch
+    batches, batch = [], kind.batch
 
     def spy(task, index, size, **keywords):
-        seen.append((keywords["split"], index, keywords["seed"]))
+        batches.append((keywords["split"], index, keywords["seed"]))
         return batch(task, index, size, **keywords)
 
     monkeypatch.setattr(kind, "batch", spy)
-    return seen
+    return batches
 
 
-def test_the_test_rows_are_read_once_and_last(monkeypatch):
-    seen = spied(monkeypatch, Adding)
+def test_the_test_rows_are_read_once_at_the_end(monkeypatch):
+    batches = spied(monkeypatch, Adding)
     train(small(valid_every=8, valid_batches=3, seed=5))
-    assert [split for split, _, _ in seen[-3:]] == ["test"] * 3
-    assert {split for split, _, _ in seen[:-3]} == {"train", "valid"}
-    assert [index for split, index, _ in seen if split == "train"] == list(range(24))
-    assert [index for split, index, _ in seen if split == "valid"] == [0, 1, 2] * 3
-    # Every run is scored on the same rows, whatever its seed.
-    assert {seed for split, _, seed in seen if split == "train"} == {5}
-    assert len({seed for split, _, seed in seen if split != "train"}) == 1
+    assert [split for split, _, _ in batches[-3:]] == ["test"] * 3
+    assert {split for split, _, _ in batches[:-3]} == {"train", "valid"}
+    assert [index for split, index, _ in batches if split == "train"] == list(range(24))
+    assert [index for split, index, _ in batches if split == "valid"] == [0, 1, 2] * 3
+    # Every run is evaluated on the same rows, whatever its seed.
+    assert {seed for split, _, seed in batches if split == "train"} == {5}
+    assert len({seed for split, _, seed in batches if split != "train"}) == 1
 
 
 def test_full_trains_on_all_rows_and_tests_the_last_weights(made, monkeypatch, tmp_path):
     run = Run(task="digits", cell="STAR", hidden=3, batch=4, epochs=2, split="full")
-    seen = spied(monkeypatch, type(run.make_task()))
+    batches = spied(monkeypatch, type(run.make_task()))
     record = train(run, tmp_path)
-    assert {split for split, _, _ in seen} == {"full", "test"}
+    assert {split for split, _, _ in batches} == {"full", "test"}
     assert record["best"] is None
-    assert not any("valid" in line for line in record["curve"])
+    assert not any("valid" in row for row in record["curve"])
     assert not (tmp_path / run.key / "best.safetensors").exists()
     assert record["steps"] == 2 * run.make_task().length("full", 4)
     model, task = run.make_model(), run.make_task()
@@ -282,9 +282,9 @@ def test_full_trains_on_all_rows_and_tests_the_last_weights(made, monkeypatch, t
     assert record["test"]["loss"] == pytest.approx(task.loss(model(batch.x)[0], batch).item(), rel=1e-5)
 
 
-def test_a_run_ends_at_a_score_that_is_good_enough(tmp_path):
+def test_a_run_ends_when_a_score_reaches_stop_at(tmp_path):
     whole = train(small(valid_every=4, rate=0.05, steps=40, valid_batches=10))
-    scores = {line["step"]: line["valid"]["mse"] for line in whole["curve"] if "valid" in line}
+    scores = {row["step"]: row["valid"]["mse"] for row in whole["curve"] if "valid" in row}
     enough = scores[16]
     record = train(small(valid_every=4, rate=0.05, steps=40, valid_batches=10, stop_at=enough), tmp_path)
     first = min(step for step, score in scores.items() if score <= enough)
@@ -295,7 +295,7 @@ def test_a_run_ends_at_a_score_that_is_good_enough(tmp_path):
 
 
 def test_an_evaluation_of_a_text_carries_the_state(made):
-    """Scored in batches of 9 steps that go on, the text is one sequence."""
+    """Evaluated in consecutive batches of 9 steps, the text is one sequence."""
     fields = {"task": "ptb_characters", "cell": "LSTM", "hidden": 3, "batch": 5, "steps": 1, "dtype": "float64"}
     short = train(Run(**fields, task_options={"steps": 9, "embedding": 2}, rate=1e-30))
     long = train(Run(**fields, task_options={"steps": 10_000, "embedding": 2}, rate=1e-30))
@@ -311,7 +311,7 @@ def model_and_rows(cell="LSTM", T=11):
 
 @pytest.mark.parametrize("cell", ["LSTM", "STAR", "NRU", "IncrementalRNN"])
 @pytest.mark.parametrize("every", [1, 4, 11, 50])
-def test_truncate_leaves_the_prediction_and_cuts_the_gradient(cell, every):
+def test_truncate_keeps_the_prediction_and_cuts_the_gradient(cell, every):
     model, x = model_and_rows(cell)
     whole, final = model(x, start=3)
     cut, end = model(x, start=3, truncate=every)
@@ -321,8 +321,8 @@ def test_truncate_leaves_the_prediction_and_cuts_the_gradient(cell, every):
     weight = torch.randn_like(cut)
     got = torch.autograd.grad((weight * cut).sum(), list(model.parameters()))
     pieces = torch.cat([piece.output for piece in unfading.truncated(model, x, every, start=3)])
-    want = torch.autograd.grad((weight * pieces).sum(), list(model.parameters()))
-    for a, b in zip(got, want, strict=True):
+    expected = torch.autograd.grad((weight * pieces).sum(), list(model.parameters()))
+    for a, b in zip(got, expected, strict=True):
         assert_close(a, b, **EXACT)
     full = torch.autograd.grad((weight * whole).sum(), list(model.parameters()))
     same = all(torch.allclose(a, b) for a, b in zip(got, full, strict=True))
@@ -339,32 +339,32 @@ def test_no_gradient_crosses_a_cut():
     state = unfading.detach(model(x)[1])
     begin = type(state)(*(part.requires_grad_() for part in state))
     prediction, _ = model(x, begin, truncate=4)
-    # What came in with a graph is cut too: gradients reach no further back than the first step.
+    # An initial state with a graph is detached too: gradients reach no further back than the first step.
     assert torch.autograd.grad(prediction.sum(), begin.h, allow_unused=True) == (None,)
 
 
-def test_truncate_is_refused_where_no_state_goes_from_piece_to_piece():
+def test_truncate_is_refused_if_no_state_can_be_carried():
     model, x = model_and_rows()
-    with pytest.raises(ValueError, match=r"rows of several lengths has not. Leave it out"):
+    with pytest.raises(ValueError, match=r"rows of different lengths cannot do. Leave it out"):
         model(x, lengths=torch.tensor([3, 4, 5, 11]), truncate=4)
     with pytest.raises(ValueError, match="truncate must be at least 1; got 0"):
         model(x, truncate=0)
     both = unfading.Model(torch.nn.Identity(), unfading.LSTM(2, 3, bidirectional=True), unfading.EveryStep(6, 2))
-    with pytest.raises(ValueError, match="a bidirectional stack has not"):
+    with pytest.raises(ValueError, match="a bidirectional stack cannot do"):
         both(x.float(), truncate=4)
 
 
 @pytest.mark.parametrize("name", catalogue.tasks())
-def test_rising_says_which_way_is_better(name, made):
+def test_higher_is_better_gives_the_direction_of_the_metric(name, made):
     """A perfect answer scores better than a wrong one."""
     task = catalogue.tasks()[name]
     assert task.higher_is_better == (task.metric == "accuracy")
 
 
-def test_listeners_hear_of_every_line_of_the_curve():
-    heard = []
-    record = train(small(steps=40, valid_every=10), listen=heard.append)
-    told = [(moment.step, moment.loss, moment.valid, moment.status) for moment in heard]
-    lines = [(line["step"], line["loss"], line.get("valid"), None) for line in record["curve"]]
-    assert told == [*lines, (40, record["curve"][-1]["loss"], None, "finished")]
-    assert {moment.total for moment in heard} == {40}
+def test_a_listener_gets_every_log_row():
+    updates = []
+    record = train(small(steps=40, valid_every=10), listen=updates.append)
+    reported = [(update.step, update.loss, update.valid, update.status) for update in updates]
+    logged = [(row["step"], row["loss"], row.get("valid"), None) for row in record["curve"]]
+    assert reported == [*logged, (40, record["curve"][-1]["loss"], None, "finished")]
+    assert {update.total for update in updates} == {40}

@@ -1,4 +1,4 @@
-"""What goes wrong: numbers that are not finite, files of another kind, a folder in use, a full disk. Nothing else is harmed."""
+"""Faults during training: numbers that are not finite, damaged files, a folder in use, a full disk."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.helpers.trained import OWN, Process, changed, files, left_by, outcome, small, stopped_after, tensors, weights
+from tests.helpers.trained import OWN, Process, changed, files, outcome, small, stopped_after, tensors, train_outcome, weights
 from unfading import train
 from unfading.files import write_atomically
 from unfading.training import checkpoint
@@ -46,8 +46,8 @@ def test_a_step_that_is_not_finite_is_never_taken(how, optimiser, tmp_path):
     assert "NaN" not in (tmp_path / run.key / "curve.jsonl").read_text()
 
 
-def test_a_gradient_that_is_not_finite_comes_with_a_loss_that_is():
-    """The planted fault is in the gradient alone."""
+def test_the_planted_gradient_is_not_finite_while_the_loss_is():
+    """The planted fault is only in the gradient."""
     run = breaking(at=0, how="gradient")
     model, task = run.make_model(), run.make_task()
     batch = task.batch(0, 4, split="train", seed=0, device="cpu")
@@ -57,7 +57,7 @@ def test_a_gradient_that_is_not_finite_comes_with_a_loss_that_is():
     assert not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
-def test_a_run_that_diverged_is_tested_with_its_best_weights_where_there_are_any():
+def test_a_diverged_run_is_tested_with_its_best_weights_if_there_are_any():
     early = train(breaking(at=1, valid_every=8))
     assert (early["best"], early["test"]) == (None, None)
     late = train(breaking(at=17, valid_every=8))
@@ -65,19 +65,19 @@ def test_a_run_that_diverged_is_tested_with_its_best_weights_where_there_are_any
     assert late["test"] == train(breaking(at=17, steps=16, valid_every=8))["test"]
 
 
-def test_a_run_goes_back_to_better_weights_with_half_the_rate(tmp_path):
+def test_a_run_returns_to_better_weights_with_half_the_rate(tmp_path):
     run = breaking(at=7, times=1, retries=3, rate=1e-4, optimiser="sgd")
     record = train(run, tmp_path)
     assert record["status"] == "finished"
     assert record["returns"] == 1
-    rates = [line["rate"] for line in record["curve"]]
+    rates = [row["rate"] for row in record["curve"]]
     assert rates[:7] == [1e-4] * 7
     assert rates[7:] == [0.5e-4] * 17
     assert record["curve"][7]["loss"] is None
-    assert [line["step"] for line in record["curve"]] == list(range(1, 25))
+    assert [row["step"] for row in record["curve"]] == list(range(1, 25))
 
 
-def test_a_run_that_goes_back_too_often_ends(tmp_path):
+def test_a_run_that_returns_too_often_ends(tmp_path):
     record = train(breaking(at=7, retries=3), tmp_path)
     assert record["status"] == "diverged"
     assert record["returns"] == 3
@@ -85,30 +85,30 @@ def test_a_run_that_goes_back_too_often_ends(tmp_path):
     assert record["steps"] == 10
 
 
-def test_what_a_run_returns_to_is_the_end_of_its_best_stretch(tmp_path):
-    """Breaking for good, it stands where its lowest loss was; that is the run that ended there."""
+def test_a_run_returns_to_the_end_of_its_interval_with_the_lowest_loss(tmp_path):
+    """If every later step fails, the weights stay those of the lowest loss: those of a run that ended there."""
     run = breaking(at=12, retries=1, rate=0.01)
     record = train(run, tmp_path)
-    # Of the twelfth step nobody has seen that its weights are any good.
-    losses = [line["loss"] for line in record["curve"][:11]]
+    # The weights of the twelfth step have not been evaluated yet.
+    losses = [row["loss"] for row in record["curve"][:11]]
     best = losses.index(min(losses)) + 1
     train(changed(run, steps=best), tmp_path)
     for name, part in weights(tmp_path / changed(run, steps=best).key).items():
         assert torch.equal(weights(tmp_path / run.key)[name], part)
 
 
-def test_a_run_never_returns_to_weights_that_have_not_been_tried(tmp_path):
-    """One step throws it far away; its own loss was the lowest so far, that of the next is not finite any more."""
+def test_a_run_never_returns_to_weights_whose_loss_is_unknown(tmp_path):
+    """One step moves the weights far away: its own loss was the lowest so far, the next one is not finite."""
     run = small(task=f"{OWN}:Cliff", task_options={"at": 6}, optimiser="sgd", rate=1e-3, clip_norm=None, retries=2)
     record = train(run, tmp_path)
     assert record["status"] == "finished"
     assert record["returns"] == 1
 
 
-def test_the_weights_that_are_tested_are_never_those_of_a_score_that_is_not_finite():
+def test_weights_with_a_score_that_is_not_finite_are_never_tested():
     record = train(small(task=f"{OWN}:Blind", task_options={"at": 9}, valid_every=4))
     assert record["status"] == "finished"
-    assert [line["valid"]["mse"] is None for line in record["curve"] if "valid" in line] == [
+    assert [row["valid"]["mse"] is None for row in record["curve"] if "valid" in row] == [
         False,
         False,
         True,
@@ -120,7 +120,7 @@ def test_the_weights_that_are_tested_are_never_those_of_a_score_that_is_not_fini
 
 
 def stopped(tmp_path, monkeypatch, **fields):
-    """A run that stands at step 5, and its folder."""
+    """A run that stopped at step 5, and its folder."""
     run = small(valid_every=4, **fields)
     stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
     return run, tmp_path / run.key
@@ -148,28 +148,28 @@ def no_json_inside(path):
 
 def about(**changes):
     def write(path):
-        parts, told = checkpoint.load(path)
-        checkpoint.save(path, parts, {**told, **changes})
+        parts, header = checkpoint.load(path)
+        checkpoint.save(path, parts, {**header, **changes})
 
     return write
 
 
 def without_a_tensor(path):
-    parts, told = checkpoint.load(path)
+    parts, header = checkpoint.load(path)
     parts.pop("update.taken")
-    checkpoint.save(path, parts, told)
+    checkpoint.save(path, parts, header)
 
 
 def with_another_shape(path):
-    parts, told = checkpoint.load(path)
+    parts, header = checkpoint.load(path)
     parts["model.rnn.cells.0.W_h"] = torch.ones(7)
-    checkpoint.save(path, parts, told)
+    checkpoint.save(path, parts, header)
 
 
 def another_run(path):
-    told = json.loads(path.read_text())
-    told["run"]["seed"] = 9
-    path.write_text(json.dumps(told))
+    content = json.loads(path.read_text())
+    content["run"]["seed"] = 9
+    path.write_text(json.dumps(content))
 
 
 def text(content):
@@ -208,7 +208,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("name", "damage", "sentence"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file_is_named_and_nothing_is_changed(name, damage, sentence, tmp_path, monkeypatch):
+def test_an_error_names_the_damaged_file_and_changes_nothing(name, damage, sentence, tmp_path, monkeypatch):
     run, folder = stopped(tmp_path, monkeypatch)
     damage(folder / name)
     before = files(tmp_path)
@@ -217,7 +217,7 @@ def test_a_damaged_file_is_named_and_nothing_is_changed(name, damage, sentence, 
     assert "\n" not in str(caught.value)
     assert str(folder / name) in str(caught.value)
     assert files(tmp_path) == before
-    # The folder has been let go of.
+    # The lock on the folder has been released.
     shutil.rmtree(folder)
     assert train(run, tmp_path)["status"] == "finished"
 
@@ -225,31 +225,31 @@ def test_a_damaged_file_is_named_and_nothing_is_changed(name, damage, sentence, 
 @pytest.mark.parametrize("damage", [cut_short, gone, with_another_shape])
 def test_the_best_weights_are_in_the_last_checkpoint_too(damage, tmp_path, monkeypatch):
     run, folder = stopped(tmp_path, monkeypatch)
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
     damage(folder / "best.safetensors")
     train(run, tmp_path, resume=True)
-    assert outcome(folder) == want
+    assert outcome(folder) == expected
 
 
-def test_runs_that_stopped_apart_go_on_together_whatever_their_retries(tmp_path, monkeypatch):
+def test_runs_that_stopped_separately_resume_together_whatever_their_retries(tmp_path, monkeypatch):
     runs = [small(valid_every=4, seed=0), small(valid_every=4, seed=1, retries=2)]
-    want = [left_by(run, tmp_path / "whole") for run in runs]
+    expected = [train_outcome(run, tmp_path / "whole") for run in runs]
     for run in runs:
         stopped_after(5, monkeypatch, lambda run=run: train(run, tmp_path))
     records = train_together(runs, TrainOptions(tmp_path, resume=True), together=False)
-    assert [record["test"] for record in records] == [each["test"] for each in want]
+    assert [record["test"] for record in records] == [each["test"] for each in expected]
 
 
-def test_what_a_run_with_retries_returns_to_must_be_in_its_checkpoint(tmp_path, monkeypatch):
+def test_a_checkpoint_of_a_run_with_retries_must_hold_the_weights_to_return_to(tmp_path, monkeypatch):
     run, folder = stopped(tmp_path, monkeypatch, retries=2)
-    parts, told = checkpoint.load(folder / "last.safetensors")
+    parts, header = checkpoint.load(folder / "last.safetensors")
     parts.pop("update.best.w")
-    checkpoint.save(folder / "last.safetensors", parts, told)
+    checkpoint.save(folder / "last.safetensors", parts, header)
     with pytest.raises(ValueError, match=r"has no update\.best\.w of the shape"):
         train(run, tmp_path, resume=True)
 
 
-def test_a_mistake_leaves_no_folder(tmp_path):
+def test_a_wrong_setting_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="rates: unknown parameter 'etaa'"):
         train(small(rates={"etaa": 0.1}), tmp_path)
     with pytest.raises(ValueError, match="max_lag must be at least 2"):
@@ -274,13 +274,13 @@ def test_an_edited_file_is_another_run(tmp_path, monkeypatch):
     assert small(task="mine.py:Breaks", task_options={}).key != before
 
 
-def test_again_begins_anew_whatever_is_there(tmp_path, monkeypatch):
+def test_again_starts_again_whatever_is_in_the_folder(tmp_path, monkeypatch):
     run, folder = stopped(tmp_path, monkeypatch)
-    want = left_by(run, tmp_path / "whole")
+    expected = train_outcome(run, tmp_path / "whole")
     for name in ("last.safetensors", "best.safetensors", "curve.jsonl", "record.json"):
         (folder / name).write_text("}{")
     train(run, tmp_path, again=True)
-    assert outcome(folder) == want
+    assert outcome(folder) == expected
 
 
 def test_files_are_read_back_as_they_were_written(tmp_path):
@@ -295,21 +295,21 @@ def test_files_are_read_back_as_they_were_written(tmp_path):
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_whole(fails, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file_unchanged(fails, tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
     write_atomically(path, b"old")
-    seen = []
+    contents = []
 
     def fail(*arguments):
-        # What a process that is killed here leaves behind.
-        seen.append(path.read_bytes())
+        # The content that a process killed here would leave.
+        contents.append(path.read_bytes())
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, fails, fail)
         with pytest.raises(OSError, match=r"could not be written: No space left on device. The previous file is unchanged"):
             write_atomically(path, b"new, and longer")
-    assert seen == [b"old"]
+    assert contents == [b"old"]
     assert files(tmp_path) == {"last.safetensors": b"old"}
     write_atomically(path, b"new")
     assert files(tmp_path) == {"last.safetensors": b"new"}
@@ -327,11 +327,11 @@ def test_a_folder_in_use_is_refused(tmp_path):
     assert files(tmp_path) == before
     os.kill(process.process.pid, signal.SIGKILL)
     process.end()
-    # The lock went with its process.
+    # The lock was released with its process.
     assert train(small(), tmp_path, resume=True)["status"] == "finished"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_an_error_names_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"cannot be created: Not a directory. Name another folder") as caught:
         train(small(), tmp_path / "file" / "runs")
@@ -344,19 +344,19 @@ WRONG = {
     "epochs": ({"epochs": 3, "steps": None}, "has no epochs; got epochs=3. Set steps"),
     "truncate": (
         {"truncate": 2, "task": "variable_copying", "task_options": {"T": 3, "per_row": True}},
-        "rows of several lengths has not",
+        "rows of different lengths cannot do",
     ),
 }
 
 
 @pytest.mark.parametrize(("fields", "sentence"), WRONG.values(), ids=WRONG)
-def test_what_only_the_model_can_tell_gets_one_sentence(fields, sentence, tmp_path):
+def test_a_setting_that_only_the_model_can_check_raises_an_error_of_one_sentence(fields, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence) as caught:
         train(changed(small(), **fields), tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_gpu_that_is_not_there_is_told(tmp_path):
+def test_a_missing_gpu_raises_an_error(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(ValueError, match=r'device="cuda", and torch finds no GPU here. Use device="cpu"'):
@@ -385,15 +385,15 @@ FILLING = small(steps=120, task_options={"T": 2}, valid_every=10)
 
 @pytest.fixture(scope="module")
 def on_a_large_disk(tmp_path_factory):
-    return left_by(FILLING, tmp_path_factory.mktemp("large"))
+    return train_outcome(FILLING, tmp_path_factory.mktemp("large"))
 
 
-# Full at the run, at the curve, at one checkpoint or the other, at the record.
+# Full when run.json, the log, either checkpoint, or the record is written.
 ROOMS = [0, 8, 16, 24, *(pytest.param(room, marks=pytest.mark.long) for room in (4, 12, 20, 28, 32))]
 
 
 @pytest.mark.parametrize("room", ROOMS, ids="{}k".format)
-def test_a_full_disk_gets_one_sentence_and_leaves_the_last_checkpoint(room, small_disk, on_a_large_disk):
+def test_a_full_disk_raises_an_error_of_one_sentence_and_keeps_the_last_checkpoint(room, small_disk, on_a_large_disk):
     ballast = small_disk / "ballast"
     with open(ballast, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, (64 - 4 - room) * 1024)
@@ -403,9 +403,9 @@ def test_a_full_disk_gets_one_sentence_and_leaves_the_last_checkpoint(room, smal
     assert str(small_disk) in str(caught.value)
     folder = small_disk / FILLING.key
     assert not (folder / "record.json").exists()
-    kept = [name for name in ("last", "best") if (folder / f"{name}.safetensors").exists()]
-    assert kept or room < 12
-    for name in kept:
+    checkpoints = [name for name in ("last", "best") if (folder / f"{name}.safetensors").exists()]
+    assert checkpoints or room < 12
+    for name in checkpoints:
         assert checkpoint.load(folder / f"{name}.safetensors")[1]["run"] == FILLING.to_json()
     ballast.unlink()
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)

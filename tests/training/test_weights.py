@@ -1,4 +1,4 @@
-"""Weights as one file: there and back again, and what is refused."""
+"""Files of weights: saving, loading, and what is refused."""
 
 import pickle
 import shutil
@@ -30,7 +30,7 @@ def file(folder, tmp_path):
     return weights.save(folder, tmp_path / "sub" / "model.safetensors")
 
 
-def test_there_and_back_again(folder, file):
+def test_saved_weights_are_loaded_again(folder, file):
     model = unfading.load(file)
     tensors, _ = checkpoint.load(folder / "best.safetensors")
     for name, part in model.state_dict().items():
@@ -40,7 +40,7 @@ def test_there_and_back_again(folder, file):
     assert model(batch.x)[0].shape == (4, 1)
 
 
-def test_the_loaded_model_scores_what_the_record_says(folder, file):
+def test_the_loaded_model_has_the_score_of_the_record(folder, file):
     card = weights.card(file)
     model, task, run = unfading.load(file), RUN.make_task(), Run.from_json(card["run"])
     batches = [task.batch(i, run.batch, split="test", seed=0, device="cpu") for i in range(10)]
@@ -52,7 +52,7 @@ def test_the_loaded_model_scores_what_the_record_says(folder, file):
     assert file.stat().st_size < 100_000
 
 
-def test_a_run_without_a_choice_saves_its_last_weights(tmp_path, made):
+def test_a_run_without_validation_saves_its_last_weights(tmp_path, made):
     run = Run(task="har2", cell="Elman", hidden=4, batch=4, steps=2, split="full")
     train(run, tmp_path)
     file = weights.save(tmp_path / run.key, tmp_path / "w.safetensors")
@@ -61,37 +61,37 @@ def test_a_run_without_a_choice_saves_its_last_weights(tmp_path, made):
     assert weights.card(file)["chosen"] is None
 
 
-def test_loading_draws_nothing_from_the_generator(file):
+def test_loading_does_not_change_the_random_generator(file):
     before = torch.random.get_rng_state()
     unfading.load(file)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_a_checksum_of_the_whole_file(file):
+def test_the_checksum_of_the_whole_file_is_checked(file):
     unfading.load(file, sha256=store.sha256(file))
     with pytest.raises(ValueError, match="does not have the sha256"):
         unfading.load(file, sha256="0" * 64)
 
 
 def altered(file, **own):
-    tensors, told = checkpoint.load(file)
-    checkpoint.save(file, tensors, {**told, **own})
+    tensors, header = checkpoint.load(file)
+    checkpoint.save(file, tensors, {**header, **own})
 
 
-def test_damaged_files_are_told_in_one_sentence(file, tmp_path):
+def test_a_damaged_file_raises_an_error_of_one_sentence(file, tmp_path):
     whole = file.read_bytes()
     for content in (b"", whole[:100], whole[: len(whole) // 2], b"\x00" * 1000, b"PK\x03\x04" + bytes(100)):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"is damaged, or not a safetensors file of unfading\. Download it again\."):
             unfading.load(file)
-    bent = bytearray(whole)
-    bent[-3] ^= 1
-    file.write_bytes(bytes(bent))
+    altered_bytes = bytearray(whole)
+    altered_bytes[-3] ^= 1
+    file.write_bytes(bytes(altered_bytes))
     with pytest.raises(ValueError, match="is damaged: its tensors are not those that were saved"):
         unfading.load(file)
 
 
-def test_foreign_files_are_told_in_one_sentence(folder, file, tmp_path):
+def test_a_file_of_another_kind_raises_an_error_of_one_sentence(folder, file, tmp_path):
     checkpoint_ = tmp_path / "best.safetensors"
     shutil.copy(folder / "best.safetensors", checkpoint_)
     with pytest.raises(ValueError, match="is a checkpoint of a run, not a file of weights"):
@@ -119,26 +119,26 @@ def test_a_pickle_is_never_read(tmp_path):
         unfading.load(path)
 
 
-def test_code_that_a_file_names_is_not_run(file, tmp_path):
+def test_code_named_in_a_file_is_not_run(file, tmp_path):
     own = tmp_path / "own.py"
     own.write_text("raise SystemExit('it was run')\n")
-    _, told = checkpoint.load(file)
-    altered(file, run={**told["run"], "cell": f"{own}:OwnCell"})
+    _, header = checkpoint.load(file)
+    altered(file, run={**header["run"], "cell": f"{own}:OwnCell"})
     with pytest.raises(ValueError, match="names a user's own code"):
         unfading.load(file)
 
 
-def test_tensors_that_do_not_fit_their_card(file):
-    _, told = checkpoint.load(file)
-    altered(file, run={**told["run"], "hidden": 9})
+def test_tensors_that_do_not_fit_their_card_are_refused(file):
+    _, header = checkpoint.load(file)
+    altered(file, run={**header["run"], "hidden": 9})
     with pytest.raises(ValueError, match="does not fit the model that its card describes"):
         unfading.load(file)
-    altered(file, run={**told["run"], "moon": 1})
+    altered(file, run={**header["run"], "moon": 1})
     with pytest.raises(ValueError, match="its card does not describe a run of this unfading: unknown field of a run 'moon'"):
         unfading.load(file)
 
 
-def test_addresses_are_fetched_over_https_alone_and_through_the_one_door(file, tmp_path, monkeypatch):
+def test_an_address_is_downloaded_over_https_only_and_through_the_data_store(file, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="over https only; got http://"):
         unfading.load("http://example.org/model.safetensors")
     asked = []
@@ -168,7 +168,7 @@ def test_weights_are_committed_and_small():
 
 
 def scored(path, real, batches):
-    """Of a committed file: its test score on a CPU, from so many batches, and the score on its card."""
+    """The test score of a committed file on a CPU, from so many batches, and the score on its card."""
     card = weights.card(path)
     run = replace(Run.from_json(card["run"]), device="cpu", dtype="float32", valid_batches=batches)
     task = run.make_task()
@@ -182,15 +182,15 @@ committed = pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path i
 
 
 @committed
-def test_committed_weights_score_about_what_their_card_says(path, real):
+def test_committed_weights_score_about_as_on_their_card(path, real):
     score, wanted, task = scored(path, real, 4)
-    # Of generated sequences a GPU has drawn others; of 512 images a few more may be hard.
+    # A GPU generates other sequences than a CPU; of 512 images a few more may be hard.
     assert score == pytest.approx(wanted, rel=0.5) if task.dataset is None else abs(score - wanted) < 0.03
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", [path for path in COMMITTED if "adding" not in path.stem], ids=lambda path: path.stem)
-def test_committed_weights_score_what_their_card_says(path, real):
-    """Trained with products in tf32 and tested here without: of ten thousand rows a few may turn. Noise is drawn anew."""
+def test_committed_weights_score_as_on_their_card(path, real):
+    """Trained with tf32 products and tested here without: a few of ten thousand rows may differ. Noise is drawn again."""
     score, wanted, _ = scored(path, real, None)
     assert score == pytest.approx(wanted, abs=0.0015)

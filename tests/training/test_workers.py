@@ -1,4 +1,4 @@
-"""Processes that train: some fail, some are signalled, some lose their parent; no run is lost for it."""
+"""Worker processes: failures, signals and the end of the parent lose no run."""
 
 import json
 import os
@@ -25,8 +25,8 @@ FAULTY = Path(__file__).parent.parent / "user" / "faulty_tasks.py"
 SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
 
 
-def silent(sentence):
-    """Nobody listens."""
+def silent(message):
+    """Ignore messages."""
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
@@ -41,22 +41,22 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
         assert (tmp_path / run.key / "record.json").exists()
 
 
-def test_a_worker_trains_runs_in_one_pass_and_tells_of_each(tmp_path):
+def test_a_worker_trains_runs_in_one_pass_and_reports_each(tmp_path):
     jobs = [[replace(SMALL, seed=seed) for seed in (3, 4, 5)], [replace(SMALL, hidden=5)]]
-    heard = []
-    workers.train_apart(jobs, TrainOptions(tmp_path, processes=2, listen=heard.append, say=silent))
+    updates = []
+    workers.train_apart(jobs, TrainOptions(tmp_path, processes=2, listen=updates.append, say=silent))
     for job in jobs:
         for run, record in zip(job, train_together(job), strict=True):
-            found = json.loads((tmp_path / run.key / "record.json").read_text())
-            assert found["together"] == len(job)
-            assert found["test"] == record["test"]
-            ends = [moment for moment in heard if moment.run == run and moment.status is not None]
+            saved = json.loads((tmp_path / run.key / "record.json").read_text())
+            assert saved["together"] == len(job)
+            assert saved["test"] == record["test"]
+            ends = [update for update in updates if update.run == run and update.status is not None]
             assert [(end.step, end.status) for end in ends] == [(12, "finished")]
-            steps = [moment.loss for moment in heard if moment.run == run and moment.step == 12]
+            steps = [update.loss for update in updates if update.run == run and update.step == 12]
             assert record["curve"][-1]["loss"] in steps
 
 
-def test_of_a_job_that_fails_late_those_that_are_done_have_not_failed(tmp_path, monkeypatch):
+def test_finished_runs_of_a_failed_job_have_not_failed(tmp_path, monkeypatch):
     done, lost = SMALL, replace(SMALL, seed=1)
     train_together([done], TrainOptions(tmp_path))
     monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
@@ -64,8 +64,8 @@ def test_of_a_job_that_fails_late_those_that_are_done_have_not_failed(tmp_path, 
         workers.train_apart([[done, lost]], TrainOptions(tmp_path, processes=1, say=silent))
 
 
-def test_a_gpu_that_fails_ends_the_process_and_not_the_jobs_after(tmp_path, monkeypatch):
-    """A worker whose GPU is lost could train nothing more: it ends, untold, and another one takes the next job."""
+def test_a_gpu_error_ends_the_process_and_not_the_following_jobs(tmp_path, monkeypatch):
+    """A worker whose GPU has failed cannot train any more: it ends without a message, and another takes the next job."""
 
     called = threading.Event()
 
@@ -78,38 +78,38 @@ def test_a_gpu_that_fails_ends_the_process_and_not_the_jobs_after(tmp_path, monk
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(sys.modules["unfading.training.loop"], "train_pass", broken)
-    heard, told = os.pipe()
+    reader, writer = os.pipe()
     with pytest.raises(SystemExit, match="illegal memory access"):
-        worked(lines(), told, monkeypatch)
-    assert os.read(heard, 100) == b""
-    os.close(heard)
+        run_worker(lines(), writer, monkeypatch)
+    assert os.read(reader, 100) == b""
+    os.close(reader)
 
 
-def test_what_a_worker_has_to_say_is_said(tmp_path, monkeypatch):
+def test_messages_of_a_worker_reach_the_user(tmp_path, monkeypatch):
     lines = [{"say": "it is going on with less"}, {"done": True}]
     program = f"import sys; sys.stdin.readline(); print({chr(10).join(map(json.dumps, lines))!r})"
     monkeypatch.setattr(workers, "START", program)
-    said = []
-    workers.train_apart([[SMALL]], TrainOptions(tmp_path, processes=1, say=said.append))
-    assert said == ["it is going on with less"]
+    messages = []
+    workers.train_apart([[SMALL]], TrainOptions(tmp_path, processes=1, say=messages.append))
+    assert messages == ["it is going on with less"]
 
 
-def test_a_worker_that_cannot_start_is_told_once_for_each_run_and_no_broken_pipe_flies(tmp_path, monkeypatch):
+def test_a_worker_that_cannot_start_fails_each_run_once_without_a_broken_pipe(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "START", "raise SystemExit(3)")
-    news = queue.Queue()
-    worker = workers._Worker(0, news)
+    messages = queue.Queue()
+    worker = workers._Worker(0, messages)
     worker.process.wait()
     worker.send({"runs": [SMALL.to_json()]})
-    assert news.get(timeout=10) == (0, None)
+    assert messages.get(timeout=10) == (0, None)
     worker.stop()
     runs = [replace(SMALL, cell=cell, seed=seed) for cell in ("Elman", "STAR") for seed in (0, 1, 2)]
     with pytest.raises(ValueError, match="6 of 6 runs failed") as caught:
         compare(runs, tmp_path, say=silent)
-    told = [f"{cell}, seeds 0, 1, 2: its process ended with code 3" for cell in ("Elman", "STAR")]
-    assert str(caught.value).endswith(f"failed: {'; '.join(told)}")
+    expected = [f"{cell}, seeds 0, 1, 2: its process ended with code 3" for cell in ("Elman", "STAR")]
+    assert str(caught.value).endswith(f"failed: {'; '.join(expected)}")
 
 
-def test_lines_that_others_write_to_a_workers_output_go_to_stderr(tmp_path, monkeypatch, capfd):
+def test_other_output_of_a_worker_goes_to_stderr(tmp_path, monkeypatch, capfd):
     lines = ["hello from elsewhere", "3", '{"key": 1}', '{"done": true}']
     program = f"import sys; sys.stdin.readline(); sys.stdout.buffer.write(bytes([255, 10])); print({chr(10).join(lines)!r})"
     monkeypatch.setattr(workers, "START", program)
@@ -117,7 +117,7 @@ def test_lines_that_others_write_to_a_workers_output_go_to_stderr(tmp_path, monk
     assert capfd.readouterr().err.split("\n")[1:4] == lines[:3]
 
 
-def test_a_worker_can_import_what_its_parent_can_and_may_be_greeted_on_its_output(tmp_path, monkeypatch, capfd):
+def test_a_worker_imports_what_its_parent_can_and_ignores_output_of_sitecustomize(tmp_path, monkeypatch, capfd):
     elsewhere, site = tmp_path / "elsewhere", tmp_path / "site"
     elsewhere.mkdir(), site.mkdir()
     (elsewhere / "leaky_elsewhere.py").write_text("from unfading import ElmanCell\n\n\nclass LeakyCell(ElmanCell):\n    pass\n")
@@ -129,23 +129,23 @@ def test_a_worker_can_import_what_its_parent_can_and_may_be_greeted_on_its_outpu
     assert capfd.readouterr().err.count("hello from sitecustomize") == 2
 
 
-def worked(lines, told, monkeypatch):
-    """A worker in this process: what it reads, and where it tells."""
+def run_worker(lines, writer, monkeypatch):
+    """Run a worker in this process, with the lines that it reads and the descriptor that it writes to."""
     monkeypatch.setattr(sys, "stdin", lines)
     before, threads = signal.getsignal(signal.SIGTERM), set(threading.enumerate())
     try:
-        workers.main(told)
+        workers.main(writer)
     finally:
-        # Its thread may still have a signal to send.
+        # Its thread may still send a signal.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for thread in set(threading.enumerate()) - threads:
             thread.join()
         signal.signal(signal.SIGTERM, before)
-        os.close(told)
+        os.close(writer)
 
 
-def test_a_run_that_a_worker_cannot_make_is_told_with_its_reason(tmp_path, monkeypatch):
-    heard, told = os.pipe()
+def test_a_run_that_a_worker_cannot_build_is_reported_with_the_reason(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
     answers = []
 
     def lines():
@@ -153,35 +153,35 @@ def test_a_run_that_a_worker_cannot_make_is_told_with_its_reason(tmp_path, monke
             json.dumps({"runs": [{**SMALL.to_json(), "cell": "nowhere:Cell"}], "options": TrainOptions(tmp_path).to_json()})
             + "\n"
         )
-        answers.append(json.loads(os.read(heard, 10_000)))
-        time.sleep(0.1)  # until it waits for the next
+        answers.append(json.loads(os.read(reader, 10_000)))
+        time.sleep(0.1)  # until it waits for the next job
 
-    worked(lines(), told, monkeypatch)
-    os.close(heard)
+    run_worker(lines(), writer, monkeypatch)
+    os.close(reader)
     assert answers[0]["error"].startswith("'nowhere:Cell' names a module that cannot be imported")
 
 
-@pytest.mark.parametrize("signals", [0, 1], ids=["its parent has gone", "and it was signalled itself"])
-def test_a_worker_comes_to_its_checkpoint_when_nobody_hears_it_any_more(tmp_path, monkeypatch, signals):
-    whole = Stepper.take
+@pytest.mark.parametrize("signals", [0, 1], ids=["its parent has ended", "and it was signalled as well"])
+def test_a_worker_whose_parent_has_ended_writes_its_checkpoint(tmp_path, monkeypatch, signals):
+    take = Stepper.take
 
     def slow(self, running):
         time.sleep(0.3)
-        whole(self, running)
+        take(self, running)
 
     def lines():
         yield json.dumps({"runs": [LONG.to_json()], "options": TrainOptions(tmp_path).to_json()}) + "\n"
-        waiting_for((tmp_path / LONG.key / "run.json").exists)
+        wait_for((tmp_path / LONG.key / "run.json").exists)
         time.sleep(0.5)
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.03)
 
     monkeypatch.setattr(Stepper, "take", slow)
-    nobody, told = os.pipe()
-    os.close(nobody)
+    reader, writer = os.pipe()
+    os.close(reader)
     with pytest.raises(SystemExit) as ended:
-        worked(lines(), told, monkeypatch)
+        run_worker(lines(), writer, monkeypatch)
     assert ended.value.code == 128 + signal.SIGTERM
     assert stopped_at(tmp_path, LONG) > 0
 
@@ -200,8 +200,8 @@ PROGRAM = f"""if True:
 """
 
 
-def waiting_for(condition, seconds=60):
-    """Until it holds; a process takes a while to begin or to end."""
+def wait_for(condition, seconds=60):
+    """Wait until the condition holds; a process takes a while to start or to end."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -213,11 +213,11 @@ def waiting_for(condition, seconds=60):
     [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
     ids=lambda number: number.name,
 )
-def test_workers_stop_with_their_parent_and_with_a_checkpoint(tmp_path, number):
+def test_workers_stop_with_their_parent_and_write_checkpoints(tmp_path, number):
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
     runs = [LONG, replace(LONG, seed=1)]
     curves = [tmp_path / run.key / "curve.jsonl" for run in runs]
-    waiting_for(lambda: all(curve.exists() and curve.stat().st_size for curve in curves))
+    wait_for(lambda: all(curve.exists() and curve.stat().st_size for curve in curves))
     process.send_signal(number)
     assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
 
@@ -228,7 +228,7 @@ def test_workers_stop_with_their_parent_and_with_a_checkpoint(tmp_path, number):
             return False
         return True
 
-    waiting_for(lambda: all(free(run) for run in runs))
+    wait_for(lambda: all(free(run) for run in runs))
     for run in runs:
         folder = RunFolder(tmp_path, run)
         assert folder.load("last")[1]["step"] > 0

@@ -64,12 +64,12 @@ def compare(
     records = {} if again else {run.key: record for run in runs if (record := finished(folder, run)) is not None}
     if records:
         say(f"{len(records)} of {len(runs)} runs are already finished.")
-    left = [run for run in runs if run.key not in records]
-    _check(left)
-    _clear_or_refuse(left, folder, options)
+    unfinished = [run for run in runs if run.key not in records]
+    _check(unfinished)
+    _clear_or_refuse(unfinished, folder, options)
     # Everything in the folder now belongs to this comparison.
-    _train(left, folder, replace(options, again=False))
-    for run in left:
+    _train(unfinished, folder, replace(options, again=False))
+    for run in unfinished:
         record = finished(folder, run)
         assert record is not None
         records[run.key] = record
