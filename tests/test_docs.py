@@ -1,15 +1,14 @@
 """The documentation keeps pace with the code: every public name is listed, every file of weights is described as it is."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import unfading
+from tests.helpers.paths import ROOT
 from unfading import tasks
 from unfading.training import weights
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import unfading
+from tests.helpers.paths import ROOT
 
 SOURCE = Path(unfading.__file__).parent
-ROOT = Path(__file__).parent.parent
 
 
 def answer(code):

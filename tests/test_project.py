@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -29,6 +30,13 @@ LAYERS = [
     ["cli"],
     ["__init__"],
 ]
+# Module names that sibling folders share, because they hold the same part of each.
+SAME_PART = {"base", "curves", "emit", "figures", "kernel", "runs", "tables"}
+# The named tuples of a cell, which have the same names in every family.
+CELL_PARTS = {"Inputs", "GatedInputs", "Weights", "GatedWeights", "State"}
+PARTICIPLES = {"found", "made", "told", "said", "seen", "kept"}
+# Keys of a JSON output, which keep their names.
+JSON_KEYS = {("catalogue.py", "found"), ("diagnostics/equilibrium/analysis.py", "found")}
 RANK = {module: rank for rank, modules in enumerate(LAYERS) for module in modules}
 
 
@@ -59,6 +67,34 @@ def test_no_module_imports_upward(path):
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_every_module_has_a_docstring(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def repeated(names):
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def test_the_root_has_few_modules():
+    assert len(list(SOURCE.glob("*.py"))) <= 12
+
+
+def test_module_names_are_unique():
+    names = [path.stem for path in SOURCE.rglob("*.py") if path.stem not in {"__init__", *SAME_PART}]
+    assert repeated(names) == []
+
+
+def test_public_class_names_are_unique():
+    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+    names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert repeated(name for name in names if not name.startswith("_") and name not in CELL_PARTS) == []
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_variable_is_named_by_a_participle(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        name = node.id if stored else node.arg if isinstance(node, ast.arg) else None
+        if (str(path.relative_to(SOURCE)), name) not in JSON_KEYS:
+            assert name not in PARTICIPLES, f"{path}:{node.lineno} names a variable {name}; name the thing"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))

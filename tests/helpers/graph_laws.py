@@ -1,4 +1,4 @@
-"""Tests of recorded loops, for a replacement on a CPU (`backends/test_graph`) and for CUDA graphs (`gpu/test_graph`).
+"""Tests of recorded loops, for a replacement on a CPU (`backends/test_cuda_graph`) and for CUDA graphs (`gpu/test_graph`).
 
 Each test takes the fixture `device`, where layers run. Chunks have at most four steps, so that short sequences have several.
 """

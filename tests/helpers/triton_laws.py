@@ -1,4 +1,4 @@
-"""Tests of the Triton kernels, under Triton's interpreter (`fuse/test_triton.py`) and on a GPU (`gpu/test_triton.py`).
+"""Tests of the Triton kernels, under Triton's interpreter (`fuse/triton/test_triton.py`) and on a GPU (`gpu/test_triton.py`).
 
 Each module that imports these tests has a fixture `device`, on which the kernels run.
 """
