@@ -1,4 +1,4 @@
-"""Tasks that go wrong on purpose, for tests that train them by file and name."""
+"""Tasks that fail on purpose, named by file in tests."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from unfading.tasks.synthetic import Adding
 
 @dataclass(frozen=True)
 class Raising(Adding):
-    """Adding whose batch of index `at` cannot be made."""
+    """Adding with an error at the batch of index `at`."""
 
     at: int = 3
 
@@ -21,7 +21,7 @@ class Raising(Adding):
 
 @dataclass(frozen=True)
 class Deadly(Adding):
-    """Adding that kills its process at the batch of index `at`, but for one seed."""
+    """Adding that kills its process at the batch of index `at`, except for one seed."""
 
     at: int = 3
     spared: int = 1

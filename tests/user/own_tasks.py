@@ -1,4 +1,4 @@
-"""A user's own tasks, some of which go wrong at a given step, and a cell: nothing of the library knows them."""
+"""Tasks and a cell of a user, named by file in tests. Some tasks fail at a given step."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import unfading
 
 
 class Sum(unfading.Task):
-    """The sum of T numbers; batches carry their own index, so that a loss may know the step."""
+    """The sum of T numbers. The target holds the index of the batch, so that a loss can depend on the step."""
 
     paper = "none"
     metric = "mse"
@@ -39,13 +39,13 @@ class Sum(unfading.Task):
 
 @dataclass(frozen=True)
 class Breaks(Sum):
-    """Sum, and at step `at`, for `times` steps, a loss or a gradient that is not finite.
+    """Sum with a loss or a gradient that is not finite from step `at`, for `times` steps.
 
     Args:
         at: the step.
-        times: how many steps from there.
+        times: number of steps.
         how: "loss" or "gradient".
-        above: only where the mean size of the prediction is larger.
+        above: fail only if the mean size of the prediction is larger.
     """
 
     at: int = 7
@@ -59,14 +59,14 @@ class Breaks(Sum):
         breaks = (step >= self.at) & (step < self.at + self.times) & (size > self.above)
         if self.how == "loss":
             return torch.where(breaks, float("nan"), loss)
-        # Zero, with a gradient that is beyond all numbers.
-        beyond = torch.sqrt(torch.where(breaks, (prediction - prediction.detach()).square().sum(), 1.0)) - 1.0
-        return loss + torch.where(breaks, 1.0 + beyond, beyond)
+        # Zero, with an infinite gradient.
+        infinite = torch.sqrt(torch.where(breaks, (prediction - prediction.detach()).square().sum(), 1.0)) - 1.0
+        return loss + torch.where(breaks, 1.0 + infinite, infinite)
 
 
 @dataclass(frozen=True)
 class Worsens(Sum):
-    """Sum, whose validation asks for ever more the opposite of what training teaches; its test asks what training does."""
+    """Sum with the opposite objective on the validation rows, so that training makes validation worse; the test is usual."""
 
     higher_is_better = False
 
@@ -77,7 +77,7 @@ class Worsens(Sum):
 
 @dataclass(frozen=True)
 class Rises(Sum):
-    """The same in a metric that should rise."""
+    """The same with a metric for which higher is better."""
 
     higher_is_better = True
 
@@ -88,7 +88,7 @@ class Rises(Sum):
 
 @dataclass(frozen=True)
 class Same(Sum):
-    """Sum with the same rows whatever the seed, read by the same head: what differs between seeds is their noise."""
+    """Sum with the same rows for every seed, so that seeds differ only in their noise."""
 
     def batch(self, index, size, *, split, seed, device):
         return super().batch(index, size, split=split, seed=0, device=device)
@@ -96,14 +96,14 @@ class Same(Sum):
 
 @dataclass(frozen=True)
 class Level(Sum):
-    """Sum, whose metric is always the same."""
+    """Sum with a constant metric."""
 
     def metrics(self, prediction, batch):
         return {"mse": 0.0 * super().metrics(prediction, batch)["mse"] + 0.5}
 
 
 class SortedCell(unfading.ElmanCell):
-    """Elman's with its units in order, which no compiler of ours knows."""
+    """Elman with sorted units, which the compiler does not support."""
 
     def step(self, inputs, state, weights):
         new = super().step(inputs, state, weights)
@@ -112,7 +112,7 @@ class SortedCell(unfading.ElmanCell):
 
 @dataclass(frozen=True)
 class Slow(Sum):
-    """Sum, which is stuck in one step for a minute.
+    """Sum with one step that takes a minute.
 
     Args:
         at: the step.
@@ -130,7 +130,7 @@ class Slow(Sum):
 
 @dataclass(frozen=True)
 class Cliff(Sum):
-    """Sum, with one step whose gradient is finite and so large that the next loss is not.
+    """Sum with one step whose gradient is finite but so large that the next loss is not.
 
     Args:
         at: the step.
@@ -146,7 +146,7 @@ class Cliff(Sum):
 
 @dataclass(frozen=True)
 class Blind(Sum):
-    """Sum, whose metric on validation rows is not finite once the weights have been trained for a while.
+    """Sum with a validation metric that is not finite after step `at`.
 
     Args:
         at: the step.
@@ -165,7 +165,7 @@ class Blind(Sum):
 
 
 class Normal(torch.nn.Module):
-    """A head that keeps running statistics."""
+    """A head with running statistics."""
 
     def __init__(self, size):
         super().__init__()
@@ -178,7 +178,7 @@ class Normal(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Counting(Sum):
-    """Its head changes what is no parameter."""
+    """Sum with a head that changes its buffers."""
 
     def head(self, size):
         return Normal(size)
