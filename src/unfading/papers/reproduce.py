@@ -38,7 +38,7 @@ CHOICE_EPOCHS_LEAST = 10
 # Log rows that the ledger stores of a run, in addition to those with a validation score.
 LOG_ROWS = 60
 
-# Shows the progress of some runs. Entered, it gives a listener for their moments and a function that prints a sentence.
+# Shows the progress of some runs. On entry it gives a listener for their updates and a function that prints a sentence.
 Progress = Callable[[Sequence[Run]], AbstractContextManager[tuple[Listener | None, Callable[[str], None]]]]
 
 
@@ -112,7 +112,7 @@ def train_rows(rows: Sequence[Row], options: ReproduceOptions, progress: Progres
         for stage in (choice_runs, final_runs):
             try:
                 _train([run for row in group for run in stage(row, options)], options, progress)
-            except ValueError as error:  # concerns some rows; the others go on
+            except ValueError as error:  # some rows failed; the others go on
                 errors.append(error)
     if errors:
         raise ValueError(" ".join(dict.fromkeys(map(str, errors))))

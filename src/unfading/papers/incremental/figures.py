@@ -106,11 +106,11 @@ def fig6(seeds: int = 20) -> Item:
     for activation in ("tanh", "relu", "sigmoid"):
         for eta in (0.1, 0.5, 1.0):
             for seed in range(seeds):
-                path, gap = approached(activation, eta, seed)
+                path, gap = measure_convergence(activation, eta, seed)
                 numbers = {name: getattr(path, name) for name in ("fitted_rate", "spectral_radius", "bound", "bound_holds")}
                 rows.append({"activation": activation, "eta": eta, "seed": seed, "scipy_gap": gap, **numbers})
                 if activation == "tanh" and seed == 0:
-                    distances += figures.scaled(path._asdict())
+                    distances += figures.distance_rows(path._asdict())
     forms = ("theorem: full U, norm 0.6", "experiments: P = U = I + V H")
     pulled = [row for form in forms for row in pulls(form)]
     off = [abs(row["fitted_rate"] / row["spectral_radius"] - 1) for row in rows]
@@ -124,7 +124,7 @@ def fig6(seeds: int = 20) -> Item:
         "propositions ask. Right: the size of the pull F = phi(.) - alpha s, which is zero at an equilibrium, at eta = 0.1 "
         "with 128 ReLU units, for such a U and for the published start of the experiments (rank 16, V and H ~ N(0, 0.1^2)); "
         "median over 16 inputs.",
-        chart=figures.approach(distances, pulled),
+        chart=figures.convergence(distances, pulled),
         rows=[*rows, *distances, *pulled],
         findings=[
             f"Over {len(rows)} cells (three activations, three eta, {seeds} seeds) the fitted rate is within "
@@ -360,7 +360,7 @@ def same_weights(cell: IncrementalRNNCell) -> tuple[ElmanCell, FastRNNCell]:
     return plain, residual
 
 
-def approached(activation: Activation, eta: float, seed: int) -> tuple[Convergence, float]:
+def measure_convergence(activation: Activation, eta: float, seed: int) -> tuple[Convergence, float]:
     """Convergence from g_0 = 0 to the equilibrium for random h and x, and the distance of scipy's root from ours."""
     generator = Generator().manual_seed(1000 + seed)
     h, x = (torch.randn(1, size, generator=generator, dtype=torch.float64) for size in (32, 3))

@@ -156,7 +156,7 @@ def _over_steps(task: TaskGroup, curve: Callable[[Record], Curve], title: str, *
     rule, words = _guess(alt, guess, "y", "right")
     layers = [*rule, thin.add_params(chosen, zoom), strong, *words, dots.add_params(pointed)]
     medians = [point for point in middle if point["seed"].startswith("median")]
-    return finished(alt.layer(*layers), 320, {"seeds": seeds, "middle": middle, "dots": [*seeds, *medians]})
+    return wide_chart(alt.layer(*layers), 320, {"seeds": seeds, "middle": middle, "dots": [*seeds, *medians]})
 
 
 def _per_seed(task: TaskGroup, values: Mapping[str, tuple[Any, Any]], title: str, *, guess: float | None, error: bool) -> Spec:
@@ -187,7 +187,7 @@ def _per_seed(task: TaskGroup, values: Mapping[str, tuple[Any, Any]], title: str
     # The label is beside the rule, on the side away from the scores.
     rule, words = _guess(alt, guess, "x", "left" if error else "right")
     layers = [*rule, dots.add_params(zoom), marks, *words]
-    return finished(alt.layer(*layers), 36 * len(labels) + 24, {"seeds": seeds, "middle": bars})
+    return wide_chart(alt.layer(*layers), 36 * len(labels) + 24, {"seeds": seeds, "middle": bars})
 
 
 def _point(setting: Setting, seed: str, step: int, value: float) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def _guess(alt: Any, guess: float | None, axis: str, side: str) -> tuple[list[An
     return [rule], words
 
 
-def finished(chart: Any, height: int, rows: Mapping[str, Any]) -> Spec:
+def wide_chart(chart: Any, height: int, rows: Mapping[str, Any]) -> Spec:
     """A chart over named data in the style of all figures, as wide as its container, with the rows of those data."""
     chart = _styled(chart.properties(width="container", height=height), padding=5)
     chart = chart.configure_legend(
@@ -262,7 +262,7 @@ def finished(chart: Any, height: int, rows: Mapping[str, Any]) -> Spec:
     return _with_rows(chart, rows)
 
 
-def panels(chart: Any, rows: Mapping[str, Any]) -> Spec:
+def panel_chart(chart: Any, rows: Mapping[str, Any]) -> Spec:
     """The same for charts side by side, each with a fixed size."""
     chart = _styled(chart, padding=8).configure_title(fontSize=14, color=INK, fontWeight=600)
     return _with_rows(chart.configure_legend(**TEXT, labelLimit=420, symbolStrokeWidth=3), rows)

@@ -6,7 +6,7 @@ Each function takes rows (dicts of JSON values; the docstring names their fields
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures.charts import COLOURS, INK, Spec, needed, panels
+from unfading.report.figures.charts import COLOURS, INK, Spec, needed, panel_chart
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -43,10 +43,10 @@ def portraits(paths: Rows, curves: Rows) -> Spec:
                 ).properties(width=215, height=200, title=panel if i == 0 else "")
             )
         lines.append(alt.hconcat(*line, spacing=14))
-    return panels(alt.vconcat(*lines, spacing=14), {"paths": paths, "curves": curves})
+    return panel_chart(alt.vconcat(*lines, spacing=14), {"paths": paths, "curves": curves})
 
 
-def approach(distances: Rows, pulls: Rows) -> Spec:
+def convergence(distances: Rows, pulls: Rows) -> Spec:
     """Convergence to the equilibrium: distance over inner steps with rate and bound, and the pull of two forms of the cell.
 
     distances: setting, k, distance, predicted, bound (all relative to the first distance).  pulls: form, k, pull.
@@ -64,13 +64,13 @@ def approach(distances: Rows, pulls: Rows) -> Spec:
         alt.Color("form:N", title=None, scale=_scale(alt, forms, skip=3), legend=alt.Legend(orient="bottom", columns=1)),
     ).properties(width=330, height=300, title="the form of the theorem and that of the experiments")
     chart = alt.hconcat(left, right, spacing=30).resolve_scale(color="independent")
-    return panels(chart, {"distances": distances, "pulls": pulls})
+    return panel_chart(chart, {"distances": distances, "pulls": pulls})
 
 
-def approached(distances: Rows) -> Spec:
-    """The left half of `approach` alone, as wide as a column of the page."""
+def inner_distances(distances: Rows) -> Spec:
+    """The left half of `convergence` alone, as wide as a column of the page."""
     alt = needed("altair")
-    return panels(_distances(alt, distances).properties(width=440, height=260), {"distances": distances})
+    return panel_chart(_distances(alt, distances).properties(width=440, height=260), {"distances": distances})
 
 
 def _distances(alt: Any, rows: Rows) -> Any:
@@ -90,21 +90,21 @@ def _distances(alt: Any, rows: Rows) -> Any:
     return alt.layer(bound, rate, dots)
 
 
-def scaled(convergence: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of `approach`: distances relative to the first. The line of the spectral radius passes the last but one.
+def distance_rows(fit: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `convergence`: distances relative to the first. The line of the spectral radius passes the last but one.
 
-    convergence: eta, distances, fitted_rate, spectral_radius, bound; None for numbers that are not known.
+    fit: eta, distances, fitted_rate, spectral_radius, bound; None for numbers that are not known.
     """
-    if not convergence["distances"][0]:
+    if not fit["distances"][0]:
         return []
-    rate, radius, bound = convergence["fitted_rate"], convergence["spectral_radius"], convergence["bound"]
+    rate, radius, bound = fit["fitted_rate"], fit["spectral_radius"], fit["bound"]
     names = {"fitted rate": rate, "spectral radius": radius, "bound": bound}
     numbers = ", ".join(f"{name} {number:.3f}" for name, number in names.items() if number is not None)
-    d = [distance / convergence["distances"][0] for distance in convergence["distances"]]
+    d = [distance / fit["distances"][0] for distance in fit["distances"]]
     end = max(0, len(d) - 2)
     return [
         {
-            "setting": f"eta = {convergence['eta']:.3g}: {numbers}",
+            "setting": f"eta = {fit['eta']:.3g}: {numbers}",
             "k": k,
             "distance": d[k],
             "predicted": d[end] * radius ** (k - end),
@@ -141,7 +141,7 @@ def eigenvalues(bins: Rows, width: int = 640) -> Spec:
             ),
         )
         histograms.append(chart.properties(width=width, height=130, title=setting))
-    return panels(alt.vconcat(*histograms, spacing=12).resolve_scale(x="shared"), {"bins": bins})
+    return panel_chart(alt.vconcat(*histograms, spacing=12).resolve_scale(x="shared"), {"bins": bins})
 
 
 def gradients(rows: Rows) -> Spec:
@@ -161,7 +161,7 @@ def gradients(rows: Rows) -> Spec:
     band = base.mark_area(opacity=0.2).encode(alt.Y("least:Q", title=title), alt.Y2("most:Q"))
     line = base.mark_line(strokeWidth=2.5).encode(alt.Y("median:Q", title=title))
     one = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[5, 4], color=INK).encode(alt.Y("at:Q"))
-    return panels(alt.layer(one, band, line).properties(width=720, height=340), {"rows": rows})
+    return panel_chart(alt.layer(one, band, line).properties(width=720, height=340), {"rows": rows})
 
 
 def noise(rows: Rows) -> Spec:
@@ -188,7 +188,7 @@ def noise(rows: Rows) -> Spec:
         )
         rule = alt.Chart(alt.Data(values=[{"at": 0 if lowest is None else 1}])).mark_rule(color=INK).encode(alt.X("at:Q"))
         columns.append(alt.layer(rule, dots).properties(width=220, height=15 * len(names)))
-    return panels(alt.hconcat(*columns, spacing=16), {"rows": rows})
+    return panel_chart(alt.hconcat(*columns, spacing=16), {"rows": rows})
 
 
 def _values(rows: Rows, field: str) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unfading.report.figures import inner_figures, lattice_figures
-from unfading.report.figures.charts import COLOURS, INK, Figure, finished, needed
+from unfading.report.figures.charts import COLOURS, INK, Figure, needed, wide_chart
 from unfading.report.figures.line_charts import lines
 
 Rows = Sequence[Mapping[str, Any]]
@@ -52,7 +52,7 @@ def _gradient(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure 
     drawn = lines(alt, "gradient", layers, ("lag", "steps before the end"), f"gradient of {of}, at the end = 1")
     rule = alt.Chart(alt.NamedData("bars"), name="guess").mark_rule(strokeDash=[5, 4], strokeWidth=1.2, color=INK)
     rule = rule.encode(y=alt.Y("value:Q", scale=alt.Scale(type="log")))
-    chart = finished(alt.layer(*([rule] if bars else []), drawn), 300, {"gradient": shown, "bars": bars})
+    chart = wide_chart(alt.layer(*([rule] if bars else []), drawn), 300, {"gradient": shown, "bars": bars})
     note = (
         "Where a line falls, steps so far back get no signal; where it rises, training jumps. A flat line is what one wants. "
         "Dashed: 1/1,000 and 1,000 times."
@@ -95,7 +95,7 @@ def _map(rows: Rows, layers: list[str], top: list[str], of: str) -> Figure | Non
         tooltip=[alt.Tooltip("layer:N"), alt.Tooltip("lag:Q"), alt.Tooltip("power:Q", format=".2f", title="decades")],
     )
     note = "The end of the sequence is at the right, the input's layer at the bottom. Blue has faded, orange has grown."
-    chart = finished(alt.layer(marks), max(90, 24 * len(layers)), {"map": shown})
+    chart = wide_chart(alt.layer(marks), max(90, 24 * len(layers)), {"map": shown})
     return Figure(f"Gradient of the {of} in every layer at every step", note, chart)
 
 
@@ -123,7 +123,7 @@ def _lags(rows: Rows, layers: list[str]) -> Figure | None:
         low = alt.Y("low:Q", scale=alt.Scale(type="log"))
         drawn.insert(0, band.encode(x="lag:Q", y=low, y2="high:Q", color=line.encoding.color, detail="part:N"))
         note += " The band holds the true value: the state is large, and random probes were used."
-    chart = finished(alt.layer(*drawn), 300, {"lags": shown})
+    chart = wide_chart(alt.layer(*drawn), 300, {"lags": shown})
     return Figure("How strongly the last state depends on earlier ones", note, chart)
 
 
@@ -145,7 +145,7 @@ def _spectra(rows: Rows, layers: list[str]) -> Figure | None:
         "What one step does to a gradient that goes back through it: above 1 it can grow, below 1 it shrinks. Largest and "
         "median singular value, and the radius: the largest absolute eigenvalue."
     )
-    chart = finished(alt.layer(drawn), 300, {"spectra": shown})
+    chart = wide_chart(alt.layer(drawn), 300, {"spectra": shown})
     return Figure("Singular values and spectral radius of every step", note, chart)
 
 
@@ -174,7 +174,7 @@ def _activations(rows: Rows) -> Figure | None:
         "Saturated: the slope is under 1/1000 of its largest. Dead: 0 at every step of every row. The names are the words of "
         "the cell's own source."
     )
-    chart = finished(alt.layer(bars), 20 * len(set(labels)) + 20, {"activations": shown})
+    chart = wide_chart(alt.layer(bars), 20 * len(set(labels)) + 20, {"activations": shown})
     return Figure("Gates that saturate and ReLUs that are dead", note, chart)
 
 
@@ -189,7 +189,7 @@ def _sizes(rows: Rows, layers: list[str]) -> Figure | None:
     alt = needed("altair")
     drawn = lines(alt, "states", layers, ("step", "step"), "root mean square of the state", parts=True)
     note = "Growing without end: the state overflows on longer sequences. Going to 0: what came in is forgotten."
-    return Figure("Size of the state over time", note, finished(alt.layer(drawn), 260, {"states": shown}))
+    return Figure("Size of the state over time", note, wide_chart(alt.layer(drawn), 260, {"states": shown}))
 
 
 def _memory(rows: Rows, which: str) -> Figure | None:
@@ -238,7 +238,7 @@ def _memory(rows: Rows, which: str) -> Figure | None:
         color=colour,
         tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("entry:Q"), alt.Tooltip("value:Q", format=".3~g")],
     )
-    return Figure(caption, note, finished(alt.layer(marks), 220, {"memory": shown}))
+    return Figure(caption, note, wide_chart(alt.layer(marks), 220, {"memory": shown}))
 
 
 def _ramp(alt: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unfading.report.figures import equilibrium_figures
-from unfading.report.figures.charts import Figure, Spec, finished, needed
+from unfading.report.figures.charts import Figure, Spec, needed, wide_chart
 from unfading.report.figures.line_charts import lines
 
 
@@ -22,8 +22,8 @@ def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
         name = {"layer": each["layer"]}
         pulls += [{**name, "k": k, "value": size, "part": "pull"} for k, size in enumerate(each["pulls"]) if size > 1e-290]
         if each["convergence"] is not None:
-            scaled = equilibrium_figures.scaled(each["convergence"])
-            distances += [{**row, "setting": f"{each['layer']}, {row['setting']}"} for row in scaled]
+            rows_of_layer = equilibrium_figures.distance_rows(each["convergence"])
+            distances += [{**row, "setting": f"{each['layer']}, {row['setting']}"} for row in rows_of_layer]
         jacobians += [{**name, "k": row["K"], "value": row["norm"], "part": "norm"} for row in each["jacobians"]]
         jacobians += [
             {**name, "k": row["K"], "value": row["from_limit"], "part": "distance from the limit"} for row in each["jacobians"]
@@ -53,7 +53,7 @@ def of_diagnosis(rows: Mapping[str, Any]) -> dict[str, Figure]:
         figures["distance"] = Figure(
             "Distance to the equilibrium over inner steps",
             "Dots: measured, with one eta. Line: the rate of the spectral radius of A. Dashes: Proposition 2's bound.",
-            equilibrium_figures.approached(distances),
+            equilibrium_figures.inner_distances(distances),
         )
     return figures
 
@@ -82,7 +82,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, str]:
 def _over_k(name: str, rows: list[dict[str, Any]], layers: list[str], title: str) -> Spec:
     alt = needed("altair")
     drawn = lines(alt, name, layers, ("k", "inner steps"), title, parts=len({row["part"] for row in rows}) > 1)
-    return finished(alt.layer(drawn), 260, {name: rows})
+    return wide_chart(alt.layer(drawn), 260, {name: rows})
 
 
 def number(value: float | None) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfading.report.figures.charts import Figure, Spec, needed, panels
+from unfading.report.figures.charts import Figure, Spec, needed, panel_chart
 
 Rows = Sequence[Mapping[str, Any]]
 SIDE = 200  # of a panel, in points
@@ -88,7 +88,7 @@ def _panels(alt: Any, rows: Rows, colour: Any, field: str, numbers: str) -> Spec
             here = here.mark_rect().encode(x, y, colour, tooltip=tooltip)
             line.append(here.properties(width=SIDE, height=SIDE, title=cell if i == 0 else ""))
         lines.append(alt.hconcat(*line, spacing=14))
-    return panels(alt.vconcat(*lines, spacing=14), {"rows": rows})
+    return panel_chart(alt.vconcat(*lines, spacing=14), {"rows": rows})
 
 
 def _axis(alt: Any, values: Sequence[int], *, shown: bool) -> Any:

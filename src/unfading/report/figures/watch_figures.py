@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from unfading.report.figures.charts import DASHES, Spec, finished, needed
+from unfading.report.figures.charts import DASHES, Spec, needed, wide_chart
 from unfading.report.groups import Setting, TaskGroup
 from unfading.report.records import WatchedGradients
 
@@ -81,4 +81,4 @@ def _lines(rows: list[dict[str, Any]], x: tuple[str, str], title: str, colour: t
         )
     lines = alt.Chart(alt.NamedData("watched"), name="watched").mark_line(strokeWidth=2, clip=True)
     lines = lines.encode(detail="setting:N", **encoding)
-    return finished(alt.layer(lines.add_params(alt.selection_interval("zoom", bind="scales"))), 320, {"watched": rows})
+    return wide_chart(alt.layer(lines.add_params(alt.selection_interval("zoom", bind="scales"))), 320, {"watched": rows})
