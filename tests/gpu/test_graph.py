@@ -39,7 +39,7 @@ def device():
 
 
 @pytest.fixture
-def usual_pieces(monkeypatch, short_pieces):
+def usual_chunks(monkeypatch, short_chunks):
     monkeypatch.setattr(chunks, "CHUNK", 32)
 
 
@@ -48,7 +48,7 @@ def test_every_cell_agrees_with_the_reference(cell, device):
     same_as_the_reference(built(cell, hidden_size(cell), bidirectional=True), device)
 
 
-@pytest.mark.usefixtures("usual_pieces")
+@pytest.mark.usefixtures("usual_chunks")
 def test_auto_takes_graphs_where_matrices_are_too_large_for_a_kernel(device):
     layer = built(unfading.LSTMCell, 1024, torch.float32).to(device)
     cell, x = layer.cells[0], torch.randn(75, 6, 3)
@@ -60,7 +60,7 @@ def test_auto_takes_graphs_where_matrices_are_too_large_for_a_kernel(device):
     exact = in_float64(copy.deepcopy(layer).cpu().double(), x, None, "reference")
     got = in_float64(layer, x, None, "auto")
     assert graph_refusal(cell) is None
-    assert graph._known[cell], "auto has recorded nothing"
+    assert graph._recordings[cell], "auto has recorded nothing"
     agree(got, exact, 1e-3)
 
 
@@ -141,10 +141,10 @@ def test_recordings_go_with_their_cell(device):
     before = torch.cuda.memory_allocated()
     layer = built(unfading.LSTMCell, 64, torch.float32, backend="graph").to(device)
     layer(given(device, dtype=torch.float32))[0].sum().backward()
-    (known,) = graph._known[layer.cells[0]].values()
-    watched = weakref.ref(next(iter(known.loops.values())))
+    (recordings,) = graph._recordings[layer.cells[0]].values()
+    watched = weakref.ref(next(iter(recordings.loops.values())))
     assert torch.cuda.memory_allocated() > before
-    del known, layer
+    del recordings, layer
     gc.collect()
     assert watched() is None
     # cuBLAS does not free its workspaces.
@@ -186,7 +186,7 @@ def test_streams_and_threads_take_turns(device):
         assert_close(a, b, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.usefixtures("usual_pieces")
+@pytest.mark.usefixtures("usual_chunks")
 @pytest.mark.parametrize("cell", [unfading.LSTMCell, unfading.NRUCell], ids=name)
 def test_it_is_faster_than_the_loop_it_records(cell, device):
     layer, x, times = unfading.layer(cell)(1, 256).to(device), torch.randn(256, 64, 1, device=device), {}
