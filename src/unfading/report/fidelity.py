@@ -16,16 +16,21 @@ ROWS = "papers-rows.jsonl"
 OVERVIEW = "fidelity.svg"
 HEAD = """# The papers, reproduced
 
-Made by `unfading reproduce --page` from the records in `benchmarks/results/papers-*.jsonl` alone; do not edit.
+`unfading reproduce page` writes this page from the records in `benchmarks/results/papers-*.jsonl`. Do not edit it.
 
-A row is **held** where the mean over our seeds is no further below the published number than two standard errors of the test
-set, **beaten** where the mean less its own standard error is above it, **missed** else; a claim that runs solve a task holds
-where the share of all its seeds that is named solves it, one that a cell does no better than a guess where its mean is within
-the tolerance of a guess, or below. *measured* rows have no published number. No seed is left out: one that diverged counts as a
-guess. Published numbers have no spread and may be best runs. Settings were chosen by validation, not by the test; where what
-there is to choose from was changed after a test was known (HAR-2, copying, adding), [the findings](findings.md) say so.
-`unfading reproduce ITEM --budget paper --device cuda` makes a row again; where its setting has changed since it was measured,
-it says so. ± is the standard deviation over seeds.
+Each row compares a published number with the mean over our seeds. The verdicts are:
+
+- **held**: our mean is not below the published number by more than the tolerance, two standard errors of the test set.
+- **beaten**: our mean less its standard error is above the published number.
+- **missed**: neither.
+- *measured*: there is no published number.
+
+A claim that a cell solves a task holds if the stated share of all seeds solves it. A claim that a cell is at chance holds if our
+mean is within the tolerance of the score of a guess, or worse. Every seed counts; a seed that diverged counts as a guess. Published
+numbers have no spread and may be best runs. Settings were chosen by validation, never by the test. Where the candidate settings
+changed after a test result was known (HAR-2, copying, adding), [the findings](findings.md) say so. `unfading reproduce run ITEM
+--budget paper --device cuda` trains a row again. A row whose setting changed since it was measured is marked. ± is the standard
+deviation over seeds.
 
 """
 
@@ -114,7 +119,7 @@ def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outco
         parts.append(f"![{title}]({picture})\n\n")
     drawn = [line for line in lines if line["kind"] == "drawn"]
     if not outcomes and not drawn:
-        parts.append(f"A figure: `unfading reproduce {item}` makes it.\n\n")
+        parts.append(f"A figure: `unfading reproduce run {item}` makes it.\n\n")
     for line in drawn[-1:]:
         parts += [f"- {each}\n" for each in line["findings"]] + ["\n"]
     if outcomes:
