@@ -49,6 +49,13 @@ def test_a_figure_is_computed_and_saved(name, tmp_path):
     assert figure.findings[0][:30] in figure.text(width=1000)
 
 
+def test_numbers_that_are_not_finite_are_saved_as_null(tmp_path):
+    chart = {"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {"x": {"field": "x", "type": "quantitative"}}}
+    figure = Item("t", "c", chart, [{"loss": math.nan, "norms": [1.0, math.inf]}], [])
+    text = figure.save("star/fig3", tmp_path)[2].read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["rows"] == [{"loss": None, "norms": [1.0, None]}]
+
+
 def test_figure_six_agrees_with_theory():
     rows = [row for row in incremental.fig6(seeds=1).rows if "fitted_rate" in row]
     assert len(rows) == 9

@@ -1,6 +1,7 @@
 """`Item`: a table or figure of a paper, reproduced."""
 
 import json
+import math
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ class Item(NamedTuple):
         content = {
             ".png": convert.vegalite_to_png(chart, vl_version=vega_lite_version(), scale=1.5),
             ".svg": svg(self.chart),
-            ".json": (json.dumps(text, indent=1) + "\n").encode(),
+            ".json": (json.dumps(_finite(text), indent=1, allow_nan=False) + "\n").encode(),
         }
         paths = {suffix: folder / f"{name.replace('/', '-')}{suffix}" for suffix in content}
         for suffix, path in paths.items():
@@ -42,6 +43,15 @@ class Item(NamedTuple):
         """Title, caption and findings as plain text."""
         findings = [textwrap.fill(f"- {each}", width, subsequent_indent="  ") for each in self.findings]
         return "\n".join([self.title, "", textwrap.fill(self.caption, width), "", *findings])
+
+
+def _finite(value: Any) -> Any:
+    """The same JSON value with null for numbers that are not finite: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_folder(folder: Path) -> None:
