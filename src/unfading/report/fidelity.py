@@ -25,12 +25,12 @@ Each row compares a published number with the mean over our seeds. The verdicts 
 - **missed**: neither.
 - *measured*: there is no published number.
 
-A claim that a cell solves a task holds if the stated share of all seeds solves it. A claim that a cell is at chance holds if our
-mean is within the tolerance of the score of a guess, or worse. Every seed counts; a seed that diverged counts as a guess. Published
-numbers have no spread and may be best runs. Settings were chosen by validation, never by the test. Where the candidate settings
-changed after a test result was known (HAR-2, copying, adding), [the findings](findings.md) say so. `unfading reproduce run ITEM
---budget paper --device cuda` trains a row again. A row whose setting changed since it was measured is marked. ± is the standard
-deviation over seeds.
+A claim that a cell solves a task holds if the stated share of all seeds solves it. A claim that a cell is at chance holds
+if our mean is within the tolerance of the score of a guess, or worse. Every seed counts; a seed that diverged counts as a
+guess. Published numbers have no spread and may be best runs. Settings were chosen by validation, never by the test. Where
+the candidate settings changed after a test result was known (HAR-2, copying, adding), [the findings](findings.md) say so.
+`unfading reproduce run ITEM --budget paper --device cuda` trains a row again. A row whose setting changed since it was
+measured is marked. ± is the standard deviation over seeds.
 
 """
 
