@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -137,8 +137,10 @@ def train_together(runs: Sequence[Run], options: TrainOptions | None = None, *, 
     task, folder = runs[0].make_task(), options.folder
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
         stack.enter_context(float32_products("tf32" if runs[0].dtype == "tf32" else "ieee"))
-        records = {run.key: record for run in runs if (record := _finished(run, options)) is not None}
-        active = [ActiveRun(run, task) for run in runs if run.key not in records]
+        # By position, not by key: the key of a user's cell or task changes when its file is edited during training.
+        earlier = [_finished(run, options) for run in runs]
+        active = [ActiveRun(run, task) for run, record in zip(runs, earlier, strict=True) if record is None]
+        trained: Iterator[dict[str, Any]] = iter(())
         if active:
             stop_if_late()
             # Before the folders are created: a run that cannot be built leaves none.
@@ -152,8 +154,8 @@ def train_together(runs: Sequence[Run], options: TrainOptions | None = None, *, 
                 signal = asked()
             if signal is not None and folder is not None:  # during the last step: the caller must not start another run
                 raise Stopped(signal, training.state.step)
-            records |= {record["key"]: record for record in training.records}
-        return [records[run.key] for run in runs]
+            trained = iter(training.records)
+        return [next(trained) if record is None else record for record in earlier]
 
 
 def train_pass(runs: Sequence[Run], options: TrainOptions) -> None:
