@@ -103,9 +103,10 @@ def test_no_test_imports_from_a_test_module(path):
         assert not any(part.startswith("test_") or part == "conftest" for part in name.split(".")), f"{path}:{line}: {name}"
 
 
-def test_only_torch_is_imported_with_the_package():
+def test_no_public_name_loads_a_library_of_the_command_line_or_of_an_extra():
     code = """if True:
-        import sys, unfading, unfading.cli
+        import sys, unfading, unfading.cli.main
+        from unfading import *
         print([m for m in ('tyro', 'rich', 'pooch', 'sklearn', 'altair', 'vl_convert') if m in sys.modules])"""
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
