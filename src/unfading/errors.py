@@ -61,7 +61,7 @@ def unknown(what: str, name: object, known: Iterable[str]) -> str:
     return f"unknown {what} {name!r}. {hint}"
 
 
-def cannot_run(cell: object, way: str, reason: str) -> str:
+def cannot_run(cell: object, how: str, reason: str) -> str:
     """The message for a backend that was requested by name and refuses the cell."""
     name = type(cell).__name__
-    return f"{name} cannot run {way}: {reason}. backend='auto' runs the reference loop where no faster backend can."
+    return f"{name} cannot run {how}: {reason}. backend='auto' runs the reference loop where no faster backend can."

@@ -83,7 +83,7 @@ def gone(path):
 
 
 CASES = {
-    "har missing": (HAR6(), SIGNAL, gone, "dataset 'har' is not whole: .*body_acc_x_train.txt is missing"),
+    "har missing": (HAR6(), SIGNAL, gone, "dataset 'har' is incomplete: .*body_acc_x_train.txt is missing"),
     "har empty": (HAR6(), SIGNAL, empty, "body_acc_x_train.txt is empty"),
     "har cut in a line": (HAR6(), SIGNAL, last_line(" 1.0 2.0\n"), "body_acc_x_train.txt is cut short or altered: .*columns"),
     "har cut in a number": (HAR6(), SIGNAL, last_line("1.0e"), "body_acc_x_train.txt is cut short or altered"),
@@ -96,7 +96,7 @@ CASES = {
         last_line(""),
         "subject_train.txt of dataset 'har' has 34 lines; wanted 35",
     ),
-    "dsa missing": (DSA19(), SEGMENT, gone, "dataset 'dsa' is not whole: .*s06.txt is missing"),
+    "dsa missing": (DSA19(), SEGMENT, gone, "dataset 'dsa' is incomplete: .*s06.txt is missing"),
     "dsa a line too few": (
         DSA19(),
         SEGMENT,
@@ -113,14 +113,14 @@ CASES = {
         Google30(),
         "testing_list.txt",
         gone,
-        "'speech_commands' is not whole: .*testing_list.txt is missing",
+        "'speech_commands' is incomplete: .*testing_list.txt is missing",
     ),
     "speech list empty": (Google30(), "testing_list.txt", empty, "testing_list.txt is empty"),
     "speech listed, not there": (
         Google30(),
         "testing_list.txt",
         last_line("bed/x.wav\n"),
-        "lists bed/x.wav, which is not there",
+        "lists bed/x.wav, which does not exist",
     ),
     "speech on both lists": (
         Google30(),
@@ -136,14 +136,14 @@ CASES = {
         YELP,
         made_files.YELP,
         first_line(b'{"text": "good"}'),
-        "line 1 is no review in JSON with 'text' and 'stars'",
+        "line 1 is not a review in JSON with 'text' and 'stars'",
     ),
-    "yelp no object": (YELP, made_files.YELP, first_line(b"[1, 2]"), "line 1 is no review in JSON"),
+    "yelp no object": (YELP, made_files.YELP, first_line(b"[1, 2]"), "line 1 is not a review in JSON"),
     "yelp byte": (YELP, made_files.YELP, first_line(b'{"text": "\xff", "stars": 5}'), "line 1 has an unknown byte, 0xff"),
-    "yelp half": (YELP, made_files.YELP, half, r"line \d+ is no review in JSON"),
+    "yelp half": (YELP, made_files.YELP, half, r"line \d+ is not a review in JSON"),
     "yelp few": (Yelp5(reviews=90), made_files.YELP, nothing, "has 60 reviews; wanted 90. .* take reviews=60"),
     "yelp empty": (YELP, made_files.YELP, empty, "has 0 reviews; wanted 60"),
-    "tum half": (TUMCrops(), "train.npz", half, "train.npz is no whole .npz file"),
+    "tum half": (TUMCrops(), "train.npz", half, "train.npz is not a complete .npz file"),
     "tum no labels": (TUMCrops(), "train.npz", arrays(y_date=None), "train.npz has no array 'y_date'"),
     "tum no label": (TUMCrops(per="sequence"), "test.npz", arrays(y=None), "test.npz has no array 'y'"),
     "tum features": (
@@ -208,8 +208,8 @@ def test_a_damaged_file_is_named_and_left_as_it_is(copied, task, file, damage, s
         (wav(np.ones(16001)), "has 16001 samples; wanted at most 16000, one second"),
         (wav([]), "holds no samples"),
         (half, "is cut short: 7989 of 16000 samples"),
-        (empty, "is no sound WAV file"),
-        (lambda path: path.write_bytes(b"no sound at all"), "is no sound WAV file"),
+        (empty, "is not a valid WAV file"),
+        (lambda path: path.write_bytes(b"no sound at all"), "is not a valid WAV file"),
     ],
 )
 def test_a_wav_file_of_another_kind_is_named(tmp_path, damage, sentence):

@@ -307,7 +307,7 @@ REFUSED = {
     "looks at a value": lambda cell, a, s, U: State(a, s.h) if s.h.sum() > 0 else State(a + 1, s.h),
     "a shape that depends on values": lambda cell, a, s, U: State(a + a[a > 0].sum(), s.h),
     "draws random numbers": lambda cell, a, s, U: State(a + torch.randn_like(a), s.h),
-    "no argument of step": lambda cell, a, s, U: State(a @ cell.U, s.h),
+    "not an argument of step": lambda cell, a, s, U: State(a @ cell.U, s.h),
     "copies numbers from the host": lambda cell, a, s, U: State(a * torch.tensor([1.0, 2.0, 3.0], device=a.device), s.h),
 }
 

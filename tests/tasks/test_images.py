@@ -146,8 +146,8 @@ def test_idx_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (gzip.compress(idx(ARRAY))[:-9], "no whole gzip file"),
-        (b"not gzip at all", "no whole gzip file"),
+        (gzip.compress(idx(ARRAY))[:-9], "not a complete gzip file"),
+        (b"not gzip at all", "not a complete gzip file"),
         (gzip.compress(b"\x00\x00\x0d\x01" + bytes(9)), "should begin as idx of bytes, 00 00 08; got 00 00 0d 01"),
         (gzip.compress(b""), "should begin as idx of bytes"),
         (gzip.compress(idx(ARRAY)[:9]), "should begin as idx"),

@@ -44,7 +44,7 @@ def find(name: str) -> Path:
     missing = [file for file in dataset.files if not (folder / file).is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise FileNotFoundError(f"dataset {name!r} is not whole: {folder / missing[0]} is missing{more}. {_elsewhere(name)}")
+        raise FileNotFoundError(f"dataset {name!r} is incomplete: {folder / missing[0]} is missing{more}. {_elsewhere(name)}")
     return folder
 
 
@@ -61,7 +61,7 @@ def path(name: str, file: str) -> Path:
     """The path of a dataset's file, after checking that it exists and matches its checksum, if one is pinned."""
     target, wanted = find(name) / file, known(name).files.get(file)
     if not target.is_file():
-        raise FileNotFoundError(f"dataset {name!r} is not whole: {target} is missing. {_elsewhere(name)}")
+        raise FileNotFoundError(f"dataset {name!r} is incomplete: {target} is missing. {_elsewhere(name)}")
     if wanted is not None and sha256(target) != wanted:
         raise ValueError(_altered(target, wanted))
     return target

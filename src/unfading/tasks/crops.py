@@ -95,7 +95,7 @@ def read_crops(path: Path, labels: str) -> tuple[Tensor, Tensor, Tensor]:
     except (ValueError, BadZipFile, EOFError, OSError) as error:
         if "allow_pickle" in str(error):
             raise ValueError(store.PICKLED.format(f"an array of {path}", _CONVERT)) from None
-        raise ValueError(f"{path} is no whole .npz file. {_CONVERT}") from None
+        raise ValueError(f"{path} is not a complete .npz file. {_CONVERT}") from None
     for name in ("x", labels):
         if name not in arrays:
             raise ValueError(f"{path} has no array {name!r}. {_CONVERT}")

@@ -21,7 +21,7 @@ def stream(seed: int, split: Split, index: int, device: torch.device | str, purp
     check_split(split)
     check_count("index", index, least=0)
     if index >= 1 << INDEX_BITS:
-        raise ValueError(f"index must be below 2^{INDEX_BITS}; got {index}. Take another seed and begin anew.")
+        raise ValueError(f"index must be below 2^{INDEX_BITS}; got {index}. Use another seed and start again.")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an int; got {seed!r} ({type(seed).__name__}).")
     offset = int.from_bytes(blake2b(f"{purpose} {seed}".encode(), digest_size=4).digest(), "big")

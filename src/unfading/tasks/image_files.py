@@ -20,7 +20,7 @@ def read_idx(file: Path) -> Tensor:
     try:
         raw = gzip.decompress(file.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{file} is no whole gzip file ({error}). Move it away and get it again.") from None
+        raise ValueError(f"{file} is not a complete gzip file ({error}). Move it away and get it again.") from None
     axes = raw[3] if len(raw) > 3 else 0
     if raw[:3] != bytes([0, 0, UNSIGNED_BYTE]) or len(raw) < 4 + 4 * axes:
         raise ValueError(

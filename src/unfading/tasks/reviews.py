@@ -96,7 +96,9 @@ def read_reviews(path: Path, count: int) -> Iterator[tuple[str, int]]:
                     f"{path}, line {number} has an unknown byte, {line[error.start]:#04x}. Get it again."
                 ) from None
             except (json.JSONDecodeError, KeyError, TypeError):
-                raise ValueError(f"{path}, line {number} is no review in JSON with 'text' and 'stars'. Get it again.") from None
+                raise ValueError(
+                    f"{path}, line {number} is not a review in JSON with 'text' and 'stars'. Get it again."
+                ) from None
             if not isinstance(text, str) or stars not in (1, 2, 3, 4, 5):
                 raise ValueError(f"{path}, line {number} has {stars!r} stars; wanted a text and 1 to 5. Get it again.")
             yield text, int(stars)

@@ -63,7 +63,7 @@ def _header(path: Path, lines: list[str]) -> tuple[dict[str, list[str]], int]:
     if _true(facts, "timestamps"):
         raise ValueError(f"{path} has a time stamp with each value, and only evenly spaced series are read. Resample it first.")
     if not _true(facts, "classlabel"):
-        raise ValueError(f"{path} does not say `@classLabel true`, so it is no classification task. Take another set.")
+        raise ValueError(f"{path} does not say `@classLabel true`, so it is not a classification task. Take another set.")
     return facts, start
 
 
@@ -82,7 +82,7 @@ def _ts_line(line: str, facts: dict[str, list[str]]) -> tuple[list[str], str]:
         raise ValueError(f"{steps} steps where {' '.join(promised)} are promised")
     known = facts["classlabel"][1:]
     if known and label.strip() not in known:
-        raise ValueError(f"label {label.strip()!r} is none of {', '.join(known)}")
+        raise ValueError(f"label {label.strip()!r} is not one of {', '.join(known)}")
     return channels, label.strip()
 
 
@@ -103,7 +103,7 @@ def _number(text: str) -> float:
     try:
         return float("nan") if text.strip() == "?" else float(text)
     except ValueError:
-        raise ValueError(f"{text.strip()[:20]!r} is no number") from None
+        raise ValueError(f"{text.strip()[:20]!r} is not a number") from None
 
 
 def _steps(channels: list[str]) -> Values:

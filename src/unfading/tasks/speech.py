@@ -124,7 +124,7 @@ def _listed(file: Path, present: dict[str, Path]) -> set[str]:
     names = file.read_text(encoding="utf-8").split()
     for name in names:
         if name not in present:
-            raise FileNotFoundError(f"{file} lists {name}, which is not there. {_AGAIN}")
+            raise FileNotFoundError(f"{file} lists {name}, which does not exist. {_AGAIN}")
     if not names:
         raise ValueError(f"{file} is empty. {_AGAIN}")
     return set(names)
@@ -157,7 +157,7 @@ def read_wav(path: Path, *, longest: int | None = RATE) -> NDArray[np.int16]:
             promised = file.getnframes()
             content = file.readframes(promised)
     except (wave.Error, EOFError) as error:
-        raise ValueError(f"{path} is no sound WAV file ({error or 'it ends too early'}). {_AGAIN}") from None
+        raise ValueError(f"{path} is not a valid WAV file ({error or 'it ends too early'}). {_AGAIN}") from None
     if kind != (RATE, 1, 16):
         rate, channels, bits = kind
         raise ValueError(

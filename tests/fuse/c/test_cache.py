@@ -424,11 +424,14 @@ def test_the_first_compiler_on_path_serves_without_cc(world):
     [
         (
             "no-such-cc -O1",
-            "CC='no-such-cc -O1' names 'no-such-cc', which is no program on this machine; correct it or unset it",
+            "CC='no-such-cc -O1' names 'no-such-cc', which is not a program on this machine; correct it or unset it",
         ),
         ("gcc '", 'CC="gcc \'" cannot be read as a command: No closing quotation; correct it or unset it'),
-        ("true", "true reported success and made no library, so it is no C compiler; set CC to one; the source is kept in "),
-        ("false", "false failed with exit status 1: it gave no message; the source is kept in "),
+        (
+            "true",
+            "true reported success and made no library, so it is not a C compiler; set CC to one; the source is stored in ",
+        ),
+        ("false", "false failed with exit status 1: it gave no message; the source is stored in "),
     ],
 )
 def test_a_wrong_cc_is_named_and_not_replaced(world, cc, sentence):
@@ -440,7 +443,7 @@ def test_a_wrong_cc_is_named_and_not_replaced(world, cc, sentence):
 def test_a_program_of_another_machine_is_named(world):
     script = world.set_compiler("")
     script.write_bytes(b"\x7fELF")
-    assert f"{script} cannot be run: Exec format error; set CC to a C compiler; the source is kept in " in world.refusal()
+    assert f"{script} cannot be run: Exec format error; set CC to a C compiler; the source is stored in " in world.refusal()
 
 
 def test_a_failed_compilation_is_told_with_its_first_errors_and_the_source(world):
@@ -448,7 +451,7 @@ def test_a_failed_compilation_is_told_with_its_first_errors_and_the_source(world
     reason = world.refusal(wrong)
     (source,) = world.folder.glob("*.c")
     assert source.read_text() == wrong
-    assert reason.endswith(f"; the source is kept in {source}")
+    assert reason.endswith(f"; the source is stored in {source}")
     assert f"{source.name}:2:10: error: " in reason
     assert "nothing" in reason
     assert str(world.temporary) not in reason
@@ -464,7 +467,7 @@ def test_a_library_that_does_not_load_is_told(world):
 def test_a_source_that_could_not_be_kept_is_told(world):
     world.folder.mkdir()
     world.folder.chmod(0o777)
-    assert f"the source was not kept, as {world.folder} could be written by another user" in world.refusal("wrong")
+    assert f"the source was not stored, since {world.folder} could be written by another user" in world.refusal("wrong")
 
 
 def test_a_failed_compilation_is_not_tried_again_unless_by_another_compiler(world):

@@ -159,7 +159,7 @@ class Watch(TorchDispatchMode):
             if given[0].dim() > 0 or given[0].device.type != "cpu":
                 reason = "copies numbers from the host; return them from weights()"
         elif any(_memory(tensor) not in self.known for tensor in given):
-            reason = "reads a tensor that is no argument of step, and may be freed later; return it from weights()"
+            reason = "reads a tensor that is not an argument of step, and may be freed later; return it from weights()"
         result = None if reason else function(*arguments, **(keywords or {}))
         results = [t for t in _pytree.tree_leaves(result) if isinstance(t, Tensor)]
         if any(t.device != self.device and t.dim() > 0 for t in results):

@@ -73,7 +73,7 @@ def find() -> Compiler:
         raise NoCompiler(f"CC={wanted!r} cannot be read as a command: {error}; correct it or unset it") from None
     path = shutil.which(program)
     if path is None:
-        raise NoCompiler(f"CC={wanted!r} names {program!r}, which is no program on this machine; correct it or unset it")
+        raise NoCompiler(f"CC={wanted!r} names {program!r}, which is not a program on this machine; correct it or unset it")
     return _identified((os.path.abspath(path), *arguments))
 
 
@@ -106,7 +106,7 @@ def build(compiler: Compiler, source: Path, output: Path) -> None:
         return
     program = shlex.join(compiler.command)
     if answer.returncode == 0:
-        raise NoCompiler(f"{program} reported success and made no library, so it is no C compiler; set CC to one")
+        raise NoCompiler(f"{program} reported success and made no library, so it is not a C compiler; set CC to one")
     lines = [line.strip().replace(f"{source.parent}/", "") for line in answer.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r":\d+: .*error: ", line)]
     words = " | ".join((errors or lines)[:3]) or "it gave no message"
