@@ -201,8 +201,8 @@ def _compile(source: str, cc: Compiler, key: str, parent: Path, trouble: str) ->
         except OSError as error:
             raise NoCompiler(f"{' '.join(cc.command)} made a library that does not load: {error}") from None
     except NoCompiler as error:
-        place = f"the source was not stored, since {trouble}" if trouble else f"the source is stored in {parent / f'{key}.c'}"
-        raise NoCompiler(f"{error}; {place}") from None
+        note = f"the source was not stored, since {trouble}" if trouble else f"the source is stored in {parent / f'{key}.c'}"
+        raise NoCompiler(f"{error}; {note}") from None
     finally:
         # Not a TemporaryDirectory: a child that another thread forks meanwhile would remove it at its own exit.
         shutil.rmtree(scratch, ignore_errors=True)
