@@ -47,8 +47,10 @@ def test_a_compiled_layer_may_be_the_first_that_runs():
     code = """if True:
         import torch, unfading
         layer, x = unfading.STAR(2, 3), torch.ones(4, 1, 2)
-        compiled = torch.compile(layer, fullgraph=True, backend="eager")(x)[0]
-        torch.testing.assert_close(compiled, layer(x)[0])
+        torch._dynamo.config.error_on_recompile = True  # the second call finds the compiler imported
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x)[0], layer(x)[0])
         print("same")"""
     assert answer(code) == "same"
 

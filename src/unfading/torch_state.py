@@ -1,10 +1,21 @@
 """Read and set torch's global state: whether a tracer or transform is active, and the precision of float32 products."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_when_compiled(function: Function) -> Function:
+    """A decorator: torch.compile calls the function once, while it traces, and stores the result.
+
+    As torch.compiler.assume_constant_result, which would import the compiler of torch with the library: two seconds.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def traced() -> bool:

@@ -7,7 +7,7 @@ asked for by name runs, or raises its reason. `with use_backend("reference"):` o
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,16 +18,12 @@ from unfading.errors import cannot_run, unknown
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import reference
-from unfading.torch_state import traced
+from unfading.torch_state import constant_when_compiled, traced
 
 Implementation = Callable[..., tuple[Any, Any]]  # with the arguments and results of `reference`
 
-# In the order in which "auto" tries them. The reference accepts every cell, so it is the last.
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "fused": lambda *arguments, **keywords: _fused_backend().fused(*arguments, **keywords),
-    "graph": lambda *arguments, **keywords: _graph_backend().graph(*arguments, **keywords),
-    "reference": reference,
-}
+# In the order in which "auto" tries them. The reference accepts every cell, so it is the last. None: `choose` imports it.
+IMPLEMENTATIONS: dict[str, Implementation | None] = {"fused": None, "graph": None, "reference": reference}
 
 # Set by `use_backend`. A plain global, so one for all threads: Dynamo guards on it, so that a compiled layer follows the block
 # it runs in. Dynamo cannot trace a ContextVar, and treats a thread-local as a constant.
@@ -80,21 +76,23 @@ def choose(cell: Cell, backend: str) -> Implementation:
         return _stand_in
     name = _override or backend
     if name in ("auto", "fused"):
-        compiler = _fused_backend()
+        _load_fused()
+        compiler = cast(ModuleType, _fused_module)
         reason = compiler.refusal(cell)
         if reason is None:
             return compiler.fused
         if name == "fused":
             raise RuntimeError(cannot_run(cell, "fused", reason))
     if name in ("auto", "graph"):
-        graphs = _graph_backend()
+        _load_graph()
+        graphs = cast(ModuleType, _graph_module)
         reason = graphs.graph_refusal(cell)
         if reason is None:
             return graphs.graph if name == "graph" else graphs.graph_or_scan
         if name == "graph":
             raise RuntimeError(cannot_run(cell, "as CUDA graphs", reason))
         name = "reference"
-    return IMPLEMENTATIONS[name]
+    return cast(Implementation, IMPLEMENTATIONS[name])
 
 
 def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
@@ -130,22 +128,28 @@ def output_of(cell: Cell, trajectory: Any, lengths: Tensor | None) -> Tensor:
     return output if lengths is None or output is trajectory[0] else zero_past(output, lengths)
 
 
-def _fused_backend() -> ModuleType:
+# torch.compile calls these two while it traces, and does not look inside: it would see `None` there at the first call, a module
+# at the second, and compile again.
+
+
+@constant_when_compiled
+def _load_fused() -> bool:
     global _fused_module
     if _fused_module is None:
         from unfading.fuse import fused
 
         _fused_module = fused
-    return _fused_module
+    return True
 
 
-def _graph_backend() -> ModuleType:
+@constant_when_compiled
+def _load_graph() -> bool:
     global _graph_module
     if _graph_module is None:
         from unfading.backends.cuda_graph import backend
 
         _graph_module = backend
-    return _graph_module
+    return True
 
 
 def _weights(cell: Cell, x: Tensor) -> Any:

@@ -5,10 +5,10 @@
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType, ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,15 +27,13 @@ from unfading.fuse.trace.tree import flatten, with_dense
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, projected, reference
-from unfading.torch_state import traced
+from unfading.torch_state import constant_when_compiled, traced
 
 CHUNK_BYTES = 1 << 21  # of inputs and states in one chunk of time, where no gradient is wanted
 DEVICES = {"c": "the CPU", "triton": "one GPU"}
 
 # Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
 SEQUENCE, SHARED, CONSTANT = InputKind.SEQUENCE, InputKind.SHARED, InputKind.CONSTANT
-
-R = TypeVar("R")
 
 
 def fused(
@@ -203,18 +201,12 @@ def _training(cell: Cell) -> tuple[bool, ...]:
 # alive while it is traced, so its id identifies it.
 
 
-def _constant(function: Callable[..., R]) -> Callable[..., R]:
-    """As torch.compiler.assume_constant_result, which would import the compiler of torch with the library: two seconds."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_constant
+@constant_when_compiled
 def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
     return plan_or_raise(ctypes.cast(identity, ctypes.py_object).value)
 
 
-@_constant
+@constant_when_compiled
 def _constant_refusal(identity: int, training: tuple[bool, ...]) -> str | None:
     return _no_kernel(ctypes.cast(identity, ctypes.py_object).value)
 
