@@ -33,7 +33,7 @@ wheel-check: .venv/ready
 	$(BIN)/pip wheel -q --no-deps --wheel-dir dist .
 	$(PYTHON) -m venv .wheel-venv
 	.wheel-venv/bin/pip install -q -c constraints.txt dist/*.whl
-	cd /tmp && $(CURDIR)/.wheel-venv/bin/python -W error -c "import torch, unfading; \
+	cd "$$(mktemp -d)" && $(CURDIR)/.wheel-venv/bin/python -W error -c "import torch, unfading; \
 	out, state = unfading.STAR(3, 5)(torch.randn(7, 2, 3)); assert out.shape == (7, 2, 5), out.shape; \
 	print('wheel', unfading.__version__, 'runs')"
 	.wheel-venv/bin/unfading cells list --json > /dev/null
