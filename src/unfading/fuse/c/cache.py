@@ -225,7 +225,11 @@ def _scratch(parents: list[Path | None], name: str, text: bytes) -> Path:
 
 
 def _store(parent: Path, name: str, content: bytes) -> Path:
-    """Write a file whole or not at all, also if the machine stops."""
+    """Write a file whole or not at all, also if the machine stops.
+
+    Not `files.write_atomically`: mkstemp gives a mode that `_ours` accepts, whatever the umask, and names that two
+    threads of one process do not share.
+    """
     handle, temporary = tempfile.mkstemp(prefix=f"{name}.", suffix=".tmp", dir=parent)
     try:
         with os.fdopen(handle, "wb") as file:
