@@ -5,9 +5,11 @@
         output = stream.push(sample)          # [B, I] -> [B, n]
 
 Matrices are built and packed once, when the stream is created; a push does little more than the step. There are no gradients.
+A stream has one state, so one thread uses it at a time; a call during another thread's call raises a RuntimeError.
 """
 
 import copy
+import threading
 from typing import Any
 
 import torch
@@ -19,6 +21,12 @@ from unfading.cells.wrap import WrapperCell
 from unfading.fuse.fused import fused
 from unfading.fuse.one_step import OneStep
 from unfading.reference import projected
+
+# An error and not a wait: in which order the steps of two threads come would be left to chance.
+IN_USE = (
+    "this stream is in use by another thread, and a stream takes one call at a time. Push from one thread, or give each thread "
+    "its own layer.stream()."
+)
 
 
 class Stream:
@@ -46,20 +54,31 @@ class Stream:
                 self._steps.append(OneStep(cell) if on_cpu and choose(cell, backend) is fused else ReferenceStep(cell))
         self._shape = (states[0][0].shape[0], cells[0].input_size)
         self._dtype, self._device = states[0][0].dtype, states[0][0].device
+        lock = threading.Lock()
+        self._acquire, self._release = lock.acquire, lock.release  # bound once: a push takes a few microseconds
         self.reset()
 
     def reset(self) -> None:
         """Return to the state and the step index at which the stream began."""
-        self.index = self.start
-        for step, state in zip(self._steps, self._first, strict=True):
-            step.begin(state)
+        if not self._acquire(False):
+            raise RuntimeError(IN_USE)
+        try:
+            self.index = self.start
+            for step, state in zip(self._steps, self._first, strict=True):
+                step.begin(state)
+        finally:
+            self._release()
 
     @property
     def states(self) -> list[Any]:
         """Copies of the state of each layer after the last push."""
-        return [step.state() for step in self._steps]
+        if not self._acquire(False):
+            raise RuntimeError(IN_USE)
+        try:
+            return [step.state() for step in self._steps]
+        finally:
+            self._release()
 
-    @torch.no_grad()
     def push(self, x: Tensor) -> Tensor:
         """Take the input of the next step, x [B, I]; return the output of the last layer."""
         if x.shape != self._shape or x.dtype != self._dtype or x.device != self._device:
@@ -67,10 +86,16 @@ class Stream:
                 f"push takes {self._dtype} {list(self._shape)} on {self._device}, one step for every row; got {x.dtype} "
                 f"{list(x.shape)} on {x.device}."
             )
-        for step in self._steps:
-            x = step.push(x, self.index)
-        self.index += 1
-        return x
+        if not self._acquire(False):
+            raise RuntimeError(IN_USE)
+        try:
+            with torch.no_grad():
+                for step in self._steps:
+                    x = step.push(x, self.index)
+            self.index += 1
+            return x
+        finally:
+            self._release()
 
 
 class ReferenceStep:
