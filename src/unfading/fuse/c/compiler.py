@@ -131,8 +131,16 @@ def version(compiler: Compiler) -> str:
 def _run(command: list[str], scratch: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TMPDIR": str(scratch)} if scratch else None
     try:
+        # A session of its own: Ctrl-C in a terminal goes to every process of the group. A compiler that it ended would look like
+        # one that refuses the source, and a training step would run by another backend than all steps after it.
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            start_new_session=True,
         )
     except OSError as error:
         raise NoCompiler(f"{command[0]} cannot be run: {error.strerror}; set CC to a C compiler") from None
