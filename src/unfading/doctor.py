@@ -36,7 +36,11 @@ def checks() -> list[Check]:
         Check("machine", f"{platform.machine()}, {platform.system()} {platform.release()}", True),
         Check("compiler", f"{cached.compiler} ({cached.version})" if cached.compiler else "none", bool(cached.compiler)),
         Check("flags", cached.flags, True),
-        Check("cache", f"{cached.folder}: {cached.entries} kernels, {cached.bytes / 1e6:.1f} MB", cached.writable),
+        Check(
+            "cache",
+            f"{cached.folder}: {cached.entries} kernels, {cached.bytes / 1e6:.1f} MB of at most {cached.limit / 1e6:g} MB",
+            cached.writable,
+        ),
     ]
     if cached.trouble:
         lines.append(Check("trouble", cached.trouble, False))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     The content goes to a temporary file beside `path`, reaches the disk, and then replaces `path`.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A name of its own for each call: two threads may write one file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -22,7 +22,7 @@ def test_a_call_during_another_threads_call_is_refused():
     thread.start()
     inside.wait(10)
     for call in (lambda: stream.push(torch.ones(1, 3)), stream.reset, lambda: stream.states):
-        with pytest.raises(RuntimeError, match="this stream is in use by another thread.*give each thread its own"):
+        with pytest.raises(RuntimeError, match=r"this stream is in use by another thread.*give each thread its own"):
             call()
     leave.set()
     thread.join()

@@ -584,3 +584,110 @@ def test_the_description_of_what_is_wrong(world):
     assert (description.compiler, description.writable) == ("", False)
     assert "no-such-cc" in description.trouble
     assert f"{world.folder} could be written by another user" in description.trouble
+
+
+def wait_for_the_end_of(pid, seconds=10):
+    deadline = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_compiler_that_hangs_is_stopped_with_what_it_started(world):
+    child = world.path / "child"
+    world.set_compiler(f'case "$*" in *-shared*) sleep 60 & echo $! > {child}; wait;; esac; exec {GCC} "$@"')
+    world.monkeypatch.setenv("UNFADING_COMPILE_SECONDS", "0.5")
+    reason = world.refusal()
+    assert "did not finish within 0.5 s and was stopped; set UNFADING_COMPILE_SECONDS to a longer time" in reason
+    assert wait_for_the_end_of(int(child.read_text()))
+    assert not list(world.temporary.iterdir())
+    world.monkeypatch.setenv("UNFADING_COMPILE_SECONDS", "")
+    world.set_compiler(f'exec {GCC} "$@"')
+    assert world.ask() == "42"
+
+
+def test_a_compiler_that_hangs_at_every_question_is_asked_once(world):
+    world.set_compiler("sleep 60")
+    world.monkeypatch.setenv("UNFADING_COMPILE_SECONDS", "0.3")
+    world.monkeypatch.setattr(compiler, "_hanging", {})
+    for source in (SOURCE, SOURCE.replace("42", "43")):
+        with pytest.raises(cache.NoCompiler, match=r"did not answer within 0\.3 s and was stopped; set CC to another"):
+            cache.library(source)
+    assert len(world.calls()) == 1
+    assert "did not answer" in cache.describe().trouble
+
+
+def test_auto_takes_the_reference_loop_where_the_compiler_hangs(world):
+    import torch
+
+    import unfading
+
+    world.set_compiler("sleep 60")
+    world.monkeypatch.setenv("UNFADING_COMPILE_SECONDS", "0.3")
+    world.monkeypatch.setattr(compiler, "_hanging", {})
+    layer, x = unfading.STAR(3, 11), torch.randn(4, 2, 3)
+    with torch.no_grad():
+        got = layer(x)[0]
+        layer.backend = "reference"
+        assert torch.equal(got, layer(x)[0])
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_wrong_time_limit_is_named(world, text):
+    world.monkeypatch.setenv("UNFADING_COMPILE_SECONDS", text)
+    assert f"UNFADING_COMPILE_SECONDS={text!r} is not a number of seconds above 0" in world.refusal()
+
+
+def sources(count):
+    return [SOURCE.replace("42", str(100 + i)) for i in range(count)]
+
+
+def test_the_oldest_libraries_are_removed_at_the_limit(world):
+    made = sources(4)
+    for source in made[:2]:
+        cache.library(source)
+    one = sum(path.stat().st_size for path in world.folder.iterdir()) // 2
+    # Room for three; the first is used again, so the second is the oldest.
+    world.monkeypatch.setenv("UNFADING_CACHE_MB", str(3.4 * one / 1e6))
+    past = time.time() - 1000
+    for path in world.folder.iterdir():
+        os.utime(path, (past, past))
+    cache._loaded.clear()
+    assert cache.library(made[0]).answer() == 100
+    for source in made[2:]:
+        cache.library(source)
+    texts = {path.read_text() for path in world.folder.glob("*.c")}
+    assert texts == {made[0], *made[2:]}
+    assert len(world.libraries()) == 3
+    # A library that is loaded goes on after its file was removed.
+    world.monkeypatch.setenv("UNFADING_CACHE_MB", "0")
+    library = cache.library(SOURCE)
+    assert not world.libraries()
+    assert library.answer() == 42
+    assert cache.describe().limit == 0
+
+
+def test_eight_processes_at_the_limit(world):
+    world.monkeypatch.setenv("UNFADING_CACHE_MB", "0.04")
+    code = "for i in range(6): assert cache.library(SOURCE.replace('42', str(i))).answer() == i"
+    processes = [world.start(code + "\nprint(42)") for _ in range(8)]
+    assert [process.communicate(timeout=60) for process in processes] == [("42\n", "")] * 8
+    assert cache.describe().bytes <= 40_000
+
+
+def test_remnants_of_killed_processes_are_removed_and_files_in_the_making_are_not(world):
+    world.ask()
+    old, young = (world.folder / f"{'0' * 32}.c.abcd_12{i}.tmp" for i in range(2))
+    for path in (old, young):
+        path.write_bytes(b"torn")
+    past = time.time() - 2 * cache.REMNANT_SECONDS
+    os.utime(old, (past, past))
+    cache.library(sources(1)[0])
+    assert not old.exists()
+    assert young.exists()
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "nan"])
+def test_a_wrong_limit_of_the_folder_is_named(world, text):
+    world.monkeypatch.setenv("UNFADING_CACHE_MB", text)
+    assert f"UNFADING_CACHE_MB={text!r} is not a number of megabytes" in world.refusal()

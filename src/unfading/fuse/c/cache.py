@@ -12,14 +12,19 @@ digest is a hash of the key and of the library's bytes. Since it is part of the 
   read-only, full or not trusted, it is loaded from that folder, for this process only. The file can be removed once it is
   loaded, so nothing is left to remove at exit, and a forked child has nothing of its parent's to remove.
 - Processes do not wait for each other: if two need the same library at once, both compile, and the later rename wins.
+- The folder holds at most `$UNFADING_CACHE_MB` megabytes of these files, 512 by default. When a new library exceeds this, the
+  files that were not used for the longest time are removed. A process that has loaded a removed library goes on with it; one
+  that is about to load it compiles it again.
 """
 
+import math
 import os
 import re
 import shutil
 import stat
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from ctypes import CDLL
 from hashlib import sha256
@@ -31,6 +36,13 @@ from unfading.fuse.c.compiler import Compiler, NoCompiler
 
 # The files that `_store` writes, finished or not. The .py files are the sources of kernels for GPUs.
 OURS = re.compile(r"[0-9a-f]{32}(\.c|\.py|-[0-9a-f]{32}\.so)(\.\w{8}\.tmp)?")
+
+# Megabytes (10^6 bytes) that the folder may hold, unless $UNFADING_CACHE_MB is set; a kernel and its source take about 0.05.
+LIMIT_MB = 512.0
+# After a removal the folder holds this share of the limit, so that the next libraries need no removal.
+SHARE_AFTER_REMOVAL = 0.9
+# Seconds after which an unfinished file is a remnant of a process that was killed.
+REMNANT_SECONDS = 3600.0
 
 _loaded: dict[str, CDLL] = {}
 _refused: dict[str, str] = {}
@@ -58,6 +70,7 @@ class Description(NamedTuple):
     bytes: int
     writable: bool
     trouble: str  # why nothing can be compiled, or nothing stored; empty without trouble
+    limit: int  # bytes that the folder may hold
 
 
 def library(source: str) -> CDLL:
@@ -95,6 +108,7 @@ def write_file(name: str, content: bytes) -> Path | None:
     path = parent / name
     with suppress(OSError):
         if _ours(path.lstat(), stat.S_IFREG) and path.read_bytes() == content:
+            _mark_as_used(path)
             return path
     with suppress(OSError):
         return _store(parent, name, content)
@@ -113,10 +127,22 @@ def read_file(name: str) -> bytes | None:
 def clear() -> tuple[int, int]:
     """Remove the files that this module has written, and no others; return the number of libraries and the bytes of all."""
     libraries = size = 0
-    for path, bytes_ in _files(folder()):
+    for path, info in _files(folder()):
         path.unlink(missing_ok=True)
-        libraries, size = libraries + (path.suffix == ".so"), size + bytes_
+        libraries, size = libraries + (path.suffix == ".so"), size + info.st_size
     return libraries, size
+
+
+def limit() -> int:
+    """The number of bytes that the folder may hold."""
+    text = os.environ.get("UNFADING_CACHE_MB", "").strip()
+    try:
+        megabytes = float(text) if text else LIMIT_MB
+    except ValueError:
+        megabytes = math.nan
+    if not 0 <= megabytes <= 1e9:
+        raise NoCompiler(f"UNFADING_CACHE_MB={text!r} is not a number of megabytes, 0 or more; correct it or unset it")
+    return int(megabytes * 1e6)
 
 
 def describe() -> Description:
@@ -127,6 +153,11 @@ def describe() -> Description:
         cc = compiler.find()
         program = " ".join(cc.command)
         version, flags = compiler.version(cc), " ".join(compiler.flags(cc))
+    except NoCompiler as error:
+        troubles.append(str(error))
+    most = 0
+    try:
+        most = limit()
     except NoCompiler as error:
         troubles.append(str(error))
     parent = folder()
@@ -144,9 +175,10 @@ def describe() -> Description:
         flags=flags,
         folder=parent,
         entries=sum(path.suffix == ".so" for path, _ in files),
-        bytes=sum(size for _, size in files),
+        bytes=sum(info.st_size for _, info in files),
         writable=not trouble,
         trouble="; ".join([*troubles, trouble] if trouble else troubles),
+        limit=most,
     )
 
 
@@ -173,7 +205,9 @@ def _stored(parent: Path, key: str) -> CDLL | None:
     for path in parent.glob(f"{key}-*.so"):
         with suppress(OSError):
             if _ours(path.lstat(), stat.S_IFREG) and path.name == _name(key, path.read_bytes()):
-                return CDLL(str(path))
+                library = CDLL(str(path))
+                _mark_as_used(path)
+                return library
         with suppress(OSError):
             path.unlink()
     return None
@@ -181,7 +215,7 @@ def _stored(parent: Path, key: str) -> CDLL | None:
 
 def _compile(source: str, cc: Compiler, key: str, parent: Path, trouble: str) -> CDLL:
     """Compile, store if possible, load."""
-    text = source.encode()
+    text, most = source.encode(), limit()
     # Inside a folder that others may write, a private folder is not private: they could replace it.
     scratch = _scratch([None] if trouble else [None, parent], f"{key}.c", text)
     try:
@@ -195,7 +229,9 @@ def _compile(source: str, cc: Compiler, key: str, parent: Path, trouble: str) ->
         if not trouble:
             with suppress(OSError):
                 # On a file system without execute permission the cache can store a library, but not load it.
-                return CDLL(str(_store(parent, _name(key, content := output.read_bytes()), content)))
+                library = CDLL(str(_store(parent, _name(key, content := output.read_bytes()), content)))
+                _remove_oldest(parent, most)
+                return library
         try:
             return CDLL(str(output))
         except OSError as error:
@@ -265,12 +301,43 @@ def _ours(info: os.stat_result, kind: int) -> bool:
     return stat.S_IFMT(info.st_mode) == kind and info.st_uid == os.geteuid() and not info.st_mode & 0o022
 
 
-def _files(parent: Path) -> list[tuple[Path, int]]:
-    """The files that this module has written to the folder, with their sizes."""
+def _mark_as_used(path: Path) -> None:
+    """Set the modification time, by which the oldest files are found; not where the folder is read-only."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def _remove_oldest(parent: Path, most: int) -> None:
+    """Remove the files that were not used for the longest time until the folder holds less than `most` bytes, and remnants.
+
+    A kernel and its source go together. Other processes may do the same at the same time.
+    """
+    entries: dict[str, list[tuple[Path, os.stat_result]]] = {}
+    now = time.time()
+    for path, info in _files(parent):
+        if path.suffix != ".tmp":
+            entries.setdefault(path.name[:32], []).append((path, info))
+        elif now - info.st_mtime > REMNANT_SECONDS:
+            with suppress(OSError):
+                path.unlink()
+    total = sum(info.st_size for files in entries.values() for _, info in files)
+    if total <= most:
+        return
+    for files in sorted(entries.values(), key=lambda files: max(info.st_mtime_ns for _, info in files)):
+        for path, info in files:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                total -= info.st_size
+        if total <= SHARE_AFTER_REMOVAL * most:
+            return
+
+
+def _files(parent: Path) -> list[tuple[Path, os.stat_result]]:
+    """The files that this module has written to the folder, with their sizes and times."""
     files = []
     for path in parent.glob("*"):
         if OURS.fullmatch(path.name):
             # Another process may be clearing the folder.
             with suppress(FileNotFoundError):
-                files.append((path, path.lstat().st_size))
+                files.append((path, path.lstat()))
     return files

@@ -4,13 +4,19 @@
 identified without running anything: the compiler by path, size and modification time of its file, since asking for its version
 would cost 10 ms in every process; the processor by the system's description. A wrapper script around a changed compiler thus
 still gives the old library, which is still correct.
+
+A compilation may take `$UNFADING_COMPILE_SECONDS`, 300 by default. The compiler runs in a session of its own, so that it can be
+stopped with all programs it started, and so that a Ctrl-C in the terminal reaches this process alone.
 """
 
+import math
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+from contextlib import suppress
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -37,6 +43,12 @@ FLAGS = (
 NATIVE = ("-march=native", "-mcpu=native")
 
 NAMES = ("cc", "gcc", "clang")
+
+# Seconds for a compilation, unless $UNFADING_COMPILE_SECONDS is set; and for a question, which takes milliseconds.
+COMPILE_SECONDS = 300.0
+QUESTION_SECONDS = 20.0
+# Compilers that did not answer a question, with the reason; this process does not ask them again.
+_hanging: dict["Compiler", str] = {}
 
 # The fields of /proc/cpuinfo that describe the processor and not its present state, over the architectures.
 CPU_FIELDS = re.compile(
@@ -98,13 +110,32 @@ def cpu() -> str:
     return os.uname().machine + "\n" + "".join(lines)
 
 
+def seconds() -> float:
+    """The time limit of a compilation."""
+    text = os.environ.get("UNFADING_COMPILE_SECONDS", "").strip()
+    try:
+        limit = float(text) if text else COMPILE_SECONDS
+    except ValueError:
+        limit = math.nan
+    if not 0 < limit <= 1e6:
+        raise NoCompiler(f"UNFADING_COMPILE_SECONDS={text!r} is not a number of seconds above 0; correct it or unset it")
+    return limit
+
+
 def build(compiler: Compiler, source: Path, output: Path) -> None:
     """Compile the file `source` into the shared library `output`. Temporary files of the compiler go into the same folder."""
     command = [*compiler.command, *flags(compiler), str(source), "-o", str(output), "-lm"]
-    answer = _run(command, scratch=output.parent)
+    limit = seconds()
+    program = shlex.join(compiler.command)
+    try:
+        answer = _run(command, limit, scratch=output.parent)
+    except subprocess.TimeoutExpired:
+        raise NoCompiler(
+            f"{program} did not finish within {limit:g} s and was stopped; set UNFADING_COMPILE_SECONDS to a longer time, or "
+            "CC to another compiler"
+        ) from None
     if answer.returncode == 0 and output.is_file():
         return
-    program = shlex.join(compiler.command)
     if answer.returncode == 0:
         raise NoCompiler(f"{program} reported success and made no library, so it is not a C compiler; set CC to one")
     lines = [line.strip().replace(f"{source.parent}/", "") for line in answer.stderr.splitlines() if line.strip()]
@@ -117,26 +148,41 @@ def build(compiler: Compiler, source: Path, output: Path) -> None:
 def flags(compiler: Compiler) -> tuple[str, ...]:
     """The flags for this compiler, with the first of NATIVE that it accepts."""
     for flag in NATIVE:
-        if _run([*compiler.command, flag, "-fsyntax-only", "-x", "c", os.devnull]).returncode == 0:
+        if _ask(compiler, flag, "-fsyntax-only", "-x", "c", os.devnull).returncode == 0:
             return (*FLAGS, flag)
     return FLAGS
 
 
 def version(compiler: Compiler) -> str:
     """The first line of the compiler's answer to --version."""
-    answer = _run([*compiler.command, "--version"])
+    answer = _ask(compiler, "--version")
     return (answer.stdout.splitlines() or ["it does not print its version"])[0]
 
 
-def _run(command: list[str], scratch: Path | None = None) -> subprocess.CompletedProcess[str]:
+def _ask(compiler: Compiler, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The compiler's answer to a question. One that hangs is stopped and not asked again."""
+    if compiler in _hanging:
+        raise NoCompiler(_hanging[compiler])
+    limit = min(seconds(), QUESTION_SECONDS)
+    try:
+        return _run([*compiler.command, *arguments], limit)
+    except subprocess.TimeoutExpired:
+        _hanging[compiler] = (
+            f"{shlex.join(compiler.command)} did not answer within {limit:g} s and was stopped; set CC to another compiler"
+        )
+        raise NoCompiler(_hanging[compiler]) from None
+
+
+def _run(command: list[str], limit: float, scratch: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TMPDIR": str(scratch)} if scratch else None
     try:
         # A session of its own: Ctrl-C in a terminal goes to every process of the group. A compiler that it ended would look like
         # one that refuses the source, and a training step would run by another backend than all steps after it.
-        return subprocess.run(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
             env=environment,
@@ -144,3 +190,16 @@ def _run(command: list[str], scratch: Path | None = None) -> subprocess.Complete
         )
     except OSError as error:
         raise NoCompiler(f"{command[0]} cannot be run: {error.strerror}; set CC to a C compiler") from None
+    try:
+        output, errors = process.communicate(timeout=limit)
+    except BaseException:
+        # Time is up, or this process is interrupted: also the programs that the compiler started must end.
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
