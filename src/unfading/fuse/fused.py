@@ -97,7 +97,8 @@ class Inference:
         self.weights = [leaf.detach().contiguous() for leaf in bind_weights(cell_plan, cell, weights)]
         self.packed = self.kernel.packed(self.kernel.infer, self.weights)
         # Whether the output is the first part of the state. The kernel then writes it into the output tensor.
-        self.direct = type(cell).output is Cell.output and cell.output_size == cell_plan.signature.states[0]
+        first_part = getattr(cell.output, "__func__", None) is Cell.output
+        self.direct = first_part and cell.output_size == cell_plan.signature.states[0]
 
     def outputs(self, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:
         """`cell.output` of every step, and the final state."""

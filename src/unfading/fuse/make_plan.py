@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils import _pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from unfading.cells.base import Cell
 from unfading.cells.matrix import LowRank
+from unfading.fuse.cell_copy import CellCopy, with_data, without_data
+from unfading.fuse.contents import Contents
 from unfading.fuse.ir.program import InputKind, Program
+from unfading.fuse.isolation import WithoutDraws, isolated
 from unfading.fuse.plan import NAMES, PROGRAMS, Plan, Target, TensorNames, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import affine_project, with_project
@@ -26,71 +28,69 @@ PRECISIONS: dict[Target, tuple[torch.dtype, ...]] = {"c": (torch.float32, torch.
 PROJECTED_IN_LOOP = 1
 
 
-def make_plan(cell: Cell) -> Plan | Refusal:
-    """The plan of a cell, or why there is none.
+def make_plan(cell: Cell) -> tuple[Contents, Plan | Refusal]:
+    """The plan of a cell, or why there is none, with the contents of the cell that it depends on.
 
-    Dispatch modes of the caller do not see the tracing, and random number generators are left as they were.
+    The methods of the cell run on copies of it, outside the caller's modes and hooks. The cell is left as it was.
     """
-    modes = (_disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False))
-    with modes[0], modes[1], modes[2], torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    contents = Contents(cell)
+    with isolated():
         try:
-            gpus = {tensor.device for tensor in cell.parameters() if tensor.is_cuda}
-            with torch.random.fork_rng(devices=list(gpus)), torch.no_grad():  # project may draw masks
-                return _plan(cell)
+            example = _Example(contents)
+            contents = example.contents
+            return contents, _plan(example)
         except NotFusable as error:
-            return error.refusal
+            return contents, error.refusal
         except Exception as error:  # the cell breaks its contract; the reference loop will raise the full error
-            return Refusal(first_line(error))
+            return contents, Refusal(first_line(error))
 
 
-def _plan(cell: Cell) -> Plan | Refusal:
-    state = cell.initial_state(2)
-    dtype, target = state[0].dtype, target_of(state[0].device)
-    if target is None:
-        return Refusal(f"kernels are written for the CPU and for CUDA; the parameters are on {state[0].device}")
-    if dtype not in PRECISIONS[target]:
-        if target == "c":
-            return Refusal(f"kernels for the CPU compute in float32 and float64; the parameters are {dtype}")
-        return Refusal(f"kernels for a GPU compute in float32; the parameters are {dtype}")
-    inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
-    weights = cell.weights()
-    check_inputs(cell, inputs, batch=2)
-    matrices = [w for w in _pytree.tree_leaves(weights, is_leaf=is_low_rank) if is_low_rank(w)]
-    dense = tuple(_is_better_dense(matrix, target) for matrix in matrices)
-    example = _Example(cell, inputs, state, with_dense(weights, dense))
-    traced = _program(example, target)
+def _plan(example: "_Example") -> Plan:
+    traced = _program(example)
     program, signature = traced.program, traced.signature
     key = program.key()
     PROGRAMS.setdefault(key, program)
     projected = signature is not example.signature
-    inputs_read = ("x", *(name for name in example.names if name in cell.shared)) if projected else example.names
+    inputs_read = ("x", *(name for name in example.names if name in example.cell.shared)) if projected else example.names
     weights_read = [*weight_names(example.weights), *traced.parameters]
-    NAMES.setdefault(key, TensorNames(inputs_read, list(type(state)._fields), weights_read))
+    NAMES.setdefault(key, TensorNames(inputs_read, list(type(example.state)._fields), weights_read))
     return Plan(
         key,
         signature,
         inputs=example.input_structure,
         names=example.names,
         weights=example.weight_structure,
-        dense=dense,
+        dense=example.dense,
         parameters=() if traced.affine else traced.parameters,
         with_project=projected,
         affine=traced.affine,
-        target=target,
+        target=example.target,
     )
 
 
 class _Example:
     """A cell with inputs of two rows and two steps: what its step is handed, flattened and checked."""
 
-    def __init__(self, cell: Cell, inputs: Any, state: Any, weights: Any):
-        self.cell, self.state, self.weights = cell, state, weights
+    def __init__(self, contents: Contents):
+        example = CellCopy(contents, with_data, example=True)
+        cell = self.cell = example.cell
+        with WithoutDraws(), torch.no_grad():
+            self.state = state = cell.initial_state(2)
+            dtype, self.target = state[0].dtype, _target(state[0])
+            inputs = cell.project(state[0].new_zeros(2, 2, cell.input_size))
+            weights = cell.weights()
+            check_inputs(cell, inputs, batch=2)
+            matrices = [w for w in _pytree.tree_leaves(weights, is_leaf=is_low_rank) if is_low_rank(w)]
+            self.dense = tuple(_is_better_dense(matrix, self.target) for matrix in matrices)
+            self.weights = with_dense(weights, self.dense)
+        # These methods also run outside the loop, where they may write attributes. A step must not depend on those.
+        written = example.written()
+        self.contents = Contents(contents.of(), frozenset(written)) if written else contents
         input_leaves: list[Tensor] = []
         weight_leaves: list[Tensor] = []
         self.input_structure: Structure = flatten(inputs, input_leaves)
-        self.weight_structure: Structure = flatten(weights, weight_leaves)
+        self.weight_structure: Structure = flatten(self.weights, weight_leaves)
         self.names = tuple(leaf_names(inputs))
-        dtype = state[0].dtype
         for leaf in weight_leaves:
             if leaf.dtype != dtype:
                 raise NotFusable(f"weights returns {leaf.dtype}; a fused step takes the dtype of the state, {dtype}")
@@ -105,8 +105,9 @@ class _Example:
         )
 
     def step_function(self) -> Callable[..., Any]:
-        """`cell.step` as a function of flat lists of tensors."""
-        cell, state = self.cell, self.state
+        """`step` of a copy of the cell, as a function of flat lists of tensors."""
+        twin, state = CellCopy(self.contents, without_data({})), self.state
+        cell = twin.cell
 
         def step(inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
             new = cell.step(
@@ -114,6 +115,7 @@ class _Example:
                 type(state)(*states),
                 unflatten(self.weight_structure, list(weights)),
             )
+            twin.refuse_writes("step")
             if not isinstance(new, tuple) or len(new) != len(states):
                 got = f"a tuple of {len(new)}" if isinstance(new, tuple) else type(new).__name__
                 raise NotFusable(
@@ -134,18 +136,30 @@ class _Traced(NamedTuple):
     affine: bool = False
 
 
-def _program(example: _Example, target: Target) -> _Traced:
+def _program(example: _Example) -> _Traced:
     """The program of projection and step together where that can be compiled and pays; else of the step alone."""
-    cell, signature, step = example.cell, example.signature, example.step_function()
+    contents, signature, step, target = example.contents, example.signature, example.step_function(), example.target
     try:
-        if target == "triton" and cell.input_size > PROJECTED_IN_LOOP:
+        if target == "triton" and example.cell.input_size > PROJECTED_IN_LOOP:
             raise NotFusable("the projection stays outside the loop")
-        traced = _Traced(*with_project(cell, step, signature))
+        traced = _Traced(*with_project(contents, step, signature))
         if target == "triton" and _matrices(traced.program) > _matrices(trace(step, signature)):
-            traced = _Traced(*affine_project(cell, step, signature), affine=True)
+            traced = _Traced(*affine_project(contents, step, signature), affine=True)
         return traced
     except NotFusable:
         return _Traced(trace(step, signature), signature)
+
+
+def _target(state: Tensor) -> Target:
+    """The kind of kernel for this state; NotFusable where there is none for its device or its dtype."""
+    dtype, target = state.dtype, target_of(state.device)
+    if target is None:
+        raise NotFusable(f"kernels are written for the CPU and for CUDA; the parameters are on {state.device}")
+    if dtype not in PRECISIONS[target]:
+        if target == "c":
+            raise NotFusable(f"kernels for the CPU compute in float32 and float64; the parameters are {dtype}")
+        raise NotFusable(f"kernels for a GPU compute in float32; the parameters are {dtype}")
+    return target
 
 
 def _check_leaves(method: str, leaves: Sequence[Tensor], rank: int, dtype: torch.dtype) -> None:

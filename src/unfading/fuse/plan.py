@@ -4,15 +4,17 @@
 plan are built when they are first asked for: in C for the CPU, in Triton for a GPU.
 """
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 
 from unfading.cells.base import Cell
+from unfading.fuse.contents import Contents
 from unfading.fuse.ir.program import Program
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.torch_state import traced
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from unfading.fuse.triton.kernel import TritonKernel
 
 Target = Literal["c", "triton"]
+Kind = tuple[torch.dtype, str, Target | None] | None  # of a cell's parameters
 
 
 class Plan(NamedTuple):
@@ -55,24 +58,53 @@ NAMES: dict[str, TensorNames] = {}  # the names that the first cell with a progr
 
 _c_kernels: "dict[tuple[str, torch.dtype], Kernel]" = {}
 _triton_kernels: "dict[str, TritonKernel | Refusal]" = {}
-# For each cell, its last two plans or refusals, with the options they were made for: two, since a training
+# For each cell, its last two plans or refusals, with the contents they were made for: two, since a training
 # loop switches between training and evaluation.
-_plans: "WeakKeyDictionary[Cell, list[tuple[CellOptions, Plan | Refusal]]]" = WeakKeyDictionary()
+_plans: "WeakKeyDictionary[Cell, list[tuple[Contents, Kind, Plan | Refusal]]]" = WeakKeyDictionary()
+# Held while a cell is planned. Planning works on copies, so the lock is there to do the work once.
+_planning = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child, the thread that held the lock does not exist and would never release it."""
+    global _planning
+    _planning = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def plan(cell: Cell) -> Plan | Refusal:
-    """The plan of a cell with its present options, or why its step cannot be compiled."""
-    plans = _plans.setdefault(cell, [])
-    for options, result in plans:
-        if options.unchanged():
+    """The plan of a cell with its present contents, or why its step cannot be compiled."""
+    return _stored(cell) or _new(cell)
+
+
+def _stored(cell: Cell) -> Plan | Refusal | None:
+    for contents, kind, result in _plans.get(cell, ()):
+        if kind == _kind(cell) and contents.unchanged():
             return result
+    return None
+
+
+def _new(cell: Cell) -> Plan | Refusal:
     from unfading.fuse.make_plan import make_plan
 
-    options, result = CellOptions(cell), make_plan(cell)
-    # Inside a transform of torch.func parameters are replaced by wrappers. A refusal there says nothing about later calls.
-    if not (isinstance(result, Refusal) and traced()):
-        plans[:] = [(options, result), *plans[:1]]
-    return result
+    with _planning:
+        result = _stored(cell)  # another thread may have made it meanwhile
+        if result is None:
+            kind = _kind(cell)
+            contents, result = make_plan(cell)
+            # Inside a transform of torch.func parameters have no values. A refusal there says nothing about later calls.
+            if not (isinstance(result, Refusal) and traced()):
+                _plans[cell] = [(contents, kind, result), *_plans.get(cell, [])[:1]]
+        return result
+
+
+def _kind(cell: Cell) -> Kind:
+    """The dtype, the device and the target of the first parameter, which stands for all of them."""
+    parameter = next(cell.parameters(), None)
+    return None if parameter is None else (parameter.dtype, parameter.device.type, target_of(parameter.device))
 
 
 def plan_or_raise(cell: Cell) -> Plan:
@@ -153,68 +185,3 @@ def autocast_precision(device_type: str) -> str:
     if not torch.is_autocast_enabled(device_type):
         return ""
     return _SHORT_NAMES.get(torch.get_autocast_dtype(device_type), "")
-
-
-# -- whether a plan still holds -----------------------------------------------------------------------------------------------
-
-
-class CellOptions:
-    """Everything that a step may read beside its arguments: the attributes of a cell and of its submodules.
-
-    Plain values are compared by value; so are lists, sets and dictionaries, entry by entry. Everything else, such as a
-    function, is compared by identity.
-    """
-
-    PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
-    OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
-
-    def __init__(self, cell: Cell):
-        self.attributes = []
-        for module in cell.modules():
-            own = [(name, value) for name, value in module.__dict__.items() if name not in self.OF_TORCH]
-            plain = [(name, value) for name, value in own if isinstance(value, self.PLAIN)]
-            others = [(name, value, _entries(value)) for name, value in own if not isinstance(value, self.PLAIN)]
-            # The dictionary itself is stored, so that a comparison takes microseconds; a module never replaces its own.
-            self.attributes.append((module.__dict__, len(module.__dict__), plain, others))
-        self.absent = [(m._parameters, _absent(m._parameters)) for m in cell.modules() if m._parameters]
-        self.children = [(module._modules, tuple(module._modules.values())) for module in cell.modules() if module._modules]
-        self.parameter = next(
-            ((m._parameters, name) for m in cell.modules() for name, p in m._parameters.items() if p is not None), None
-        )
-        self.kind = self._kind()
-
-    def _kind(self) -> Any:
-        """The dtype, the device and the target of the first parameter, which stands for all of them."""
-        if self.parameter is None:
-            return None
-        parameter = self.parameter[0].get(self.parameter[1])
-        return None if parameter is None else (parameter.dtype, parameter.device.type, target_of(parameter.device))
-
-    def unchanged(self) -> bool:
-        for now, size, plain, others in self.attributes:
-            if len(now) != size:
-                return False
-            for name, value in plain:
-                if now.get(name) != value:
-                    return False
-            for name, value, entries in others:
-                if now.get(name) is not value or not self._same(_entries(value), entries):
-                    return False
-        same_children = all(tuple(now.values()) == then for now, then in self.children)
-        same_parameters = all(_absent(now) == then for now, then in self.absent)
-        return same_children and same_parameters and self._kind() == self.kind
-
-    def _same(self, now: list[Any], then: list[Any]) -> bool:
-        pairs = zip(now, then, strict=False)
-        return len(now) == len(then) and all(a is b or (isinstance(b, self.PLAIN) and a == b) for a, b in pairs)
-
-
-def _absent(parameters: dict[str, Any]) -> list[str]:
-    return [name for name, parameter in parameters.items() if parameter is None]
-
-
-def _entries(value: Any) -> list[Any]:
-    """The entries of a container; an empty list for any other value."""
-    if isinstance(value, dict):
-        return [part for pair in value.items() for part in pair]
-    return list(value) if isinstance(value, list | set) else []

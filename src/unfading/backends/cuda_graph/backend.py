@@ -23,7 +23,7 @@ from unfading.backends.cuda_graph.capture import NotGraphable, NotNow, Watch
 from unfading.backends.cuda_graph.chunks import CallKind, Gradients, Parts, RecordedLoop, gradients
 from unfading.cells.base import Cell
 from unfading.errors import cannot_run
-from unfading.fuse.plan import CellOptions
+from unfading.fuse.contents import Contents
 from unfading.lengths import flip
 from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, leaf_names, projected, scan
@@ -107,7 +107,7 @@ class CellRecordings:
     """The recordings of a cell with its present options, or the reason why there are none."""
 
     def __init__(self, cell: Cell):
-        self.options = CellOptions(cell)
+        self.contents = Contents(cell)
         self.reason: str | None = None
         self.recorded = 0
         self.loops: OrderedDict[CallKind, RecordedLoop] = OrderedDict()
@@ -143,7 +143,7 @@ _recordings: "WeakKeyDictionary[Cell, dict[tuple[bool, ...], CellRecordings]]" =
 def _of(cell: Cell) -> CellRecordings:
     recordings = _recordings.setdefault(cell, {})
     training = tuple(module.training for module in cell.modules())
-    if training not in recordings or not recordings[training].options.unchanged():
+    if training not in recordings or not recordings[training].contents.unchanged():
         recordings[training] = CellRecordings(cell)
     return recordings[training]
 

@@ -11,12 +11,14 @@ the parameters through these two rows.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unfading.cells.base import Cell
+from unfading.fuse.cell_copy import CellCopy, without_data
+from unfading.fuse.contents import Contents
 from unfading.fuse.ir.program import VIEWS, InputKind, Op, Program, TensorKind, Value, in_order
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace.recorder import ProjectFunction, Signature, StepFunction, projected_values, trace_with_project
@@ -33,14 +35,17 @@ class Projected(NamedTuple):
     parameters: tuple[str, ...]  # names of the weights that project adds
 
 
-def with_project(cell: Cell, step: StepFunction, signature: Signature) -> Projected:
+def with_project(contents: Contents, step: StepFunction, signature: Signature) -> Projected:
     """Compile project as it is written, with the parameters that it reads as further weights."""
+    cell = contents.of()
     fields = _fields(signature)
     tensors = _tensors(cell, signature)
 
     def traced(names: Sequence[str]) -> Projected:
         wide = _wide(cell, signature, [tuple(tensors[name].shape) for name in names])
-        program = trace_with_project(_projection(cell, names), step, wide, fields, len(signature.weights))
+        program = trace_with_project(
+            _projection(contents, [tensors[name] for name in names]), step, wide, fields, len(signature.weights)
+        )
         return Projected(program, wide, tuple(names))
 
     program = traced(list(tensors)).program
@@ -49,11 +54,12 @@ def with_project(cell: Cell, step: StepFunction, signature: Signature) -> Projec
     return traced([name for i, name in enumerate(tensors, start=own) if i in read])
 
 
-def affine_project(cell: Cell, step: StepFunction, signature: Signature) -> Projected:
+def affine_project(contents: Contents, step: StepFunction, signature: Signature) -> Projected:
     """Compile project as x A + c, with A and c of each field as further weights."""
+    cell = contents.of()
     fields, tensors = _fields(signature), _tensors(cell, signature)
     wide = _wide(cell, signature, [tuple(tensor.shape) for tensor in tensors.values()])
-    _, _, values = projected_values(_projection(cell, list(tensors)), wide, fields, len(signature.weights), 0)
+    _, _, values = projected_values(_projection(contents, list(tensors.values())), wide, fields, len(signature.weights), 0)
     compiled = [i for i, index in enumerate(fields) if index is None]
     if cell.input_size != 1 or not is_affine([values[i] for i in compiled]):
         raise NotFusable("the projection is not affine in a single feature, so it runs before the loop")
@@ -126,24 +132,15 @@ def _tensors(cell: Cell, signature: Signature) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor.dtype == signature.dtype}
 
 
-def _projection(cell: Cell, names: Sequence[str]) -> ProjectFunction:
-    """`project` as a function of x, of the index of its first step, and of these parameters."""
+def _projection(contents: Contents, tensors: Sequence[Tensor]) -> ProjectFunction:
+    """`project` as a function of x, of the index of its first step, and of values for these tensors of the cell."""
 
     def project(x: Tensor, start: int, parameters: Sequence[Tensor]) -> list[Tensor]:
-        given = {f"cell.{name}": tensor for name, tensor in zip(names, parameters, strict=True)}
+        given = {id(tensor): parameter for tensor, parameter in zip(tensors, parameters, strict=True)}
+        twin = CellCopy(contents, without_data(given))
         leaves: list[Tensor] = []
-        flatten(torch.func.functional_call(_Project(cell), given, (x, start)), leaves)
+        flatten(twin.cell.project(x, start), leaves)
+        twin.refuse_writes("project")
         return leaves
 
     return project
-
-
-class _Project(nn.Module):
-    """A cell's `project` as the forward of a module, so that functional_call can replace its parameters."""
-
-    def __init__(self, cell: Cell):
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x: Tensor, start: int) -> Any:
-        return self.cell.project(x, start)
