@@ -5,7 +5,6 @@ whole tensor of zeros per step, which would make the loop quadratic in T.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -64,19 +63,20 @@ def reference(
     weights: Any,
     options: LoopOptions = LoopOptions(),
     *,
-    constants: Mapping[str, Tensor] = MappingProxyType({}),
+    inputs: Any = None,
 ) -> tuple[Any, Any]:
     """Project x [T, B, I] and `scan`: what every implementation computes, in the simplest form.
 
     Args:
-        constants: values for the fields named in `cell.constant`, if x is a chunk of a sequence that already has them.
+        inputs: the result of `cell.project`, where the caller has it already.
     """
-    inputs = projected(cell, x, options.start, constants)
+    if inputs is None:
+        inputs = cell.project(x, options.start)
     return scan(cell, inputs, state, weights, lengths=options.lengths, reverse=options.reverse)
 
 
 def projected(cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> Any:
-    """The result of `cell.project`, with the fields that hold for all time taken from `constants` if it has them."""
+    """The result of `cell.project` for a chunk of a sequence, with the fields that hold for all time from `constants`."""
     inputs = cell.project(x, start)
     if not constants:
         return inputs

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import unfading
 from tests.helpers.compiled import built, everything
 from tests.helpers.variants import name
+from tests.user.along_time import CausalConvolution, Cumsum, NormOverTime, Statistics
 from tests.user.quiet import QuietCell
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph
@@ -78,6 +79,13 @@ def test_noise_is_that_of_the_reference(noise, device):
     layer = built(unfading.GRUCell, 5, bidirectional=True, **noise)
     same_as_the_reference(layer, device)
     same_as_the_reference(layer.eval(), device)
+
+
+@pytest.mark.parametrize("cell", [CausalConvolution, Cumsum, NormOverTime, Statistics], ids=name)
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_projection_along_time_is_not_cut(cell, every, device):
+    layer = unfading.Recurrent(cell, 3, bidirectional=True, checkpoint_every=every, dtype=torch.float64)
+    same_as_the_reference(layer, device)
 
 
 @pytest.mark.parametrize("cell", [unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell], ids=name)

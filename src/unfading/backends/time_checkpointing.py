@@ -2,8 +2,9 @@
 
 Between the two passes only the state before each segment is stored, and the backward pass holds the graph of one segment at a
 time. With segments of sqrt T steps, memory grows like sqrt T, beside the input and the output of the layer, which are stored in
-any case. The projection is part of the segment. The whole sequence is run at once inside torch.compile, which plans memory
-itself, and inside the transforms of torch.func, which cannot run a segment twice.
+any case. The projection is part of the segment if it is local in time; any other runs once over the whole sequence, and its
+result is stored. The whole sequence is run at once inside torch.compile, which plans memory itself, and inside the transforms
+of torch.func, which cannot run a segment twice.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.utils import _pytree
 from unfading.cells.base import Cell
 from unfading.lengths import flip
 from unfading.loop_options import LoopOptions
-from unfading.reference import constants_of
+from unfading.reference import constants_of, leaf_names, projected
 from unfading.torch_state import traced
 
 
@@ -28,15 +29,18 @@ def run_in_segments(
     lengths, reverse, start = options[:3]
     if traced() or options.checkpoint_every is None:
         return implementation(cell, x, state, weights, options)
+    whole = None if _local(cell, len(x), reverse) else cell.project(x, start)
     if reverse:
         # From here on in the order of processing, in which fields that depend on time alone (`shared`) are read anyway.
         x = flip(x, lengths)
-    constants = constants_of(cell, x, start)
+        whole = None if whole is None else _flipped(cell, whole, lengths)
+    constants = constants_of(cell, x, start) if whole is None else {}
     parameters = {f"cell.{name}": value for name, value in cell.named_parameters()}
     segments = []
-    for x_segment in x.split(options.checkpoint_every):
+    for a, x_segment in zip(range(0, len(x), options.checkpoint_every), x.split(options.checkpoint_every), strict=True):
         segment = Segment(implementation, cell, options._replace(lengths=lengths, reverse=False, start=start))
-        leaves, tree = _pytree.tree_flatten(((x_segment, state, weights, constants), parameters))
+        inputs = () if whole is None else _chunk(cell, whole, a, a + len(x_segment))
+        leaves, tree = _pytree.tree_flatten(((x_segment, state, weights, constants, inputs), parameters))
         *states, state = _pytree.tree_unflatten(RecomputedSegment.apply(segment, tree, *leaves), segment.outputs)
         segments.append(states)
         start += len(x_segment)
@@ -51,6 +55,29 @@ def run_in_segments(
     return type(state)(*trajectory), state
 
 
+def _local(cell: Cell, steps: int, reverse: bool) -> bool:
+    """Whether segments of x can be projected one by one, with the same result as the whole sequence."""
+    # Imported here, since it loads the compiler.
+    from unfading.fuse.locality import locality
+
+    return locality(cell, steps, reverse=reverse).refusal is None
+
+
+def _flipped(cell: Cell, inputs: Any, lengths: Tensor | None) -> Any:
+    """The inputs of a sequence in the order of processing, from its end."""
+    leaves, tree = _pytree.tree_flatten(inputs)
+    as_they_are = {*cell.shared, *cell.constant}
+    named = zip(leaf_names(inputs), leaves, strict=True)
+    return _pytree.tree_unflatten([leaf if name in as_they_are else flip(leaf, lengths) for name, leaf in named], tree)
+
+
+def _chunk(cell: Cell, inputs: Any, start: int, stop: int) -> Any:
+    """The inputs of some steps of a sequence."""
+    leaves, tree = _pytree.tree_flatten(inputs)
+    named = zip(leaf_names(inputs), leaves, strict=True)
+    return _pytree.tree_unflatten([leaf if name in cell.constant else leaf[start:stop] for name, leaf in named], tree)
+
+
 class Segment(nn.Module):
     """One segment as a function of tensors, with everything else that decides its result as it was in the first run."""
 
@@ -63,8 +90,10 @@ class Segment(nn.Module):
         self.options = options
         self.training_flags = [module.training for module in cell.modules()]
 
-    def forward(self, x: Tensor, state: Any, weights: Any, constants: dict[str, Tensor]) -> list[Tensor]:
-        trajectory, last = self.implementation(self.cell, x, state, weights, self.options, constants=constants)
+    def forward(self, x: Tensor, state: Any, weights: Any, constants: dict[str, Tensor], inputs: Any) -> list[Tensor]:
+        if constants:
+            inputs = projected(self.cell, x, self.options.start, constants)
+        trajectory, last = self.implementation(self.cell, x, state, weights, self.options, inputs=inputs or None)
         leaves, self.outputs = _pytree.tree_flatten([*trajectory, last])
         return leaves
 

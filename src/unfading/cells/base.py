@@ -106,7 +106,8 @@ class Cell(nn.Module, ABC, Generic[Inputs, State, Weights]):
         """The inputs of every step, from x [T, B, I] alone; `start` is the absolute index of x's first step.
 
         Code that runs a sequence in chunks passes `start`, so that a cell whose arithmetic depends on the index of the step
-        gives the same result in chunks as in one call.
+        gives the same result in chunks as in one call. A projection along time (a convolution, a cumulative sum, a norm over
+        all steps) is allowed: it is computed once for the whole sequence, and refused where there is none, as in a stream.
         """
 
     @abstractmethod

@@ -5,9 +5,9 @@
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
 from unfading.cells.base import Cell
-from unfading.cells.wrap import WrapperCell
 from unfading.errors import NoKernel
 from unfading.fuse.ir.program import InputKind
+from unfading.fuse.locality import locality
 from unfading.fuse.operator import FusedLoop, Sizes
 from unfading.fuse.plan import Plan, autocast_precision, c_kernel, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
@@ -26,7 +26,7 @@ from unfading.fuse.trace.projection import ends, slopes
 from unfading.fuse.trace.tree import flatten, with_dense
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
-from unfading.reference import check_inputs, projected, reference
+from unfading.reference import check_inputs, reference
 from unfading.torch_state import constant_when_compiled, traced
 
 CHUNK_BYTES = 1 << 21  # of inputs and states in one chunk of time, where no gradient is wanted
@@ -43,25 +43,25 @@ def fused(
     weights: Any,
     options: LoopOptions = LoopOptions(),
     *,
-    constants: Mapping[str, Tensor] = MappingProxyType({}),
+    inputs: Any = None,
 ) -> tuple[Any, Any]:
     """As `reference`, with the same arguments and results, for a cell that `refusal` accepts."""
     compiling = torch.compiler.is_compiling()
     cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)
     precision = autocast_precision(x.device.type)
-    inputs = bind_inputs(cell_plan, cell, x, options.start, constants)
+    leaves = bind_inputs(cell_plan, cell, x, options.start, inputs)
     with torch.autocast(x.device.type, enabled=False) if precision else nullcontext():
-        inputs = [leaf.to(cell_plan.signature.dtype) for leaf in inputs] if precision else inputs
-        tensors = [*inputs, *state, *bind_weights(cell_plan, cell, weights)]
+        leaves = [leaf.to(cell_plan.signature.dtype) for leaf in leaves] if precision else leaves
+        tensors = [*leaves, *state, *bind_weights(cell_plan, cell, weights)]
     if compiling:
         tensors = [tensor.view_as(tensor) for tensor in tensors]  # torch.compile takes no tensor twice
     elif _any_wrapped(tensors):
-        return reference(cell, x, state, weights, options, constants=constants)
+        return reference(cell, x, state, weights, options, inputs=inputs)
     else:
         check_tensors(cell_plan, cell, tensors)
     keep = torch.is_grad_enabled() and (any(tensor.requires_grad for tensor in tensors) or traced())
     n = len(state)
-    sizes = Sizes(len(inputs), n, len(tensors) - len(inputs) - n, dots=precision)
+    sizes = Sizes(len(leaves), n, len(tensors) - len(leaves) - n, dots=precision)
     run = FusedLoop.apply if keep or traced() else FusedLoop.forward
     results = run(cell_plan.key, sizes, options.lengths, options.reverse, keep, *tensors)
     return type(state)(*results[:n]), type(state)(*results[n : 2 * n])
@@ -105,13 +105,16 @@ class Inference:
         T, B = x.shape[:2]
         cell, states = self.cell, list(state)
         lengths, reverse, start = options[:3]
-        steps = self._steps(B) if self._divisible(options) else T
+        # Shared inputs are read in the order of processing, in which the rows of a reversed chunk with lengths are not equal.
+        steps = T if reverse and lengths is not None and cell.shared else self._steps(B)
+        whole = None if steps >= T or self._local(T, reverse) else bind_inputs(self.plan, cell, x, start)
         loop = self.kernel.options(lengths, reverse)
         output = self.kernel.blank(state[0], (T, B, cell.output_size), loop)
         begins = range(0, T, steps)
         for a in reversed(begins) if reverse else begins:
             b = min(a + steps, T)
-            inputs = bind_inputs(self.plan, cell, x[a:b], start + (T - b if reverse else a), {})
+            first = T - b if reverse else a  # in the order of processing
+            inputs = bind_inputs(self.plan, cell, x[a:b], start + first) if whole is None else self._of(whole, a, b, first)
             check_tensors(self.plan, cell, [*inputs, *states, *self.weights])
             trajectory, states, _ = self.kernel.forward(
                 inputs, states, self.weights, self.kernel.of_chunk(loop, a), keep=False, packed=self.packed,
@@ -132,16 +135,20 @@ class Inference:
         width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == SEQUENCE)
         return max(1, CHUNK_BYTES // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
 
-    def _divisible(self, options: LoopOptions) -> bool:
-        """Whether chunks give the same result as the whole sequence.
+    def _local(self, steps: int, reverse: bool) -> bool:
+        """Whether chunks of x can be projected one by one, with the same result as the whole sequence.
 
-        They do not where one draw of noise or one constant serves all of it. In reverse, chunks are numbered in the order of
-        processing, so the arithmetic must not depend on the index of a step.
+        Noise is drawn at once, so that a seed gives the same numbers for chunks of any size.
         """
-        cell = self.cell
-        drawn = isinstance(cell, WrapperCell) and cell.noisy
-        numbered = not self.plan.with_project or (cell.shared and options.lengths is not None)
-        return not drawn and not cell.constant and not (options.reverse and numbered)
+        if self.plan.local:
+            return True
+        shown = locality(self.cell, steps, reverse=reverse)
+        return shown.refusal is None and not shown.random
+
+    def _of(self, inputs: Sequence[Tensor], a: int, b: int, first: int) -> list[Tensor]:
+        """The inputs of steps a..b, which begin at number `first` in the order of processing."""
+        bounds = {SEQUENCE: (a, b), SHARED: (first, first + b - a), CONSTANT: (0, 1)}
+        return [leaf[slice(*bounds[kind])] for leaf, kind in zip(inputs, self.plan.signature.kinds, strict=True)]
 
 
 # -- whether a cell can run ---------------------------------------------------------------------------------------------------
@@ -222,16 +229,20 @@ def _forward_mode() -> bool:
 # -- the tensors that a program reads -----------------------------------------------------------------------------------------
 
 
-def bind_inputs(cell_plan: Plan, cell: Cell, x: Tensor, start: int, constants: Mapping[str, Tensor]) -> list[Tensor]:
-    """The tensors that the loop reads at every step: x itself or its projection, and inputs that do not depend on x."""
+def bind_inputs(cell_plan: Plan, cell: Cell, x: Tensor, start: int, inputs: Any = None) -> list[Tensor]:
+    """The tensors that the loop reads at every step: x itself or its projection, and inputs that do not depend on x.
+
+    Args:
+        inputs: the projection of x, where it exists already.
+    """
     if not cell_plan.with_project:
-        inputs = projected(cell, x, start, constants)
+        inputs = cell.project(x, start) if inputs is None else inputs
         check_inputs(cell, inputs, batch=x.shape[1])
         return _leaves(inputs, cell_plan.inputs, cell)
     if len(cell_plan.signature.kinds) == 1:
         return [x]
     # One row is enough for what all rows share.
-    leaves = _leaves(cell.project(x[:, :1], start), cell_plan.inputs, cell)
+    leaves = _leaves(cell.project(x[:, :1], start) if inputs is None else inputs, cell_plan.inputs, cell)
     return [x, *(leaf for name, leaf in zip(cell_plan.names, leaves, strict=True) if name in cell.shared)]
 
 

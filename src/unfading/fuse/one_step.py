@@ -10,6 +10,7 @@ from unfading.cells.base import Cell
 from unfading.fuse.fused import Inference, bind_inputs
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.fuse.plan import plan_or_raise
+from unfading.reference import constants_of, projected
 
 AHEAD = 256  # steps for which inputs that do not depend on x are computed at once
 
@@ -24,6 +25,7 @@ class OneStep:
         self.cell, self.plan = cell, plan_or_raise(cell)
         self.inference = Inference(self.plan, cell, cell.weights())
         self.kernel, self.direct = self.inference.kernel, self.inference.direct
+        self.local = self.plan.local
         self.shared = [i for i, kind in enumerate(self.plan.signature.kinds) if kind == InputKind.SHARED]
 
     def begin(self, state: Any) -> None:
@@ -47,6 +49,7 @@ class OneStep:
             self.arrays.append((ctypes.c_void_p * len(all_addresses))(*all_addresses))
         tile = kernel.tile(self.batch)
         self.rest = (1, self.batch, tile, 0, -(-self.batch // tile), 0, None, None)
+        self.constants = constants_of(self.cell, first[0].new_zeros(1, self.batch, self.cell.input_size), 0)
         self.turn = 0
         self.table: list[Tensor] = []
         self.table_start = 0
@@ -73,14 +76,15 @@ class OneStep:
     def _inputs(self, x: Tensor, index: int) -> list[tuple[int, Tensor]]:
         """The inputs that the loop reads, with their numbers."""
         if not self.plan.with_project:
-            leaves = bind_inputs(self.plan, self.cell, x.unsqueeze(0), index, {})
+            x = x.unsqueeze(0)
+            leaves = bind_inputs(self.plan, self.cell, x, index, projected(self.cell, x, index, self.constants))
             return [(i, leaf.contiguous()) for i, leaf in enumerate(leaves) if (INPUT, i) in self.at]
         held = [(0, x.contiguous())] if (INPUT, 0) in self.at else []
         if self.shared:
             offset = index - self.table_start
             if not self.table or not 0 <= offset < AHEAD:
                 blank = x.new_zeros(AHEAD, 1, self.cell.input_size)
-                self.table = [t.contiguous() for t in bind_inputs(self.plan, self.cell, blank, index, {})]
+                self.table = [t.contiguous() for t in bind_inputs(self.plan, self.cell, blank, index)]
                 self.table_start, offset = index, 0
             held += [(i, self.table[i][offset]) for i in self.shared if (INPUT, i) in self.at]
         return held

@@ -43,6 +43,11 @@ class Plan(NamedTuple):
     affine: bool  # whether it does so as x A + c, for one feature x
     target: Target
 
+    @property
+    def local(self) -> bool:
+        """Whether the program shows that the projection is local in time: x at one step is all that it reads of a sequence."""
+        return self.with_project and len(self.signature.kinds) == 1
+
 
 class TensorNames(NamedTuple):
     """What a cell calls its inputs, its states and its weights."""

@@ -48,6 +48,7 @@ class Model(nn.Module):
         if lengths is not None or self.rnn.bidirectional:
             what = "rows of different lengths" if lengths is not None else "a bidirectional stack"
             raise ValueError(f"truncate={every} passes the state from chunk to chunk, which {what} cannot do. Leave it out.")
+        self.rnn.check_chunks(len(x), every)
         outputs = []
         for chunk in x.split(every):
             output, state = self.rnn(chunk, detach(state), start=start)

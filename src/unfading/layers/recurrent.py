@@ -184,6 +184,14 @@ class Recurrent(nn.Module, Generic[State]):
 
         return Stream(self.runners, states, start, self.backend)
 
+    def check_chunks(self, steps: int, every: int) -> None:
+        """Raise ValueError if separate calls of `every` steps would differ from one call: a projection may need all steps."""
+        if steps > every and not traced():
+            # Imported here, since it loads the compiler.
+            from unfading.fuse.locality import check_local
+
+            check_local(self.runners, steps, f"in chunks of {every} steps")
+
     def _run(
         self,
         x: Tensor | PackedSequence,

@@ -19,8 +19,11 @@ from unfading.backends.choose import choose
 from unfading.cells.base import Cell
 from unfading.cells.wrap import WrapperCell
 from unfading.fuse.fused import fused
+from unfading.fuse.locality import check_local
 from unfading.fuse.one_step import OneStep
-from unfading.reference import projected
+from unfading.reference import constants_of, projected
+
+STEPS = 1024  # of the sequence with which it is tested that a projection needs one step at a time
 
 # An error and not a wait: in which order the steps of two threads come would be left to chance.
 IN_USE = (
@@ -45,13 +48,15 @@ class Stream:
                 "a stream draws no noise, and the layer is in training mode with dropout or zoneout; call eval() first."
             )
         self.start = start
-        cells = copy.deepcopy(cells)  # a later change of the layer does not affect the stream
+        originals, cells = cells, copy.deepcopy(cells)  # a later change of the layer does not affect the stream
         self._first = [type(state)(*(part.detach().clone() for part in state)) for state in states]
         self._steps: list[OneStep | ReferenceStep] = []
         with torch.no_grad():
             for cell in cells:
                 on_cpu = states[0][0].device.type == "cpu"
                 self._steps.append(OneStep(cell) if on_cpu and choose(cell, backend) is fused else ReferenceStep(cell))
+        untested = [cell for cell, step in zip(originals, self._steps, strict=True) if not step.local]
+        check_local(untested, STEPS, "in a stream")
         self._shape = (states[0][0].shape[0], cells[0].input_size)
         self._dtype, self._device = states[0][0].dtype, states[0][0].device
         lock = threading.Lock()
@@ -101,6 +106,8 @@ class Stream:
 class ReferenceStep:
     """One step in plain torch, for cells that do not run fused."""
 
+    local = False
+
     def __init__(self, cell: Cell):
         self.cell = cell
         self.weights = cell.weights()
@@ -108,12 +115,14 @@ class ReferenceStep:
 
     def begin(self, state: Any) -> None:
         self._state = state
+        B = state[0].shape[0]
+        self.constants = constants_of(self.cell, state[0].new_zeros(1, B, self.cell.input_size), 0)
 
     def state(self) -> Any:
         return self._state
 
     def push(self, x: Tensor, index: int) -> Tensor:
-        inputs = projected(self.cell, x.unsqueeze(0), index, {})
+        inputs = projected(self.cell, x.unsqueeze(0), index, self.constants)
         inputs = torch.utils._pytree.tree_map(lambda leaf: leaf[0], inputs)
         self._state = self.cell.step(inputs, self._state, self.weights)
         return self.cell.output(self._state)

@@ -41,6 +41,7 @@ def truncated(network: Recurrent | Model, x: Tensor, every: int, *, state: Any =
     if rnn.bidirectional:
         raise ValueError("a bidirectional network cannot pass its state from chunk to chunk; got one. Use one direction.")
     time = 1 if rnn.batch_first and x.dim() == 3 else 0
+    rnn.check_chunks(x.shape[time], every)
     return _chunks(network, x.split(every, dim=time), time, state, start)
 
 

@@ -8,8 +8,6 @@ result of `project` and the states between chunks. A second derivative is that o
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +24,7 @@ from unfading.errors import cannot_run
 from unfading.fuse.contents import Contents
 from unfading.lengths import flip
 from unfading.loop_options import LoopOptions
-from unfading.reference import check_inputs, leaf_names, projected, scan
+from unfading.reference import check_inputs, leaf_names, scan
 from unfading.source_lines import first_line
 from unfading.torch_state import traced
 
@@ -43,11 +41,11 @@ def graph(
     weights: Any,
     options: LoopOptions = LoopOptions(),
     *,
-    constants: Mapping[str, Tensor] = MappingProxyType({}),
+    inputs: Any = None,
 ) -> tuple[Any, Any]:
     """As `reference`, with the same arguments and results, for a step that can be recorded."""
     try:
-        return _graphed(cell, projected(cell, x, options.start, constants), state, weights, options)
+        return _graphed(cell, cell.project(x, options.start) if inputs is None else inputs, state, weights, options)
     except NotGraphable as error:
         raise RuntimeError(cannot_run(cell, "as CUDA graphs", str(error))) from error
 
@@ -59,10 +57,10 @@ def graph_or_scan(
     weights: Any,
     options: LoopOptions = LoopOptions(),
     *,
-    constants: Mapping[str, Tensor] = MappingProxyType({}),
+    inputs: Any = None,
 ) -> tuple[Any, Any]:
     """As `graph`, with the reference loop where recording fails. It uses the same projection, so no noise is drawn twice."""
-    inputs = projected(cell, x, options.start, constants)
+    inputs = cell.project(x, options.start) if inputs is None else inputs
     try:
         return _graphed(cell, inputs, state, weights, options, most=MOST)
     except NotGraphable:

@@ -1,0 +1,270 @@
+"""Whether the projection of a cell may be cut in time: f(x, s) = project(x, start=s) of a sequence, cut anywhere.
+
+A sequence is run in chunks without a gradient, in segments with `checkpoint_every`, in single steps by a stream. This is right
+with a projection that is local in time, for every cut a..b of every sequence,
+
+    f(x, s)[a:b] = f(x[a:b], s + a)
+
+and wrong with one along time: a convolution, a shift, a cumulative sum, a normalisation over all steps. In reverse a sequence
+is also flipped, row by row with its lengths, and steps are numbered in the order of processing. Then this must hold too:
+
+    f(flip(x), s') = flip(f(x, s))        fields that are `shared` are not flipped
+
+`locality` tests both equations on a copy of the cell, with random data and with parameters that differ a little from the
+cell's own, so that a weight that is zero today hides nothing. Fields that are `constant` must be the same for all pieces.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterable
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from unfading.cells.base import Cell
+from unfading.cells.wrap import innermost
+from unfading.fuse.plan import CellOptions
+from unfading.fuse.refusal import Refusal
+from unfading.lengths import flip
+from unfading.reference import leaf_names
+from unfading.source_lines import definition_line, first_line
+
+# Steps of the sequence that is cut: at least LEAST, and up to MOST as many as the caller's, so that a convolution with a long
+# reach is noticed where it matters.
+LEAST, MOST = 64, 4096
+ROWS = 2
+STARTS = (1, 2, 3, 1000)  # a flipped sequence is projected from these
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest entry; 1e-2 for other types
+RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class Locality(NamedTuple):
+    """What was shown about the projection of a cell."""
+
+    refusal: Refusal | None  # why a sequence cannot be cut in time, with the line of `project`; None where it can be cut
+    random: bool = False  # whether it draws random numbers: each piece then has its own, and another cut gives others
+
+
+class _Answer(NamedTuple):
+    options: CellOptions
+    reverse: bool
+    steps: int  # of the longest sequence that is covered
+    locality: Locality
+
+
+# For each cell, the last answers: in training and evaluation, in both directions.
+_answers: "WeakKeyDictionary[Cell, list[_Answer]]" = WeakKeyDictionary()
+
+
+def locality(cell: Cell, steps: int, *, reverse: bool = False) -> Locality:
+    """Whether the projection of a sequence may be cut in time: tested at the first call, and when an option has changed.
+
+    Args:
+        cell: whose projection is tested.
+        steps: of the sequence.
+        reverse: whether it is run from its last step to its first.
+    """
+    answers = _answers.setdefault(cell, [])
+    for answer in answers:
+        if answer.reverse == reverse and answer.steps >= steps and answer.options.unchanged():
+            return answer.locality
+    options = CellOptions(cell)
+    tested = max(LEAST, min(MOST, 1 << (steps - 1).bit_length()))
+    result = _tested(cell, tested, steps, reverse)
+    covered = tested if tested < MOST and result.refusal is None else sys.maxsize
+    answers[:] = [_Answer(options, reverse, covered, result), *answers[:3]]
+    return result
+
+
+def check_local(cells: Iterable[Cell], steps: int, how: str) -> None:
+    """Raise ValueError for a cell that cannot run in a certain way, such as "in a stream", since project needs all steps."""
+    for cell in cells:
+        refusal = locality(cell, steps).refusal
+        if refusal is not None:
+            raise ValueError(
+                f"{type(innermost(cell)).__name__} cannot run {how}: {refusal}. Run the layer over whole sequences, with "
+                "checkpoint_every to save memory."
+            )
+
+
+def _tested(cell: Cell, tested: int, steps: int, reverse: bool) -> Locality:
+    """The result of the first test that `project` can run: it may have tables of finite length, take only tokens, or compute
+    in one precision."""
+    lengths = [tested]
+    while lengths[-1] > 8:
+        lengths.append(steps if len(lengths) == 1 and 8 < steps < tested else lengths[-1] // 2)
+    line = definition_line(innermost(cell).project)
+    reasons = []
+    gpus = list({tensor.device for tensor in cell.parameters() if tensor.is_cuda})
+    modes = (_disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False))
+    with modes[0], modes[1], modes[2], torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        for T, sample, dtype in product(lengths, (_heavy_tailed, _tokens), (torch.float64, None)):
+            try:
+                with torch.random.fork_rng(devices=gpus), torch.no_grad():
+                    test = _Test(cell, T, sample, dtype)
+                    reason = test.difference(reverse)
+                return Locality(None if reason is None else Refusal(reason, line), test.random)
+            except Exception as error:  # of the user's code, or of a copy that cannot be made
+                reasons.append(first_line(error))
+    return Locality(Refusal(f"project could not be tested for locality in time ({reasons[0]})", line))
+
+
+class _Test:
+    """Project one random sequence, whole and in pieces, by a copy of a cell.
+
+    Args:
+        cell: which is left as it is.
+        T: steps of the sequence.
+        sample: draws x.
+        dtype: of the copy and of x; None for the cell's own parameters as they are.
+    """
+
+    def __init__(self, cell: Cell, T: int, sample: Callable[..., Tensor], dtype: torch.dtype | None):
+        self.cell = _copy(cell, dtype)
+        like = self.cell.initial_state(1)[0]
+        self.x = sample((T, ROWS, cell.input_size), torch.Generator().manual_seed(0)).to(like.device, dtype or like.dtype)
+        self.tolerance = TOLERANCE.get(self.x.dtype, 1e-2)
+        self.random = False
+
+    def difference(self, reverse: bool) -> str | None:
+        """Where the equations do not hold, in words; None where they hold."""
+        return self._cut() or (self._reversed() if reverse else None)
+
+    def _cut(self) -> str | None:
+        T = len(self.x)
+        whole = self._project(self.x, 0)
+        borders = sorted({0, 1, 2, 5, T // 3, T // 2 + 1, T - 1, T})
+        # From the last piece to the first, so that a projection that stores what it has seen is noticed too.
+        for a, b in reversed(list(pairwise(borders))):
+            for name, value in self._project(self.x[a:b], a).items():
+                if name not in self.cell.constant and not self._same(value, whole[name][a:b]):
+                    return f"project is not local in time: its field {name} differs between a sequence and the parts of it"
+        return self._constants() if self.cell.constant else None
+
+    def _constants(self) -> str | None:
+        """One piece computes these fields for all, with its own x and the noise of a single draw."""
+        T = len(self.x)
+        fields = [self._project(self.x[a:b], a, call=0) for a, b in ((0, T), (0, 1), (T // 2, T))]
+        for name in self.cell.constant:
+            if not all(self._same(other[name], fields[0][name]) for other in fields[1:]):
+                return f"project is not local in time: its constant field {name} depends on x or on the index of the step"
+        return None
+
+    def _reversed(self) -> str | None:
+        x = self.x[:LEAST]
+        lengths = torch.tensor([len(x), len(x) // 2], device=x.device)
+        forward = self._project(x, 0, call=0, moving=False)
+        for start in STARTS:
+            backward = self._project(flip(x, lengths), start, call=0, moving=False)
+            for name in forward.keys() - {*self.cell.constant, *self.cell.shared}:
+                if not self._same(backward[name], flip(forward[name], lengths)):
+                    return f"in reverse, the field {name} of project depends on the index of the step or on other rows"
+        other = self._project(x.flip(0), 0, call=0, moving=False)
+        for name in self.cell.shared:
+            if not self._same(other[name], forward[name]):
+                return f"in reverse, the shared field {name} of project depends on x"
+        return None
+
+    def _project(self, x: Tensor, start: int, **noise: Any) -> dict[str, Tensor]:
+        with Noise(len(x), start, **noise) as stand_in:
+            inputs = self.cell.project(x, start)
+        self.random = self.random or stand_in.draws > 0
+        return dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
+
+    def _same(self, a: Tensor, b: Tensor) -> bool:
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if not a.is_floating_point():
+            return torch.equal(a, b)
+        size = b.nan_to_num(0.0, 0.0, 0.0).abs().amax().item() if b.numel() else 0.0
+        return torch.allclose(a, b, rtol=self.tolerance, atol=self.tolerance * size, equal_nan=True)
+
+
+class Noise(TorchDispatchMode):
+    """In place of random numbers, numbers that depend on the step: a projection that draws for each step alone stays local.
+
+    A draw without an axis of time is different at every call, since each piece would have a draw of its own.
+
+    Args:
+        steps: of the sequence that is projected.
+        start: index of its first step.
+        call: a number for draws without an axis of time; by default, another one at every call.
+        moving: whether draws differ from step to step.
+    """
+
+    calls = 0
+
+    def __init__(self, steps: int, start: int, call: int | None = None, moving: bool = True):
+        super().__init__()
+        Noise.calls += 1
+        self.call = Noise.calls if call is None else call
+        self.steps, self.start, self.moving, self.draws = steps, start, moving, 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if RANDOM not in func.tags:
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            keep = self._draw(args[0]).round()
+            return args[0] * keep, keep.bool()
+        if name not in ("bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "normal_", "uniform_", "normal"):
+            raise NotImplementedError(f"{name} draws random numbers")
+        out = args[0] if name.endswith("_") else torch.empty_like(func(*args, **kwargs))
+        draw = self._draw(out)
+        # Probabilities and means, but not a tensor that only gives the shape.
+        given = [] if name.endswith(("_", "_like")) else [each for each in args if isinstance(each, Tensor)]
+        draw = sum(given, draw.round() if name.startswith("bernoulli") else draw)
+        return out.copy_(draw) if name.endswith("_") else draw
+
+    def _draw(self, like: Tensor) -> Tensor:
+        """Numbers in [0, 1] in the shape of a tensor."""
+        self.draws += 1
+        shape, T = list(like.shape), self.steps
+        axis = next((i for i, n in enumerate(shape) if n in (T, T * ROWS)), None)
+        if axis is None:
+            return _numbers(torch.tensor([self.call]), self.draws, like.numel()).reshape(shape).to(like)
+        rest = [shape[axis] // T, *shape[:axis], *shape[axis + 1 :]]
+        index = torch.arange(self.start, self.start + T) if self.moving else torch.zeros(T)
+        numbers = _numbers(index, self.draws, like.numel() // T).reshape(T, *rest)
+        return numbers.flatten(0, 1).movedim(0, axis).to(like)
+
+
+def _numbers(index: Tensor, draw: int, size: int) -> Tensor:
+    """Numbers in [0, 1] without a pattern, [index, size]: the same for the same index and draw."""
+    phase = 12.9898 * torch.arange(size, dtype=torch.float64) + 78.233 * index.unsqueeze(1) + 37.719 * draw
+    return (43758.5453 * phase.sin()).frac().abs()
+
+
+def _copy(cell: Cell, dtype: torch.dtype | None) -> Cell:
+    """A copy of a cell that shares no memory which project may write. With a dtype, its numbers are changed a little: what is
+    positive stays so, and nothing is zero for certain."""
+    generator = torch.Generator().manual_seed(1)
+    memo: dict[int, Any] = {}
+    for tensor in (*cell.parameters(), *cell.buffers()):
+        other = tensor.detach().clone()
+        if dtype is not None and tensor.is_floating_point():
+            shift = torch.rand(tensor.shape, generator=generator, dtype=dtype).to(tensor.device)
+            other = other.to(dtype) + 0.1 * (0.5 + shift) * (1 + other.abs())
+        memo[id(tensor)] = nn.Parameter(other) if isinstance(tensor, nn.Parameter) else other
+    return copy.deepcopy(cell, memo)
+
+
+def _heavy_tailed(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Normal numbers, with steps of very different sizes."""
+    T = shape[0]
+    return torch.randn(shape, generator=generator) * torch.randn(T, 1, 1, generator=generator).exp()
+
+
+def _tokens(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Zeros and ones, for a projection that looks rows up in a table."""
+    return torch.randint(0, 2, shape, generator=generator).float()
