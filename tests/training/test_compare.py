@@ -90,7 +90,7 @@ def test_starting_again_returns_no_old_record_even_if_a_pass_does_not_fit(tmp_pa
     runs = [replace(SMALL, device="cuda", seed=seed) for seed in (0, 1)]
     for run in runs:
         folder = RunFolder(tmp_path, run)
-        folder.save_record({"version": 1, "status": "old"})
+        folder.save_record({"version": 1, "status": "old", "run": folder.run.to_json()})
         folder.close()
         (folder.path / "last.safetensors").write_bytes(b"damaged")
 
@@ -101,7 +101,7 @@ def test_starting_again_returns_no_old_record_even_if_a_pass_does_not_fit(tmp_pa
         folder = RunFolder(options.folder, runs[0])
         assert finished(options.folder, runs[0]) is None
         assert folder.load("last") is None
-        folder.save_record({"version": 1, "status": "new"})
+        folder.save_record({"version": 1, "status": "new", "run": folder.run.to_json()})
         folder.close()
 
     monkeypatch.setattr(training, "train_together", scarce)

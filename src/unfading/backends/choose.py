@@ -30,6 +30,8 @@ IMPLEMENTATIONS: dict[str, Implementation | None] = {"fused": None, "graph": Non
 _override: str | None = None
 # Set by `run_by`: replaces every implementation.
 _stand_in: Implementation | None = None
+# Set by `observe_backends`: gets an entry for every loop that runs.
+_observed: dict[str, dict[str, str | None]] | None = None
 # The modules of the two fast implementations, which are most of the library's code: imported when they are first asked for a
 # cell. Globals, since an import statement inside a function costs two microseconds at every call.
 _fused_module: ModuleType | None = None
@@ -62,6 +64,33 @@ def run_by(implementation: Implementation) -> Iterator[None]:
         yield
     finally:
         _stand_in = before
+
+
+@contextmanager
+def observe_backends() -> Iterator[dict[str, dict[str, str | None]]]:
+    """Inside the block, write down which backend runs each kind of cell, and why it is not a faster one.
+
+    Yields a dict from the class of a cell to {"backend": name, "reason": None or a sentence}.
+    """
+    global _observed
+    before, _observed = _observed, {}
+    try:
+        yield _observed
+    finally:
+        _observed = before
+
+
+def _observe(cell: Cell, implementation: Implementation, backend: str) -> None:
+    assert _observed is not None
+    names = {IMPLEMENTATIONS["reference"]: "reference"}
+    if _graph_module is not None:
+        names |= {_graph_module.graph: "graph", _graph_module.graph_or_scan: "graph"}
+    if _fused_module is not None:
+        names[_fused_module.fused] = "fused"
+    name, asked, reason = names.get(implementation, "stand-in"), _override or backend, None
+    if name != "fused":
+        reason = f"backend={asked!r} was requested" if asked != "auto" else cast(ModuleType, _fused_module).refusal(cell)
+    _observed[type(cell).__name__] = {"backend": name, "reason": reason}
 
 
 def check_backend(name: str) -> None:
@@ -101,6 +130,8 @@ def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, A
 
 
 def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
+    if _observed is not None:
+        _observe(cell, implementation, options.backend)
     weights = _weights(cell, x)
     if options.checkpoint_every is None or implementation is _stand_in:
         return implementation(cell, x, state, weights, options)

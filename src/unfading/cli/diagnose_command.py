@@ -13,6 +13,7 @@ def diagnose(
     cell: Annotated[str, arg(help_behavior_hint="")] = "",
     model: Annotated[str, arg(help_behavior_hint="")] = "",
     run: Path | None = None,
+    allow_code: bool = False,
     task: Annotated[str, arg(help_behavior_hint="")] = "",
     data: Path | None = None,
     target: Path | None = None,
@@ -36,6 +37,7 @@ def diagnose(
         cell: Cell and its options: LSTM,max_lag=200. Your own class: my.py:MyCell. Built with --layers, --hidden and --seed.
         model: Function of yours that builds a model and takes no arguments: my.py:build.
         run: Folder of a trained run. Its best weights are examined, on its task.
+        allow_code: Let --run execute the code of a user's own cell or task that its folder holds.
         task: With --cell, task that gives the input batch and the loss: adding,T=200.
         data: NumPy file with the model's input: numbers [T, B, I], or integer tokens [T, B].
         target: NumPy file with the targets of --data: integers for classes, else numbers. The loss is then measured too.
@@ -68,7 +70,7 @@ def diagnose(
         raise ValueError("--png writes the figures beside the page; name the page with -o report.html.")
     torch.manual_seed(seed)
     if run is not None:
-        examined = subject.trained_run(run, batch)
+        examined = subject.trained_run(run, batch, allow_code=allow_code)
     elif task:
         examined = subject.cell_on_task(cell, task, layers=layers, hidden=hidden, batch=batch, seed=seed)
     else:

@@ -31,6 +31,7 @@ def train(
     final: bool = False,
     threads: int = 1,
     record: Annotated[Path | None, arg(name="from")] = None,
+    allow_code: bool = False,
     tensorboard: bool = False,
     watch: Literal["gradients"] | None = None,
 ) -> None:
@@ -44,6 +45,7 @@ def train(
         final: Afterwards train once more on training and validation data together, and test the result.
         threads: Number of torch threads.
         record: A record.json or run.json, to repeat that run.
+        allow_code: Let the file of --from execute code that it names. The source in its folder is used, or else your own file.
         tensorboard: Also write events for TensorBoard into the folder of the run.
         watch: Record the gradient of each layer and through time every hundred steps; `unfading report` draws them.
     """
@@ -51,8 +53,9 @@ def train(
     from rich.console import Console
 
     from unfading.diagnostics.watch import gradients
+    from unfading.training.earlier_source import with_earlier_source
     from unfading.training.progress import Display
-    from unfading.training.run_dir import read_run, stopped_at
+    from unfading.training.run_dir import finished, read_run, stopped_at
     from unfading.training.tensorboard import tensorboard_events
     from unfading.training.train import train as train_run
 
@@ -60,23 +63,28 @@ def train(
     torch.set_num_threads(threads)
     if record is not None:
         check_alone(record)
-        run = read_run(record)
+        run = read_run(record, allow_code=allow_code)
     elif not task or not cell:
         raise ValueError("--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --from a record.")
     else:
         with _interruptible():
             run = training.run(task, cell, rate=rate, seed=seed)
-    runs = [run, run.on_all_rows()] if final else [run]
     folder = output.folder(run)
+    runs = [run, run.on_all_rows()] if final else [run]
+    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
     with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
         for each in runs:
+            earlier = None if output.again or output.quiet else finished(folder, each)
+            if earlier is not None:
+                date = str(earlier["about"]["date"]).partition("T")[0]
+                display.say(f"{each.cell} seed {each.seed}: already finished on {date}; --again trains it again.")
             listen: Listener | None = None if output.quiet else display.listen
             with ExitStack() as stack:
                 if tensorboard:
                     first_step = 0 if output.again else stopped_at(folder, each)
                     listen = stack.enter_context(tensorboard_events(folder / each.key, listen, first_step))
                 watcher = None if watch is None else gradients
-                result = train_run(each, folder, listen=listen, watch=watcher, **output.options())
+                result = train_run(each, folder, listen=listen, say=display.say, watch=watcher, **output.options())
     if output.json:
         print(dumps(result))
     else:
@@ -111,7 +119,7 @@ def compare(
 
     from unfading.report import summary
     from unfading.training.compare import by_last, chosen
-    from unfading.training.run import Run
+    from unfading.training.earlier_source import with_earlier_source
 
     check_count("--seeds", seeds)
     if processes is not None:
@@ -123,10 +131,12 @@ def compare(
     with _interruptible():
         runs = training.runs(task, cells, rates=rate, seeds=seeds)
     folder = output.folder(runs[0])
+    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
     records = _compare(runs, folder, output, processes, together)
     best = chosen([by_last(record) for record in records] if final else records)
     if final:
-        on_all_rows = [Run.from_json(record["run"]).on_all_rows() for record in best]
+        by_key = {run.key: run for run in runs}
+        on_all_rows = [by_key[record["key"]].on_all_rows() for record in best]
         best = _compare(on_all_rows, folder, output, processes, together)
     if output.json:
         for record in best:
@@ -175,6 +185,11 @@ def _interruptible() -> Iterator[None]:
         when = "at once; steps after the last checkpoint are lost" if noted() else "before the first step"
         print(f"unfading: stopped {when}.", file=sys.stderr)
         sys.exit(130)
+
+
+def _note(sentence: str) -> None:
+    """Show a message on stderr, before there is a display."""
+    print(f"unfading: {sentence}", file=sys.stderr)
 
 
 def _print_record(record: dict[str, Any], folder: Path) -> None:

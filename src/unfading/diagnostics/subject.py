@@ -23,9 +23,13 @@ class Subject(NamedTuple):
     loss: Callable[[Any, Batch], Tensor] | None = None
 
 
-def trained_run(folder: Path, batch: int) -> Subject:
-    """The best weights of a trained run, or else the last, with a validation batch of its task."""
-    run = read_run(folder / "run.json")
+def trained_run(folder: Path, batch: int, *, allow_code: bool = False) -> Subject:
+    """The best weights of a trained run, or else the last, with a validation batch of its task.
+
+    Args:
+        allow_code: the run may name a user's own cell or task, whose source is then executed.
+    """
+    run = read_run(folder / "run.json", allow_code=allow_code)
     files = [folder / f"{name}.safetensors" for name in ("best", "last")]
     weights = next((file for file in files if file.is_file()), None)
     if weights is None:

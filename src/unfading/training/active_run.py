@@ -38,6 +38,7 @@ class ActiveRun:
         self.lowest_loss: float | None = None  # lowest mean of an interval
         self.best: dict[str, Any] | None = None  # step and scores of the best evaluation
         self.reached = False  # whether a score has reached `stop_at`
+        self.backends: list[dict[str, Any]] = []  # which backend ran each kind of cell, from which step
         self.done = False
 
     def open(self, where: Path) -> RunFolder:
@@ -72,6 +73,11 @@ class ActiveRun:
         """All log rows so far."""
         return list(self._rows) if self.folder is None else self.folder.curve()
 
+    def missing_rows(self, step: int) -> int:
+        """How many rows a log of `step` steps lacks."""
+        steps = {row["step"] for row in self.curve()}
+        return sum(self.log_due(each) and each not in steps for each in range(1, step + 1))
+
     def update_best(self, step: int, scores: Mapping[str, float]) -> bool:
         """Take the scores of an evaluation; True if they are the best so far. Of equal scores the first stays the best."""
         score = scores[self.task.metric]
@@ -92,11 +98,28 @@ class ActiveRun:
 
     def header(self) -> dict[str, Any]:
         """The part of a checkpoint's header that describes this run's progress."""
-        return {"best": self.best, "least": self.lowest_loss, "loss": self.loss, "reached": self.reached}
+        progress = {"best": self.best, "least": self.lowest_loss, "loss": self.loss, "reached": self.reached}
+        return {**progress, "backends": self.backends}
 
     def restore(self, header: Mapping[str, Any]) -> None:
         """Take the progress from a checkpoint's header."""
         self.best, self.lowest_loss, self.loss, self.reached = (header[name] for name in ("best", "least", "loss", "reached"))
+        self.backends = header.get("backends", [])  # absent in checkpoints of earlier versions
+
+    def update_backends(self, step: int, observed: Mapping[str, Mapping[str, str | None]]) -> list[str]:
+        """Take the backends that ran the first step of a process, after `step` steps; a sentence for each that changed."""
+        sentences = []
+        for cell, entry in observed.items():
+            before = next((each for each in reversed(self.backends) if each["cell"] == cell), None)
+            if before is None or before["backend"] != entry["backend"]:
+                self.backends = [*self.backends, {"from": step, "cell": cell, **entry}]
+            if before is not None and before["backend"] != entry["backend"]:
+                why = f" ({entry['reason']})" if entry["reason"] else ""
+                sentences.append(
+                    f"{cell} ran on the backend {before['backend']} before and runs on {entry['backend']} now{why}; the result "
+                    "is not bit for bit that of a run without a stop."
+                )
+        return sentences
 
     def load(self, *, resume: bool, again: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint, if there is one to continue from. Results are never overwritten without `resume` or `again`."""

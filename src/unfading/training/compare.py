@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import shared_fields, train_pass
 from unfading.training.options import Listener, TrainOptions
+from unfading.training.record import data_changed
 from unfading.training.run import Run
 from unfading.training.run_dir import clear, finished, stopped_at
 from unfading.training.workers import train_apart
@@ -38,7 +40,7 @@ def compare(
     Args:
         runs: the runs, all different.
         where: parent of their folders, e.g. runs/adding.
-        resume: continue from checkpoints.
+        resume: continue from checkpoints, with the source of a user's own task and cells with which the runs began.
         again: discard earlier results and start again.
         processes: number of processes; None for two on a CPU and one on a GPU.
         together: largest number of runs in one pass on a GPU.
@@ -48,6 +50,7 @@ def compare(
         command: the command line, for the records.
     """
     folder = Path(where)
+    runs = with_earlier_source(runs, folder, resume=resume, again=again, say=say)
     options = TrainOptions(
         folder,
         resume=resume,
@@ -64,6 +67,8 @@ def compare(
     records = {} if again else {run.key: record for run in runs if (record := finished(folder, run)) is not None}
     if records:
         say(f"{len(records)} of {len(runs)} runs are already finished.")
+        for sentence in filter(None, map(data_changed, records.values())):
+            say(sentence)
     unfinished = [run for run in runs if run.key not in records]
     _check(unfinished)
     _clear_or_refuse(unfinished, folder, options)
@@ -71,7 +76,10 @@ def compare(
     _train(unfinished, folder, replace(options, again=False))
     for run in unfinished:
         record = finished(folder, run)
-        assert record is not None
+        if record is None:
+            raise ValueError(
+                f"{folder / run.key / 'record.json'} was removed while the other runs were trained. Resume (--resume)."
+            )
         records[run.key] = record
     return [records[run.key] for run in runs]
 
@@ -139,8 +147,10 @@ def chosen(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     settings: dict[str, dict[float, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        run = Run.from_json(record["run"])
-        settings[replace(run, seed=0, rate=1.0).key][run.rate].append(record)
+        # Not by `Run`, which would import the code that a record names.
+        others = {name: value for name, value in record["run"].items() if name not in ("seed", "rate")}
+        sources = record.get("about", {}).get("sources")
+        settings[json.dumps([others, sources], sort_keys=True)][record["run"]["rate"]].append(record)
     best: list[dict[str, Any]] = []
     for by_rate in settings.values():
         best += by_rate[min(by_rate, key=lambda rate: badness(by_rate[rate]))]

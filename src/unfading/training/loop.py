@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from unfading import machine
+from unfading.backends.choose import observe_backends
 from unfading.torch_state import float32_products
 from unfading.training.active_run import ActiveRun
 from unfading.training.evaluate import Scores, evaluate
 from unfading.training.monitor import Monitor
 from unfading.training.options import TrainOptions
 from unfading.training.persistence import Checkpoints
-from unfading.training.record import finite_or_none, initial_record
+from unfading.training.record import data_changed, finite_or_none, initial_record
 from unfading.training.run import Run
 from unfading.training.run_dir import finished
 from unfading.training.stepper import Stepper
@@ -47,6 +48,7 @@ class Training:
         self.stepper = Stepper(self.state)
         self.checkpoints = Checkpoints(self.state)
         self.monitor = Monitor(self.state, self.checkpoints, options)
+        self.observed = False  # whether the backends of this process are known
         about = machine.about(options.command)
         self.records = [
             initial_record(each.run, each.task, model, about)
@@ -56,6 +58,12 @@ class Training:
     def start(self) -> None:
         """Start from the initial weights, or continue from checkpoints, as the options say."""
         self.checkpoints.load(resume=self.options.resume, again=self.options.again)
+        for each in self.state.active:
+            if each.folder is not None and (count := each.missing_rows(self.state.step)):
+                self.options.say(
+                    f"{each.folder.path / 'curve.jsonl'} lacks {count} rows of the first {self.state.step} steps, so the curve "
+                    "of the record will lack them too."
+                )
 
     def go(self, asked: Callable[[], int | None]) -> None:
         """Train to the end, or until asked to stop: then write checkpoints and raise `Stopped`."""
@@ -80,11 +88,24 @@ class Training:
 
     def advance(self, running: list[int]) -> None:
         """Take one step with these runs, then log, evaluate and save what is due."""
-        self.stepper.take(running)
+        if self.observed:
+            self.stepper.take(running)
+        else:
+            self.take_first_step(running)
         self.monitor.run_watch()
         if self.monitor.log():
             self.checkpoints.save()
             self.finish()
+
+    def take_first_step(self, running: list[int]) -> None:
+        """Take the first step in this process, and note which backend runs it."""
+        with observe_backends() as observed:
+            step = self.state.step
+            self.stepper.take(running)
+        self.observed = True
+        for e in running:
+            for sentence in self.state.active[e].update_backends(step, observed):
+                self.options.say(sentence)
 
     def finish(self) -> None:
         """Test the runs that have ended, with their best weights if validation chose some, and write their records."""
@@ -101,6 +122,7 @@ class Training:
         for e in over:
             each = state.active[e]
             self.records[e] |= self._outcome(e, diverged_at[e], tested)
+            self.records[e]["about"]["backends"] = each.backends
             if each.folder is not None:
                 each.folder.save_record(self.records[e])
             each.done = True
@@ -137,7 +159,6 @@ def train_together(runs: Sequence[Run], options: TrainOptions | None = None, *, 
     task, folder = runs[0].make_task(), options.folder
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
         stack.enter_context(float32_products("tf32" if runs[0].dtype == "tf32" else "ieee"))
-        # By position, not by key: the key of a user's cell or task changes when its file is edited during training.
         earlier = [_finished(run, options) for run in runs]
         active = [ActiveRun(run, task) for run, record in zip(runs, earlier, strict=True) if record is None]
         trained: Iterator[dict[str, Any]] = iter(())
@@ -181,7 +202,8 @@ def train_pass(runs: Sequence[Run], options: TrainOptions) -> None:
 
 def shared_fields(run: Run) -> dict[str, Any]:
     """The fields of a run that the other runs of its pass must share."""
-    return {name: value for name, value in run.to_json().items() if name not in MAY_DIFFER}
+    shared = {name: value for name, value in run.to_json().items() if name not in MAY_DIFFER}
+    return {**shared, "sources": run.sources}
 
 
 def _check_shape(runs: Sequence[Run]) -> None:
@@ -195,7 +217,10 @@ def _check_shape(runs: Sequence[Run]) -> None:
 
 
 def _finished(run: Run, options: TrainOptions) -> dict[str, Any] | None:
-    return None if options.folder is None or options.again else finished(options.folder, run)
+    record = None if options.folder is None or options.again else finished(options.folder, run)
+    if record is not None and (sentence := data_changed(record)) is not None:
+        options.say(sentence)
+    return record
 
 
 def _gpus(run: Run) -> list[int]:

@@ -5,16 +5,10 @@ my.py:LeakyCell,slope=0.1         a class in a user's file
 my_package.cells:LeakyCell        a class in a module that can be imported
 """
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from unfading import catalogue
@@ -22,6 +16,7 @@ from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.layers.factory import Layer, layer
 from unfading.tasks.base import Task
+from unfading.training.user_code import UserCode, read_code
 
 Kind = TypeVar("Kind")
 
@@ -50,20 +45,20 @@ def _value(text: str) -> Any:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
-def task_class(name: str) -> type[Task]:
-    """The task of that name: one of the library, or a user's class."""
+def task_class(name: str, code: UserCode | None = None) -> type[Task]:
+    """The task of that name: one of the library, or a user's class, from `code` or else from its file."""
     known = catalogue.tasks()
-    if ":" in name:
-        return _user_class(name, Task, "task")  # type: ignore[type-abstract]
+    if place_of(name):
+        return _user_class(name, code, Task, "task")  # type: ignore[type-abstract]
     if name not in known:
         raise ValueError(unknown("task", name, known))
     return known[name]
 
 
-def layer_class(name: str) -> type[Layer]:
-    """The layer of that name (STAR, LSTM, ...), or the layer of a user's cell."""
-    if ":" in name:
-        return layer(_user_class(name, Cell, "cell"))  # type: ignore[type-abstract]
+def layer_class(name: str, code: UserCode | None = None) -> type[Layer]:
+    """The layer of that name (STAR, LSTM, ...), or the layer of a user's cell, from `code` or else from its file."""
+    if place_of(name):
+        return layer(_user_class(name, code, Cell, "cell"))  # type: ignore[type-abstract]
     known = {cell.__name__.removesuffix("Cell"): cell for cell in catalogue.cells()}
     if name not in known:
         raise ValueError(unknown("cell", name, known))
@@ -87,29 +82,26 @@ def build(what: str, name: str, kind: Callable[..., Kind], options: Mapping[str,
         raise ValueError(f"{what} {name}: {error}") from error
 
 
-def source(name: str) -> str | None:
-    """The SHA-256 of the file of a user's class; None for a class of the library."""
-    if ":" not in name:
-        return None
-    path = _module(name.rpartition(":")[0], name).__file__
-    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 def user_object(name: str) -> Any:
     """The object of that name in a user's file or module, e.g. my.py:build."""
     place, _, wanted = name.rpartition(":")
     if not place:
         raise ValueError(f"expected the name of an object in a file, e.g. my.py:build; got {name!r}.")
-    module = _module(place, name)
+    module = read_code(name).module()
     if not hasattr(module, wanted):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         raise ValueError(f"{place} has no such name: {unknown('name', wanted, known)}")
     return getattr(module, wanted)
 
 
-def _user_class(name: str, kind: type[Kind], what: str) -> type[Kind]:
+def place_of(name: str) -> str:
+    """The file or module of a user's class, e.g. my.py for my.py:MyCell; empty for a name of the library."""
+    return name.rpartition(":")[0]
+
+
+def _user_class(name: str, code: UserCode | None, kind: type[Kind], what: str) -> type[Kind]:
     place, _, wanted = name.rpartition(":")
-    module = _module(place, name)
+    module = (read_code(name) if code is None else code).module()
 
     def fits(value: Any) -> bool:
         return inspect.isclass(value) and issubclass(value, kind) and not inspect.isabstract(value)
@@ -120,29 +112,3 @@ def _user_class(name: str, kind: type[Kind], what: str) -> type[Kind]:
         raise ValueError(f"{place} has no {what} of that name: {unknown(what, wanted, known)}")
     user_class: type[Kind] = value
     return user_class
-
-
-def _module(place: str, name: str) -> ModuleType:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"{name!r} names a module that cannot be imported: {error}. A file is named my.py:Class."
-            ) from error
-    path = Path(place).resolve()
-    key = f"unfading_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if key in sys.modules:
-        return sys.modules[key]
-    spec = importlib.util.spec_from_file_location(key, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"{name!r} names a file that does not exist: {path}. Paths are relative to the current folder.")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and the compiler look up the module of a class by its name.
-    sys.modules[key] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[key]
-        raise
-    return module

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from unfading.data import store
+from unfading.data.datasets import DATASETS
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
 from unfading.training.run import VERSION, Run
@@ -31,8 +33,29 @@ def initial_record(run: Run, task: Task, model: Model, about: Mapping[str, Any])
         "rising": task.higher_is_better,
         "guess": task.guess,
         **sizes(model),
-        "about": {**about, **({"sources": run.sources} if run.sources else {})},
+        "about": {
+            **about,
+            **({"sources": run.sources} if run.sources else {}),
+            **({"data": {"dataset": task.dataset, "files": store.hashes(task.dataset)}} if task.dataset in DATASETS else {}),
+        },
     }
+
+
+def data_changed(record: Mapping[str, Any]) -> str | None:
+    """A sentence if the data of a finished run are not those of its training any more; None if they are, or if nobody knows."""
+    data = record["about"].get("data")
+    if data is None or data["dataset"] not in DATASETS:
+        return None
+    present = store.hashes(data["dataset"])
+    changed = [file for file, digest in data["files"].items() if present.get(file, digest) != digest]
+    if not changed:
+        return None
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    run = record["run"]
+    return (
+        f"{run['cell']} on {run['task']}, seed {run['seed']}: the dataset {data['dataset']} has changed since this run was "
+        f"trained ({changed[0]}{more}). The record is that of the earlier data; again (--again) trains it again."
+    )
 
 
 def is_better(task: Task, score: float, other: float | None) -> bool:

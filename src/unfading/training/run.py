@@ -1,8 +1,11 @@
 """A run: everything that decides its result, as one frozen value of JSON fields."""
 
 import hashlib
+import inspect
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import Any
 
@@ -10,12 +13,14 @@ import torch
 
 from unfading.backends.choose import check_backend
 from unfading.errors import unknown
+from unfading.layers.factory import Layer
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
 from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
-from unfading.training.names import build, check_options, layer_class, source, task_class
+from unfading.training.names import build, check_options, layer_class, place_of, task_class
 from unfading.training.optimise import OPTIMISERS, Optimiser
 from unfading.training.settings import FIELDS, Settings, check
+from unfading.training.user_code import UserCode, read_code
 
 # Version of the fields of a run and of the files written for it; a folder of another version is refused.
 VERSION = 1
@@ -23,30 +28,44 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Settings):
-    """What to train, on which task, and how. Two runs with equal fields give equal results on one machine."""
+    """What to train, on which task, and how. Two runs with equal fields give equal results on one machine.
+
+    The files of a user's own task and cell are read when the run is created. They do not change with the files on disk.
+    """
+
+    code: Mapping[str, UserCode] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        settings = check({each.name: getattr(self, each.name) for each in fields(self)})
-        for each in fields(self):
-            object.__setattr__(self, each.name, getattr(settings, each.name))
+        settings = check({name: getattr(self, name) for name in FIELDS})
+        for name in FIELDS:
+            object.__setattr__(self, name, getattr(settings, name))
+        # One file that defines both the task and the cell is read once.
+        places = {place_of(name): name for name in (self.task, self.cell) if place_of(name)}
+        code = {place: self.code.get(place) or read_code(name) for place, name in places.items()}
+        object.__setattr__(self, "code", code)
         check_backend(self.backend)
         self.make_task(), self.make_optimiser(), self.make_schedule()
-        check_options("cell", self.cell, layer_class(self.cell), self.cell_options)
+        check_options("cell", self.cell, self._layer_class(), self.cell_options)
 
     @property
     def key(self) -> str:
         """The name of the run's folder: twelve hexadecimal digits, a hash of all fields and of the files of user classes."""
-        text = json.dumps({"version": VERSION, **asdict(self), **self.sources}, sort_keys=True)
+        return self.key_with(self.code)
+
+    def key_with(self, code: Mapping[str, UserCode]) -> str:
+        """The key that the run would have with another source of the user's classes. Nothing is executed."""
+        sources = {name: code[place_of(name)].digest for name in (self.task, self.cell) if place_of(name)}
+        text = json.dumps({"version": VERSION, **self.to_json(), **sources}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def sources(self) -> dict[str, str]:
-        """The SHA-256 of the files of a user's own task and cell, which decide the result too."""
-        return {name: digest for name in (self.task, self.cell) if (digest := source(name)) is not None}
+        """The SHA-256 of the source of a user's own task and cell, which decides the result too."""
+        return {name: self.code[place_of(name)].digest for name in (self.task, self.cell) if place_of(name)}
 
     def make_task(self) -> Task:
         """Build the task."""
-        return build("task", self.task, task_class(self.task), self.task_options)
+        return build("task", self.task, task_class(self.task, self.code.get(place_of(self.task))), self.task_options)
 
     def make_optimiser(self) -> Optimiser:
         """Build the optimiser."""
@@ -66,10 +85,13 @@ class Run(Settings):
         sizes = {"input_size": task.input_size, "hidden_size": self.hidden, "num_layers": self.layers}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            kind = layer_class(self.cell)
-            rnn = build("cell", self.cell, kind, {**sizes, **self.cell_options, "backend": self.backend, "dtype": dtype})
+            options = {**sizes, **self.cell_options, "backend": self.backend, "dtype": dtype}
+            rnn = build("cell", self.cell, self._layer_class(), options)
             model = Model(task.encoder(), rnn, task.head(rnn.output_size)).to(dtype)
         return model
+
+    def _layer_class(self) -> type[Layer]:
+        return layer_class(self.cell, self.code.get(place_of(self.cell)))
 
     def total(self) -> int:
         """Number of steps of the run."""
@@ -96,19 +118,25 @@ class Run(Settings):
         return factors
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
+        """The settings as JSON values. The code of a user's classes is not among them."""
+        return {name: deepcopy(getattr(self, name)) for name in FIELDS}
 
     @classmethod
-    def from_json(cls, values: Any) -> "Run":
-        """The run with these fields, each of which is checked."""
+    def from_json(cls, values: Any, code: Mapping[str, UserCode] | None = None) -> "Run":
+        """The run with these settings, each of which is checked.
+
+        Args:
+            code: the source of a user's own task and cell, by file or module. What is left out is read now.
+        """
         if not isinstance(values, dict):
             raise ValueError(f"a run is a JSON object of its fields; got {values!r}.")
         try:
             check(values)  # finds unknown and missing fields too
-            return cls(**values)
+            return cls(**values, code=code or {})
         except TypeError as error:
             raise ValueError(str(error)) from None
 
 
-Run.__doc__ = f"{Run.__doc__}\n\nArgs:\n" + "\n".join(f"    {name}: {each.description}" for name, each in FIELDS.items())
+_ARGUMENTS = {name: each.description for name, each in FIELDS.items()}
+_ARGUMENTS["code"] = "Source of a user's own task and cell, by file or module. By default it is read when the run is created."
+Run.__doc__ = f"{inspect.cleandoc(Run.__doc__ or '')}\n\nArgs:\n" + "\n".join(f"    {n}: {t}" for n, t in _ARGUMENTS.items())

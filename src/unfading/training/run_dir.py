@@ -5,11 +5,12 @@ curve.jsonl           the log: one row per interval of training
 last.safetensors      the checkpoint to continue from
 best.safetensors      the weights with the best validation score
 record.json           the result; a run with a record is finished
+source/               the source of a user's own task and cell, which is what runs, in every process and after a resume
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,12 @@ from torch import Tensor
 
 from unfading.files import read_json, write_atomically, write_json
 from unfading.training import checkpoint
+from unfading.training.names import place_of
 from unfading.training.run import VERSION, Run
+from unfading.training.user_code import UserCode, read_code
+
+# Settings that may name a user's class.
+ROLES = ("task", "cell")
 
 
 class RunFolder:
@@ -38,6 +44,7 @@ class RunFolder:
             raise OSError(f"{self.path} cannot be created: {error.strerror}. Name another folder.") from error
         self._lock = _lock(self.path)
         self._log: IO[str] | None = None
+        self._rows: list[dict[str, Any]] = []  # all rows of the log
         try:
             self._enter()
         except BaseException:
@@ -47,13 +54,16 @@ class RunFolder:
     def _enter(self) -> None:
         if self._lock is not None:
             # Temporary files of a process that was killed while it wrote.
-            for temporary in self.path.glob(".*.*.*"):
+            for temporary in self.path.rglob(".*.*.*"):
                 temporary.unlink()
+        # Before run.json: a folder that has one has its source too.
+        for place, folder in _source_folders(self.path, self.run.to_json()).items():
+            if not self.run.code[place].installed:
+                self.run.code[place].write(folder)
         file = self.path / "run.json"
         if not file.exists():
-            write_json(file, {"version": VERSION, "run": self.run.to_json()})
-        elif read_run(file) != self.run:
-            raise ValueError(f"{file} describes another run than the name of its folder. Move the folder away.")
+            write_json(file, {"version": VERSION, "run": self.run.to_json(), "sources": self.run.sources})
+        _check_run(file, read_run_file(file)["run"], self.run)
 
     def close(self) -> None:
         """Close the files and release the lock."""
@@ -67,15 +77,18 @@ class RunFolder:
 
     def save_record(self, record: dict[str, Any]) -> None:
         """Write the record; the run is finished."""
+        self._restore_log()
         write_json(self.path / "record.json", record)
 
     def clear(self) -> None:
         """Remove all results. The record goes first, so that a half-cleared folder is not a finished run."""
         for name in ("record.json", "last.safetensors", "best.safetensors", "curve.jsonl"):
             (self.path / name).unlink(missing_ok=True)
+        self._rows = []
 
     def save(self, name: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Write a checkpoint, "last" or "best", after the log has reached the disk."""
+        self._restore_log()
         if self._log is not None:
             with self._log_errors():
                 os.fsync(self._log.fileno())
@@ -89,7 +102,7 @@ class RunFolder:
             return None
         tensors, header = checkpoint.load(path)
         _check_version(path, header)
-        if header.get("run") != json.loads(json.dumps(self.run.to_json())):
+        if header.get("run") != self.run.to_json():
             raise ValueError(f"{path} is a checkpoint of another run. Remove it, or start again (--again).")
         return tensors, header
 
@@ -98,17 +111,29 @@ class RunFolder:
         with self._log_errors():
             if self._log is None:
                 self._log = open(self.path / "curve.jsonl", "a", encoding="utf-8")  # noqa: SIM115, open until close
-            self._log.write(json.dumps(row) + "\n")
+            text = json.dumps(row)
+            self._log.write(text + "\n")
             self._log.flush()
+            self._rows.append(json.loads(text))
 
     def curve(self) -> list[dict[str, Any]]:
-        """All log rows so far."""
-        return read_curve(self.path / "curve.jsonl")
+        """All log rows so far, even if the file has been removed meanwhile."""
+        return list(self._rows)
 
     def cut_log(self, step: int) -> None:
-        """Remove log rows after `step`: those steps are trained again."""
-        rows = [row for row in self.curve() if row["step"] <= step]
-        write_atomically(self.path / "curve.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        """Take the log rows of the file up to `step`, and remove the others: those steps are trained again."""
+        self._rows = [row for row in read_curve(self.path / "curve.jsonl") if row["step"] <= step]
+        self._write_log()
+
+    def _restore_log(self) -> None:
+        """Write the log again if its file was removed during training."""
+        if self._log is not None and not (self.path / "curve.jsonl").exists():
+            self._log.close()
+            self._log = None
+            self._write_log()
+
+    def _write_log(self) -> None:
+        write_atomically(self.path / "curve.jsonl", "".join(json.dumps(row) + "\n" for row in self._rows).encode())
 
     @contextmanager
     def _log_errors(self) -> Iterator[None]:
@@ -119,14 +144,23 @@ class RunFolder:
 
 
 def finished(where: Path, run: Run) -> dict[str, Any] | None:
-    """The record of a finished run, or None; its folder is not locked."""
+    """The record of a finished run, or None; its folder is not locked. A record of another run raises a ValueError."""
     path = where / run.key / "record.json"
-    return read_record(path) if path.exists() else None
+    if not path.exists():
+        return None
+    record = read_record(path)
+    _check_run(path, record.get("run"), run)
+    return record
 
 
 def stopped_at(where: Path, run: Run) -> int:
     """The step of a run's last checkpoint, 0 if there is none; its folder is not locked."""
-    path = where / run.key / "last.safetensors"
+    return last_step(where / run.key)
+
+
+def last_step(folder: Path) -> int:
+    """The step of the last checkpoint in the folder of a run, 0 if there is none."""
+    path = folder / "last.safetensors"
     if not path.exists():
         return 0
     header = checkpoint.load_header(path)
@@ -144,14 +178,73 @@ def clear(where: Path, run: Run) -> None:
             folder.close()
 
 
-def read_run(path: Path) -> Run:
-    """The run of a run.json or a record.json."""
-    content = read_json(path)
-    _check_version(path, content)
+def read_run(path: Path, *, allow_code: bool = False) -> Run:
+    """The run of a run.json or a record.json.
+
+    Args:
+        allow_code: the run may name a user's own task or cell, whose source is then executed: that in the folder of the run,
+            or else the present file of that name.
+    """
+    content = read_run_file(path)
+    for place, folder in _source_folders(path.parent, content["run"]).items():
+        if not allow_code:
+            raise ValueError(
+                f"{path} names code of a user, and {folder if folder.is_dir() else place} would be executed. If you trust it, "
+                "allow it with --allow-code."
+            )
     try:
-        return Run.from_json(content.get("run"))
+        run = Run.from_json(content["run"], stored_code(path.parent, content["run"]))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    _check_sources(path, content, run)
+    return run
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The content of a run.json or a record.json. Nothing that it names is imported."""
+    content: dict[str, Any] = read_json(path)
+    _check_version(path, content)
+    if not isinstance(content.get("run"), dict):
+        raise ValueError(f"{path} is damaged: it has no run. Start again in another folder.")
+    return content
+
+
+def stored_code(folder: Path, settings: Mapping[str, Any]) -> dict[str, UserCode]:
+    """The source of a user's classes that the folder of a run holds, by file or module. Nothing is executed."""
+    folders = _source_folders(folder, settings)
+    names = {place_of(str(settings.get(role))): str(settings.get(role)) for role in ROLES}
+    return {place: read_code(names[place], path) for place, path in folders.items() if path.is_dir()}
+
+
+def _source_folders(folder: Path, settings: Mapping[str, Any]) -> dict[str, Path]:
+    """Where the folder of a run stores the source of a user's classes, by their file or module."""
+    places = {place_of(str(settings.get(role))): folder / "source" / role for role in ROLES}
+    return {place: path for place, path in places.items() if place}
+
+
+def _check_run(path: Path, settings: Any, run: Run) -> None:
+    """Raise unless a file holds the settings of this run."""
+    wanted = run.to_json()
+    if settings == wanted:
+        return
+    other = settings if isinstance(settings, dict) else {}
+    name = next((name for name in wanted if other.get(name) != wanted[name]), "run")
+    raise ValueError(
+        f"{path} describes another run than the name of its folder: {name} is {other.get(name)!r}, not {wanted.get(name)!r}. "
+        "Move the folder away."
+    )
+
+
+def _check_sources(path: Path, content: Mapping[str, Any], run: Run) -> None:
+    """Raise if the source of a user's class is not that of the file; files of earlier versions may not name it."""
+    about = content.get("about")
+    sources = content.get("sources") or (about.get("sources") if isinstance(about, dict) else None) or {}
+    for name, digest in run.sources.items():
+        if sources.get(name, digest) != digest:
+            raise ValueError(
+                f"{path} was written with another source of {name} than that in {run.code[place_of(name)].folder}. Get the "
+                "source back, or train the present one by its name."
+            )
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -5,9 +5,11 @@ optimiser and a few numbers, and a resumed run is bit for bit the run that was n
 evaluation, every `save_every` seconds, and when the process is asked to stop (Ctrl-C, SIGTERM).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import train_together
 from unfading.training.options import Listener, TrainOptions, Watch
 from unfading.training.run import Run
@@ -20,6 +22,7 @@ def train(
     resume: bool = False,
     again: bool = False,
     listen: Listener | None = None,
+    say: Callable[[str], None] = print,
     save_every: float = 60.0,
     command: str = "",
     watch: Watch | None = None,
@@ -29,9 +32,10 @@ def train(
     Args:
         run: everything that decides the result.
         where: parent of the run's folder, e.g. runs/adding; None writes nothing.
-        resume: continue from a checkpoint.
+        resume: continue from a checkpoint, with the source of a user's own task and cell with which the run began.
         again: discard earlier results and start again.
         listen: called with a `ProgressUpdate` for every log row, and between them at most four times a second.
+        say: called with messages for the user.
         save_every: seconds between checkpoints.
         command: the command line, for the record.
         watch: called before the first step and every hundred steps with the model, its task and the next batch. The log
@@ -42,8 +46,11 @@ def train(
         resume=resume,
         again=again,
         listen=listen,
+        say=say,
         save_every=save_every,
         command=command,
         watch=watch,
     )
+    if options.folder is not None:
+        [run] = with_earlier_source([run], options.folder, resume=resume, again=again, say=say)
     return train_together([run], options)[0]

@@ -25,6 +25,7 @@ from unfading.training.options import ProgressUpdate, TrainOptions
 from unfading.training.run import Run
 from unfading.training.run_dir import finished
 from unfading.training.stopping import Stopped, asked_to_stop, noted
+from unfading.training.user_code import UserCode
 
 # The standard output belongs to the parent. Before anything large is imported it moves to another file descriptor, and what
 # others print goes to stderr. A worker can import what its parent can import.
@@ -98,7 +99,9 @@ class _Pool:
     def _give_job(self, worker: "_Worker") -> None:
         if self.waiting:
             job = self.busy[worker.index] = self.waiting.pop()
-            worker.send({"runs": [run.to_json() for run in job], "options": self.options.to_json()})
+            # The runs of a job have one source.
+            code = {place: each.to_json() for place, each in job[0].code.items()}
+            worker.send({"runs": [run.to_json() for run in job], "code": code, "options": self.options.to_json()})
         else:
             worker.close()
 
@@ -245,7 +248,8 @@ def _train(job: Message, send: Callable[[Message], None]) -> None:
     """Train a job. A progress message starts with the position of its run in the job."""
     from unfading.training.loop import train_pass
 
-    runs = [Run.from_json(run) for run in job["runs"]]
+    code = {place: UserCode.from_json(values) for place, values in job.get("code", {}).items()}
+    runs = [Run.from_json(run, code) for run in job["runs"]]
     positions = {run.key: position for position, run in enumerate(runs)}
 
     def listen(update: ProgressUpdate) -> None:

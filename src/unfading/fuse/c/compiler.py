@@ -176,8 +176,8 @@ def _ask(compiler: Compiler, *arguments: str) -> subprocess.CompletedProcess[str
 def _run(command: list[str], limit: float, scratch: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TMPDIR": str(scratch)} if scratch else None
     try:
-        # A session of its own: Ctrl-C in a terminal goes to every process of the group. A compiler that it ended would look like
-        # one that refuses the source, and a training step would run by another backend than all steps after it.
+        # A session of its own: Ctrl-C in a terminal goes to every process of the group. A compiler that it ended would look
+        # like one that refuses the source, and a training step would run on another backend than all steps after it.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
