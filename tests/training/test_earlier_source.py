@@ -208,7 +208,7 @@ def test_a_run_file_executes_no_code_unless_allowed(name, stored, foreign):
         read_run(foreign / name)
     assert not Path("executed").exists()
     # Allowed, it is executed, and is not what the file was written with.
-    with pytest.raises(ValueError, match="was written with another source of mine.py:Same"):
+    with pytest.raises(ValueError, match=r"was written with another source of mine\.py:Same"):
         read_run(foreign / name, allow_code=True)
     assert Path("executed").exists()
 
@@ -236,7 +236,7 @@ def test_a_record_that_names_code_of_someone_else_is_refused_and_not_executed(mi
     record["run"]["cell"] = "mine.py:SortedCell"
     file.write_text(json.dumps(record))
     mine.write_text(FOREIGN + TEXT)
-    with pytest.raises(ValueError, match="cell is 'mine.py:SortedCell', not 'STAR'"):
+    with pytest.raises(ValueError, match=r"cell is 'mine\.py:SortedCell', not 'STAR'"):
         compare([small()], "runs", say=lambda text: None)
     assert not Path("executed").exists()
 
