@@ -8,6 +8,10 @@ class NoKernel(Exception):
     """A kernel cannot be built on this machine; the message is the reason, without a full stop."""
 
 
+class TaskError(ValueError):
+    """A user's task or cell is at fault; the message names the method and the batch."""
+
+
 def check_count(name: str, value: int, *, least: int = 1) -> None:
     """Raise unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -258,8 +258,9 @@ def test_the_test_rows_are_read_once_at_the_end(monkeypatch):
     train(small(valid_every=8, valid_batches=3, seed=5))
     assert [split for split, _, _ in batches[-3:]] == ["test"] * 3
     assert {split for split, _, _ in batches[:-3]} == {"train", "valid"}
-    assert [index for split, index, _ in batches if split == "train"] == list(range(24))
-    assert [index for split, index, _ in batches if split == "valid"] == [0, 1, 2] * 3
+    # The first batches of training and validation are examined before the first step.
+    assert [index for split, index, _ in batches if split == "train"] == [0, *range(24)]
+    assert [index for split, index, _ in batches if split == "valid"] == [0, *[0, 1, 2] * 3]
     # Every run is evaluated on the same rows, whatever its seed.
     assert {seed for split, _, seed in batches if split == "train"} == {5}
     assert len({seed for split, _, seed in batches if split != "train"}) == 1

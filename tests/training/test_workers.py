@@ -35,7 +35,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     good = [replace(SMALL, seed=seed) for seed in (0, 1)]
     with pytest.raises(ValueError, match="2 of 5 runs failed") as caught:
         compare([bad, *deadly, *good], tmp_path, say=silent)
-    assert "Elman, seed 0: the sensor was unplugged" in str(caught.value)
+    assert "Elman, seed 0: Raising.batch raised ValueError: the sensor was unplugged (" in str(caught.value)
     assert "Elman, seed 0: its process ended with signal 9" in str(caught.value)
     for run in (deadly[1], *good):
         assert (tmp_path / run.key / "record.json").exists()

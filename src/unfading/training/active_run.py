@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from unfading.tasks.base import Task
+from unfading.training import check_task
+from unfading.training.explosion import Explosion
 from unfading.training.record import finite_or_none, is_better
 from unfading.training.run import Run
 from unfading.training.run_dir import RunFolder
@@ -31,11 +33,12 @@ class ActiveRun:
         self.folder: RunFolder | None = None  # None writes nothing
         self.schedule = run.make_schedule()
         self.log_every = max(1, self.total // LOG_ROWS)
-        epoch = task.length("train", run.batch)
+        epoch = check_task.length(task, "train", run.batch)
         self.valid_every = run.valid_every or epoch or max(1, self.total // EVALUATIONS)
         self._rows: list[dict[str, Any]] = []  # the log, where there is no folder
         self.loss: float | None = None  # mean of the last interval
         self.lowest_loss: float | None = None  # lowest mean of an interval
+        self.explosion = Explosion(self.total)
         self.best: dict[str, Any] | None = None  # step and scores of the best evaluation
         self.reached = False  # whether a score has reached `stop_at`
         self.backends: list[dict[str, Any]] = []  # which backend ran each kind of cell, from which step
@@ -120,6 +123,13 @@ class ActiveRun:
                     "is not bit for bit that of a run without a stop."
                 )
         return sentences
+
+    def replay(self, *, ended: bool) -> None:
+        """Take the log rows before a checkpoint into account, after which the run had ended or not."""
+        for row in self.curve():
+            loss = row.get("loss")
+            if self.explosion.update(row["step"], float("nan") if loss is None else loss) and not ended:
+                self.explosion.returned()
 
     def load(self, *, resume: bool, again: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint, if there is one to continue from. Results are never overwritten without `resume` or `again`."""

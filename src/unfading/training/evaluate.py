@@ -1,5 +1,6 @@
 """Evaluation on validation or test rows, in evaluation mode and without gradients."""
 
+import math
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -7,6 +8,8 @@ import torch
 
 from unfading.tasks.base import Split, Task
 from unfading.tasks.resident import Resident
+from unfading.training import check_task
+from unfading.training.check_task import Place
 from unfading.training.fleet import Fleet
 from unfading.training.run import Run
 
@@ -31,11 +34,11 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
     """Loss and metrics of every model of a fleet, as means over the split."""
     task, device = fleet.task, fleet.w.device
     size = batch_size(run, task, device)
-    length = task.length(split, size)
+    length = check_task.length(task, split, size)
     batches = run.valid_batches or length or ENDLESS
     batches = batches if length is None else min(batches, length)
     sums: dict[str, torch.Tensor] = {}
-    weights, sequences, state, start = 0, 0, None, 0
+    weights, sequences, state, start, index = 0, 0, None, 0, 0
     began = perf_counter()
     fleet.eval()
     try:
@@ -54,11 +57,21 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
                 sums[name] = sums.get(name, 0.0) + value.to(torch.float64) * weight
             weights += weight
             sequences += batch.x.shape[1]
+    except Exception as error:
+        check_task.explain(error, task, fleet.models[0], [Place(split, index, size, SEED, device)])
     finally:
         fleet.train()
+    if not any(map(math.isfinite, sums["loss"].tolist())):
+        for index in range(batches):  # the first batch whose data explain it raises
+            check_task.examine(task, fleet.models[0], Place(split, index, size, SEED, device))
     means = {name: (total / weights).tolist() for name, total in sums.items()}
     models: list[dict[str, Any]] = [{name: values[e] for name, values in means.items()} for e in range(len(fleet.models))]
     return Scores(models, perf_counter() - began, sequences)
+
+
+def first_place(run: Run, task: Task, split: Split, device: torch.device) -> Place:
+    """The first batch of an evaluation."""
+    return Place(split, 0, batch_size(run, task, device), SEED, device)
 
 
 def batch_size(run: Run, task: Task, device: torch.device) -> int:

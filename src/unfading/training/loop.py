@@ -15,7 +15,8 @@ from unfading import machine
 from unfading.backends.choose import observe_backends
 from unfading.torch_state import float32_products
 from unfading.training.active_run import ActiveRun
-from unfading.training.evaluate import Scores, evaluate
+from unfading.training.check_task import check_declared, examine
+from unfading.training.evaluate import Scores, evaluate, first_place
 from unfading.training.monitor import Monitor
 from unfading.training.options import TrainOptions
 from unfading.training.persistence import Checkpoints
@@ -55,6 +56,15 @@ class Training:
             for each, model in zip(active, self.state.fleet.models, strict=True)
         ]
 
+    def check_task(self) -> None:
+        """Examine the first batches of training and of validation. The test rows are read once, at the end."""
+        state, run = self.state, self.state.active[0].run
+        check_declared(state.task)
+        for e, (each, model) in enumerate(zip(state.active, state.fleet.models, strict=True)):
+            each.explosion.guess = examine(state.task, model, state.place(e, 0))
+        if run.split == "train":
+            examine(state.task, state.fleet.models[0], first_place(run, state.task, "valid", state.fleet.w.device))
+
     def start(self) -> None:
         """Start from the initial weights, or continue from checkpoints, as the options say."""
         self.checkpoints.load(resume=self.options.resume, again=self.options.again)
@@ -64,6 +74,8 @@ class Training:
                     f"{each.folder.path / 'curve.jsonl'} lacks {count} rows of the first {self.state.step} steps, so the curve "
                     "of the record will lack them too."
                 )
+        for each, step in zip(self.state.active, self.state.diverged_at(), strict=True):
+            each.replay(ended=step >= 0)
 
     def go(self, asked: Callable[[], int | None]) -> None:
         """Train to the end, or until asked to stop: then write checkpoints and raise `Stopped`."""
@@ -134,7 +146,7 @@ class Training:
         diverged = diverged_at >= 0
         return {
             "status": "diverged" if diverged else "finished",
-            "reason": f"loss or gradient not finite at step {diverged_at}" if diverged else None,
+            "reason": (each.explosion.reason or f"loss or gradient not finite at step {diverged_at}") if diverged else None,
             "steps": diverged_at if diverged else state.step,
             "returns": int(state.update.returns[e]),
             "together": models,
@@ -164,13 +176,14 @@ def train_together(runs: Sequence[Run], options: TrainOptions | None = None, *, 
         trained: Iterator[dict[str, Any]] = iter(())
         if active:
             stop_if_late()
-            # Before the folders are created: a run that cannot be built leaves none.
+            # Before the folders are created: a run that cannot be built, or whose task is at fault, leaves none.
             training = Training(active, options, together=together)
-            if folder is not None:
-                for each in active:
-                    stack.callback(each.open(folder).close)
-            training.start()
             with asked_to_stop() as asked:
+                training.check_task()
+                if folder is not None:
+                    for each in active:
+                        stack.callback(each.open(folder).close)
+                training.start()
                 training.go(asked)
                 signal = asked()
             if signal is not None and folder is not None:  # during the last step: the caller must not start another run

@@ -4,6 +4,9 @@ import math
 import time
 from typing import Any
 
+from torch.utils import _pytree
+
+from unfading.training.check_task import examine
 from unfading.training.evaluate import evaluate
 from unfading.training.options import UPDATES_PER_SECOND, ProgressUpdate, TrainOptions
 from unfading.training.persistence import Checkpoints
@@ -53,9 +56,16 @@ class Monitor:
         valid = self._validate([e for e in due if self.state.active[e].valid_due(self.state.step) and diverged_at[e] < 0])
         self._reported = time.monotonic()
         scales = self.state.update.scale.squeeze(1).tolist()
+        exploded = False
         for e, loss in zip(due, self.state.update.mean_losses(due), strict=True):
             self._log_row(e, loss, scales[e], valid.get(e))
-        return bool(valid) or any(diverged_at[e] >= 0 or self.state.active[e].over(self.state.step) for e in due)
+            if diverged_at[e] >= 0:
+                # The batch may hold the reason: then its task is at fault, and the run has no result.
+                examine(self.state.task, self.state.fleet.models[e], self.state.place(e, diverged_at[e]))
+            elif self.state.active[e].explosion.update(self.state.step, loss):
+                exploded = True
+                self._end_explosion(e)
+        return exploded or bool(valid) or any(diverged_at[e] >= 0 or self.state.active[e].over(self.state.step) for e in due)
 
     def report(self, e: int, valid: Any = None, status: str | None = None) -> None:
         """Send a progress update of a run to the listener."""
@@ -78,6 +88,14 @@ class Monitor:
             return {}
         scores = evaluate(self.state.fleet, self.state.active[due[0]].run, "valid").models
         return {e: scores[e] for e in due}
+
+    def _end_explosion(self, e: int) -> None:
+        """Return to better weights, or end, as a run whose loss is not finite."""
+        state = self.state
+        if state.update.fail(e, state.step):
+            state.active[e].explosion.returned()
+        for part in _pytree.tree_leaves(state.carried):
+            part[e] = 0.0
 
     def _log_row(self, e: int, loss: float, scale: float, scores: dict[str, float] | None) -> None:
         state, each = self.state, self.state.active[e]

@@ -16,6 +16,7 @@ from unfading.errors import unknown
 from unfading.layers.factory import Layer
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
+from unfading.training import check_task
 from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
 from unfading.training.names import build, check_options, layer_class, place_of, task_class
 from unfading.training.optimise import OPTIMISERS, Optimiser
@@ -82,12 +83,13 @@ class Run(Settings):
     def make_model(self) -> Model:
         """Build the model with its initial weights, which depend only on the seed. It is built on the CPU."""
         task, dtype = self.make_task(), torch.float64 if self.dtype == "float64" else torch.float32
-        sizes = {"input_size": task.input_size, "hidden_size": self.hidden, "num_layers": self.layers}
+        sizes = {"input_size": check_task.input_size(task), "hidden_size": self.hidden, "num_layers": self.layers}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             options = {**sizes, **self.cell_options, "backend": self.backend, "dtype": dtype}
             rnn = build("cell", self.cell, self._layer_class(), options)
-            model = Model(task.encoder(), rnn, task.head(rnn.output_size)).to(dtype)
+            encoder, head = check_task.module(task, "encoder"), check_task.module(task, "head", rnn.output_size)
+            model = Model(encoder, rnn, head).to(dtype)
         return model
 
     def _layer_class(self) -> type[Layer]:
@@ -97,7 +99,7 @@ class Run(Settings):
         """Number of steps of the run."""
         if self.steps is not None:
             return self.steps
-        length = self.make_task().length(self.split, self.batch)
+        length = check_task.length(self.make_task(), self.split, self.batch)
         if length is None:
             raise ValueError(f"task {self.task} generates its data and has no epochs; got epochs={self.epochs}. Set steps.")
         assert self.epochs is not None

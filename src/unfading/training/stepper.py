@@ -9,7 +9,11 @@ from torch.utils import _pytree
 
 from unfading.tasks.draw import stream
 from unfading.training.captured_step import CapturedStep, StepClock
+from unfading.training.check_task import Place, explain
 from unfading.training.training_state import TrainingState
+
+# Of the steps before an error of a GPU, so many are examined.
+MOST_STEPS = 1000
 
 
 class Stepper:
@@ -31,10 +35,20 @@ class Stepper:
     def take(self, running: list[int]) -> None:
         """Take one step with these runs, and count its time."""
         state, began = self.state, time.perf_counter()
-        self._step(running)
-        if state.fleet.w.is_cuda and any(each.log_due(state.step) for each in state.active):
-            torch.cuda.synchronize()  # so that the seconds of a log row include all steps before it
+        try:
+            self._step(running)
+            if state.fleet.w.is_cuda and any(each.log_due(state.step) for each in state.active):
+                torch.cuda.synchronize()  # so that the seconds of a log row include all steps before it
+        except Exception as error:
+            explain(error, state.task, state.fleet.models[0], self._places(error))
         state.seconds += time.perf_counter() - began
+
+    def _places(self, error: Exception) -> list[Place]:
+        """The batches at which an error may have happened. A GPU reports an error some steps later, at the next log row."""
+        state = self.state
+        late = state.active[0].log_every if isinstance(error, torch.AcceleratorError) else 0
+        steps = range(max(0, state.step - min(late, MOST_STEPS)), state.step + 1)
+        return [state.place(e, step) for step in steps for e in range(len(state.active))]
 
     def _step(self, running: list[int]) -> None:
         state, task = self.state, self.state.task

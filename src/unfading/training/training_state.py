@@ -5,7 +5,10 @@ from typing import Any
 
 import torch
 
+from unfading.layers import memory
+from unfading.layers.model import Model
 from unfading.training.active_run import ActiveRun
+from unfading.training.check_task import Place
 from unfading.training.fleet import Fleet
 from unfading.training.run import Run
 from unfading.training.update import Update
@@ -24,6 +27,8 @@ class TrainingState:
         self.task = active[0].task
         device = _device(active[0].run)
         models = [each.run.make_model().to(device) for each in active]
+        if len(active) == 1 or device.type == "cpu":  # a pass on a GPU that does not fit is divided
+            _check_fits(models, active[0].run, device)
         self.fleet = Fleet(models, self.task, together=together and len(active) > 1)
         self.update = Update(self.fleet, [each.run for each in active])
         self.best_w = torch.zeros_like(self.fleet.w)  # weights with the best validation scores
@@ -36,10 +41,24 @@ class TrainingState:
         """Indices of the runs that have not ended."""
         return [e for e, each in enumerate(self.active) if not each.done]
 
+    def place(self, e: int, step: int) -> Place:
+        """The training batch of a run at a step."""
+        run = self.active[e].run
+        return Place(run.split, step, run.batch, run.seed, self.fleet.w.device)
+
     def diverged_at(self) -> list[int]:
         """For each run the step at which it diverged, or -1."""
         steps: list[int] = self.update.ended.squeeze(1).tolist()
         return steps
+
+
+def _check_fits(models: Sequence[Model], run: Run, device: torch.device) -> None:
+    """Raise if the matrices of training do not fit in memory: weights, gradients, best weights, and those of the optimiser."""
+    held = sum(part.numel() * part.element_size() for model in models for part in model.parameters() if part.requires_grad)
+    states = len(run.make_optimiser().state_names)
+    copies = 3 + states + (1 + states if run.retries else 0)
+    what = f"training {run.cell} with hidden={run.hidden} and layers={run.layers}"
+    memory.check_fits(what, copies * held, "hidden size or number of layers", device)
 
 
 def _device(run: Run) -> torch.device:

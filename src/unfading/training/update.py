@@ -117,6 +117,13 @@ class Update:
             self.returns += back
         self.ended.copy_(torch.where(failed & ~back, step, self.ended))
 
+    def fail(self, e: int, step: int) -> bool:
+        """Treat model e as one whose loss is not finite; True if it returned to its best weights, False if it has ended."""
+        failed = torch.zeros_like(self.pending)
+        failed[e] = True
+        self._return_or_end(failed, step)
+        return bool(self.ended[e] < 0)
+
     def mean_losses(self, models: Sequence[int]) -> list[float]:
         """The mean losses of these models since the last call, NaN if no step was taken; the sums start again."""
         rows = list(models)
