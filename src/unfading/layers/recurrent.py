@@ -23,7 +23,7 @@ from unfading.backends.choose import check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_share
-from unfading.layers import memory
+from unfading.layers import allocation
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.torch_state import traced
@@ -109,13 +109,13 @@ class Recurrent(nn.Module, Generic[State]):
         self.backend = backend
         self.directions = 2 if bidirectional else 1
         what = f"{type(self).__name__} with {num_layers} {'layer' if num_layers == 1 else 'layers'}"
-        with _defaults(device, dtype), memory.refuse_large(what, "hidden size or number of layers"):
+        with _defaults(device, dtype), allocation.refuse_large(what, "hidden size or number of layers"):
             cells: list[Cell] = []
             for depth in range(num_layers):
                 size = cells[-1].output_size * self.directions if cells else input_size
                 cells.extend(_checked_cell(make_cell, size) for _ in range(self.directions))
                 if depth == 1:  # all further layers are like the second
-                    memory.check_fits(
+                    allocation.check_fits(
                         what, (num_layers - 2) * _bytes(cells[-self.directions :]), "number of layers", device or "cpu"
                     )
         self.cells = nn.ModuleList(cells)
@@ -283,7 +283,7 @@ def _with_noise(cell: Cell, recurrent_dropout: float, zoneout: float) -> Cell:
 def _bytes(cells: list[Cell]) -> int:
     """Bytes of the parameters and buffers of cells, and of the modules themselves."""
     tensors = [tensor for cell in cells for tensor in (*cell.parameters(), *cell.buffers())]
-    return sum(memory.MODULE_BYTES + tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(allocation.MODULE_BYTES + tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _checked_cell(make_cell: Callable[[int], Cell], size: int) -> Cell:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unfading.errors import TaskError, check_count
-from unfading.layers import memory
+from unfading.layers import allocation
 from unfading.layers.model import Model
 from unfading.source_lines import first_line
 from unfading.tasks.base import Batch, OneHot, Split, Task
@@ -109,7 +109,7 @@ def blame(error: Exception, method: str | None = None, place: Place | None = Non
         place: the batch, if there was one.
     """
     line = _user_line(error)
-    if isinstance(error, TaskError) or memory.out_of_memory(error) or line is None or _is_a_sentence(error):
+    if isinstance(error, TaskError) or allocation.out_of_memory(error) or line is None or _is_a_sentence(error):
         raise error
     details = [f"{line.filename}, line {line.number}", *([] if place is None else [str(place)])]
     raise TaskError(
@@ -180,21 +180,21 @@ def explain(error: Exception, task: Task, model: Model, places: Sequence[Place])
             if linear and batch.target.dtype == torch.int64:
                 _check_labels(task, batch, linear[-1].out_features, place)
         raise error
-    if not memory.out_of_memory(error):
+    if not allocation.out_of_memory(error):
         for place in places:
             examine(task, model, place)
         blame(error, place=places[-1])
     if isinstance(error, torch.OutOfMemoryError):
         raise error
     needed = f"a step with a batch of {places[-1].size} rows of {_name(task)}"
-    with memory.one_sentence(needed, "batch, hidden size or sequence length"):
+    with allocation.one_sentence(needed, "batch, hidden size or sequence length"):
         raise error
 
 
 def _drawn(task: Task, place: Place) -> Batch:
     """The batch of that place, with fields of the right kinds and shapes."""
     keywords: dict[str, Any] = {"split": place.split, "seed": place.seed, "device": place.device}
-    with memory.refuse_large(f"a batch of {place.size} rows of {_name(task)}", "batch or sequence length"):
+    with allocation.refuse_large(f"a batch of {place.size} rows of {_name(task)}", "batch or sequence length"):
         batch = called(task, "batch", task.batch, place.number, place.size, place=place, **keywords)
     returned = f"{_name(task)}.batch returned"
     if not isinstance(batch, Batch):
@@ -277,7 +277,9 @@ def _predict(task: Task, model: Model, encoded: Tensor, batch: Batch, place: Pla
     T, B, rnn = encoded.shape[0], encoded.shape[1], model.rnn
     features = sum(cell.output_size for cell in rnn.runners)
     what = f"a batch of {B} rows with {T} steps"
-    memory.check_fits(what, T * B * features * encoded.element_size(), "batch, hidden size or sequence length", encoded.device)
+    allocation.check_fits(
+        what, T * B * features * encoded.element_size(), "batch, hidden size or sequence length", encoded.device
+    )
     try:
         output, _ = rnn(encoded, lengths=batch.lengths)
     except Exception as error:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from unfading.layers import memory
+from unfading.layers import allocation
 from unfading.layers.model import Model
 from unfading.training.active_run import ActiveRun
 from unfading.training.check_task import Place
@@ -58,7 +58,7 @@ def _check_fits(models: Sequence[Model], run: Run, device: torch.device) -> None
     states = len(run.make_optimiser().state_names)
     copies = 3 + states + (1 + states if run.retries else 0)
     what = f"training {run.cell} with hidden={run.hidden} and layers={run.layers}"
-    memory.check_fits(what, copies * held, "hidden size or number of layers", device)
+    allocation.check_fits(what, copies * held, "hidden size or number of layers", device)
 
 
 def _device(run: Run) -> torch.device:
