@@ -16,6 +16,7 @@ from tests.user.quiet import QuietCell
 from unfading import catalogue
 from unfading.fuse import fused, locality
 from unfading.fuse.c.kernel import Kernel
+from unfading.fuse.contents import Contents
 from unfading.fuse.locality import Locality
 
 STEPS, I = 23, 3
@@ -230,7 +231,7 @@ def test_a_cell_is_tested_once(monkeypatch):
     layer = layer_of(QuietCellOfFive, bidirectional=True, checkpoint_every=5)
     x, tests = sequence(layer), []
     everything(layer, x)
-    monkeypatch.setattr(locality, "_tested", lambda *arguments: tests.append(arguments) or Locality(None))
+    monkeypatch.setattr(locality, "_tested", lambda cell, *rest: (tests.append(cell) or Contents(cell), Locality(None)))
     everything(layer, x)
     assert tests == []
     everything(layer.eval(), x)
@@ -262,7 +263,8 @@ def test_projections_of_the_library_stay_in_pieces(cell, monkeypatch):
     project, bind_inputs = cell.project, fused.bind_inputs
 
     def counted(self, x, start=0):
-        steps.append(len(x))
+        if self in layer.cells:  # and not a copy that is tested
+            steps.append(len(x))
         return project(self, x, start)
 
     def bound(cell_plan, cell, x, *rest):

@@ -14,21 +14,22 @@ is also flipped, row by row with its lengths, and steps are numbered in the orde
 cell's own, so that a weight that is zero today hides nothing. Fields that are `constant` must be the same for all pieces.
 """
 
-import copy
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
-from unfading.fuse.plan import CellOptions
+from unfading.fuse.cell_copy import CellCopy, with_data
+from unfading.fuse.contents import Contents
+from unfading.fuse.isolation import WithoutDraws, isolated
 from unfading.fuse.refusal import Refusal
 from unfading.lengths import flip
 from unfading.reference import leaf_names
@@ -40,7 +41,7 @@ LEAST, MOST = 64, 4096
 ROWS = 2
 STARTS = (1, 2, 3, 1000)  # a flipped sequence is projected from these
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest entry; 1e-2 for other types
-RANDOM = torch.Tag.nondeterministic_seeded
+DRAWS = ("bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "uniform_", "normal_", "normal")
 
 
 class Locality(NamedTuple):
@@ -51,7 +52,7 @@ class Locality(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    options: CellOptions
+    contents: Contents
     reverse: bool
     steps: int  # of the longest sequence that is covered
     locality: Locality
@@ -69,15 +70,14 @@ def locality(cell: Cell, steps: int, *, reverse: bool = False) -> Locality:
         steps: of the sequence.
         reverse: whether it is run from its last step to its first.
     """
-    answers = _answers.setdefault(cell, [])
+    answers = _answers.get(cell, [])
     for answer in answers:
-        if answer.reverse == reverse and answer.steps >= steps and answer.options.unchanged():
+        if answer.reverse == reverse and answer.steps >= steps and answer.contents.unchanged():
             return answer.locality
-    options = CellOptions(cell)
     tested = max(LEAST, min(MOST, 1 << (steps - 1).bit_length()))
-    result = _tested(cell, tested, steps, reverse)
+    contents, result = _tested(cell, tested, steps, reverse)
     covered = tested if tested < MOST and result.refusal is None else sys.maxsize
-    answers[:] = [_Answer(options, reverse, covered, result), *answers[:3]]
+    _answers[cell] = [_Answer(contents, reverse, covered, result), *answers[:3]]
     return result
 
 
@@ -92,42 +92,42 @@ def check_local(cells: Iterable[Cell], steps: int, how: str) -> None:
             )
 
 
-def _tested(cell: Cell, tested: int, steps: int, reverse: bool) -> Locality:
+def _tested(cell: Cell, tested: int, steps: int, reverse: bool) -> tuple[Contents, Locality]:
     """The result of the first test that `project` can run: it may have tables of finite length, take only tokens, or compute
-    in one precision."""
+    in one precision. With it, the contents of the cell that it depends on."""
     lengths = [tested]
     while lengths[-1] > 8:
         lengths.append(steps if len(lengths) == 1 and 8 < steps < tested else lengths[-1] // 2)
     line = definition_line(innermost(cell).project)
-    reasons = []
-    gpus = list({tensor.device for tensor in cell.parameters() if tensor.is_cuda})
-    modes = (_disable_current_modes(), torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False))
-    with modes[0], modes[1], modes[2], torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    contents, reasons = Contents(cell), []
+    with isolated(), torch.no_grad():
         for T, sample, dtype in product(lengths, (_heavy_tailed, _tokens), (torch.float64, None)):
             try:
-                with torch.random.fork_rng(devices=gpus), torch.no_grad():
-                    test = _Test(cell, T, sample, dtype)
-                    reason = test.difference(reverse)
-                return Locality(None if reason is None else Refusal(reason, line), test.random)
-            except Exception as error:  # of the user's code, or of a copy that cannot be made
+                test = _Test(contents, T, sample, dtype)
+                reason = test.difference(reverse)
+                result = Locality(None if reason is None else Refusal(reason, line), test.random)
+                return Contents(cell, frozenset(test.copy.written())), result
+            except Exception as error:  # of the user's code, or of something that cannot be copied
                 reasons.append(first_line(error))
-    return Locality(Refusal(f"project could not be tested for locality in time ({reasons[0]})", line))
+    return contents, Locality(Refusal(f"project could not be tested for locality in time ({reasons[0]})", line))
 
 
 class _Test:
     """Project one random sequence, whole and in pieces, by a copy of a cell.
 
     Args:
-        cell: which is left as it is.
+        contents: of the cell, which is left as it is.
         T: steps of the sequence.
         sample: draws x.
         dtype: of the copy and of x; None for the cell's own parameters as they are.
     """
 
-    def __init__(self, cell: Cell, T: int, sample: Callable[..., Tensor], dtype: torch.dtype | None):
-        self.cell = _copy(cell, dtype)
+    def __init__(self, contents: Contents, T: int, sample: Callable[..., Tensor], dtype: torch.dtype | None):
+        self.copy = CellCopy(contents, with_data if dtype is None else partial(_changed, dtype), example=True)
+        self.cell = self.copy.cell
         like = self.cell.initial_state(1)[0]
-        self.x = sample((T, ROWS, cell.input_size), torch.Generator().manual_seed(0)).to(like.device, dtype or like.dtype)
+        x = sample((T, ROWS, self.cell.input_size), torch.Generator().manual_seed(0))
+        self.x = x.to(like.device, dtype or like.dtype)
         self.tolerance = TOLERANCE.get(self.x.dtype, 1e-2)
         self.random = False
 
@@ -185,7 +185,7 @@ class _Test:
         return torch.allclose(a, b, rtol=self.tolerance, atol=self.tolerance * size, equal_nan=True)
 
 
-class Noise(TorchDispatchMode):
+class Noise(WithoutDraws):
     """In place of random numbers, numbers that depend on the step: a projection that draws for each step alone stays local.
 
     A draw without an axis of time is different at every call, since each piece would have a draw of its own.
@@ -205,26 +205,22 @@ class Noise(TorchDispatchMode):
         self.call = Noise.calls if call is None else call
         self.steps, self.start, self.moving, self.draws = steps, start, moving, 0
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if RANDOM not in func.tags:
-            return func(*args, **kwargs)
+        ones = super().__torch_dispatch__(func, types, args, kwargs)
         name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return ones
         if name == "native_dropout":
             keep = self._draw(args[0]).round()
             return args[0] * keep, keep.bool()
-        if name not in ("bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "normal_", "uniform_", "normal"):
+        if name not in DRAWS:
             raise NotImplementedError(f"{name} draws random numbers")
-        out = args[0] if name.endswith("_") else torch.empty_like(func(*args, **kwargs))
-        draw = self._draw(out)
+        numbers = self._draw(ones).round() if name.startswith("bernoulli") else self._draw(ones)
+        if name.endswith("_"):
+            return ones.copy_(numbers)
         # Probabilities and means, but not a tensor that only gives the shape.
-        given = [] if name.endswith(("_", "_like")) else [each for each in args if isinstance(each, Tensor)]
-        draw = sum(given, draw.round() if name.startswith("bernoulli") else draw)
-        return out.copy_(draw) if name.endswith("_") else draw
+        given = [] if name.endswith("_like") else [each for each in args if isinstance(each, Tensor)]
+        return sum(given, numbers)
 
     def _draw(self, like: Tensor) -> Tensor:
         """Numbers in [0, 1] in the shape of a tensor."""
@@ -245,18 +241,13 @@ def _numbers(index: Tensor, draw: int, size: int) -> Tensor:
     return (43758.5453 * phase.sin()).frac().abs()
 
 
-def _copy(cell: Cell, dtype: torch.dtype | None) -> Cell:
-    """A copy of a cell that shares no memory which project may write. With a dtype, its numbers are changed a little: what is
-    positive stays so, and nothing is zero for certain."""
-    generator = torch.Generator().manual_seed(1)
-    memo: dict[int, Any] = {}
-    for tensor in (*cell.parameters(), *cell.buffers()):
-        other = tensor.detach().clone()
-        if dtype is not None and tensor.is_floating_point():
-            shift = torch.rand(tensor.shape, generator=generator, dtype=dtype).to(tensor.device)
-            other = other.to(dtype) + 0.1 * (0.5 + shift) * (1 + other.abs())
-        memo[id(tensor)] = nn.Parameter(other) if isinstance(tensor, nn.Parameter) else other
-    return copy.deepcopy(cell, memo)
+def _changed(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """A tensor of the copy, with numbers a little different: what is positive stays so, and nothing is zero for certain."""
+    twin = with_data(tensor)
+    if twin.is_floating_point():
+        shift = 0.5 + _numbers(torch.zeros(1), 0, twin.numel()).reshape(twin.shape).to(twin.device)
+        twin.data = twin.data.to(dtype) + 0.1 * shift * (1 + twin.data.abs())
+    return twin
 
 
 def _heavy_tailed(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:

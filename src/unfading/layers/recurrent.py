@@ -192,7 +192,7 @@ class Recurrent(nn.Module, Generic[State]):
 
     def check_chunks(self, steps: int, every: int) -> None:
         """Raise ValueError if separate calls of `every` steps would differ from one call: a projection may need all steps."""
-        if steps > every and not traced():
+        if steps > every and not torch.compiler.is_compiling():
             # Imported here, since it loads the compiler.
             from unfading.fuse.locality import check_local
 
