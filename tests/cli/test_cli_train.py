@@ -1,6 +1,7 @@
 """`unfading train` and `unfading compare`: what they print, keep and refuse."""
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -267,3 +268,60 @@ def test_watched_gradients_stand_in_the_record(unfading):
     )
     assert code == 0
     assert len(json.loads(out)["curve"][0]["watched"]["layers"]) == 1
+
+
+OWN_TASK = (ROOT / "tests" / "user" / "own_tasks.py").read_text()
+
+
+def test_a_finished_run_says_when_it_finished(unfading):
+    flags = ["--task", "adding,T=6", "--cell", "Elman", *QUICK]
+    assert "already finished" not in unfading("train", *flags)[2]
+    code, _, err = unfading("train", *flags)
+    assert code == 0
+    assert re.search(r"Elman seed 0: already finished on \d{4}-\d\d-\d\d; --again trains it again\.", err)
+    assert unfading("train", *flags, "--again", "--quiet")[2] == ""
+
+
+def test_an_edit_before_a_resume_is_told_and_json_stays_json(unfading, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN_TASK)
+    flags = ["--task", "mine.py:Same", "--cell", "Elman", *QUICK, "--json"]
+    with monkeypatch.context() as patch:
+        patch.setattr("unfading.training.loop.Training.go", stop_after_three_steps)
+        assert unfading("train", *flags)[0] == 143
+    (tmp_path / "mine.py").write_text(OWN_TASK + "# edited\n")
+    code, _, err = unfading("train", *flags)
+    assert (code, "mine.py has changed since runs/mine.py-Same/" in err, "stopped at step 3" in err) == (2, True, True)
+    code, out, err = unfading("train", *flags, "--resume", "--final")
+    assert code == 0
+    assert err.count("continuing with the source stored there") == 1
+    assert json.loads(out)["run"]["split"] == "full"
+    sources = [json.loads(file.read_text())["about"]["sources"] for file in tmp_path.rglob("record.json")]
+    assert len(sources) == 2
+    assert sources[0] == sources[1]
+
+
+def stop_after_three_steps(training, asked):
+    running = training.state.running()
+    for _ in range(3):
+        training.advance(running)
+    training.checkpoints.save()
+    raise Stopped(signal.SIGTERM, 3)
+
+
+@pytest.mark.parametrize(
+    "command", [("train", "--runs", "again", "--from"), ("diagnose", "--batch", "2", "--run")], ids=["train", "diagnose"]
+)
+def test_the_code_of_a_run_file_is_executed_only_if_allowed(command, unfading, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN_TASK)
+    assert unfading("train", "--task", "mine.py:Same", "--cell", "Elman", *QUICK)[0] == 0
+    (folder,) = (tmp_path / "runs" / "mine.py-Same").iterdir()
+    (tmp_path / "mine.py").unlink()
+    target = str(folder / "record.json" if command[0] == "train" else folder)
+    code, _, err = unfading(*command, target)
+    assert code == 2
+    assert re.search(
+        r"names code of a user, and .*source/task would be executed\. If you trust it, allow it with --allow-code", err
+    )
+    code, out, _ = unfading(*command, target, "--allow-code", "--json")
+    assert code in (0, 1)  # 1: a fault of the gradients
+    assert json.loads(out)

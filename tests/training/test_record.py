@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import unfading
-from tests.helpers.trained import OWN, small, untimed
-from unfading import Run, train
+from tests.helpers.trained import OWN, small, stopped_after, untimed
+from unfading import Run, compare, train, use_backend
 from unfading.training.run_dir import read_curve
 
 FIELDS = {
@@ -140,3 +140,83 @@ def test_numbers_that_are_not_finite_are_null_in_the_files(tmp_path):
     for line in (folder / "curve.jsonl").read_text().splitlines():
         strict(line)
     assert record["curve"][-1]["valid"]["mse"] is None
+
+
+def test_the_record_names_the_backend_that_ran_and_why_it_is_not_the_fastest():
+    def backends(**fields):
+        return train(small(steps=2, **fields))["about"]["backends"]
+
+    requested = "backend='reference' was requested"
+    assert backends() == [{"from": 0, "cell": "STARCell", "backend": "reference", "reason": requested}]
+    assert backends(backend="auto") == [{"from": 0, "cell": "STARCell", "backend": "fused", "reason": None}]
+    assert backends(backend="fused")[0]["backend"] == "fused"
+    (refused,) = backends(backend="auto", task=f"{OWN}:Same", task_options={}, cell=f"{OWN}:SortedCell")
+    assert (refused["cell"], refused["backend"]) == ("SortedCell", "reference")
+    assert "own_tasks.py" in refused["reason"]
+
+
+def test_a_resumed_run_that_changes_its_backend_is_told_and_recorded(tmp_path, monkeypatch):
+    run, messages = small(backend="auto"), []
+    with use_backend("reference"):
+        stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
+    record = train(run, tmp_path, resume=True, say=messages.append)
+    assert [(each["from"], each["backend"]) for each in record["about"]["backends"]] == [(0, "reference"), (5, "fused")]
+    assert messages == [
+        "STARCell ran on the backend reference before and runs on fused now; the result is not bit for bit that of a run "
+        "without a stop."
+    ]
+
+
+def test_the_record_has_the_hashes_of_its_data_and_a_change_is_told(made, tmp_path):
+    run = Run(task="digits", cell="STAR", hidden=2, batch=5, steps=2, valid_batches=1)
+    record = train(run, tmp_path, say=pytest.fail)
+    file = made / "digits" / "digits.csv.gz"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert record["about"]["data"] == {"dataset": "digits", "files": {"digits.csv.gz": digest}}
+    assert train(run, tmp_path, say=pytest.fail) == record
+    content, messages = file.read_bytes(), []
+    try:
+        file.write_bytes(content + b"\n")
+        assert train(run, tmp_path, say=messages.append) == record
+        compare([run], tmp_path, say=messages.append)
+    finally:
+        file.write_bytes(content)
+    changed = "STAR on digits, seed 0: the dataset digits has changed since this run was trained (digits.csv.gz)."
+    assert [message.startswith(changed) for message in messages] == [True, False, True]
+    assert messages[1] == "1 of 1 runs are already finished."
+
+
+def test_records_of_earlier_versions_are_read(tmp_path):
+    run = small(steps=2)
+    record = train(run, tmp_path)
+    del record["about"]["backends"]
+    file = tmp_path / run.key / "record.json"
+    file.write_text(json.dumps(record))
+    assert train(run, tmp_path, say=pytest.fail) == record
+
+
+@pytest.mark.parametrize("at", [3, 20, 24])
+def test_a_log_that_is_removed_during_training_is_written_again(at, tmp_path):
+    run = small()
+    expected = train(run)["curve"]
+    curve = tmp_path / run.key / "curve.jsonl"
+
+    def listen(update):
+        if update.step == at and update.status is None:
+            curve.unlink(missing_ok=True)
+
+    record = train(run, tmp_path, listen=listen)
+    assert untimed(record["curve"]) == untimed(expected)
+    assert read_curve(curve) == record["curve"]
+
+
+def test_log_rows_that_are_lost_before_a_resume_are_told(tmp_path, monkeypatch):
+    run, messages = small(), []
+    stopped_after(5, monkeypatch, lambda: train(run, tmp_path))
+    (tmp_path / run.key / "curve.jsonl").unlink()
+    record = train(run, tmp_path, resume=True, say=messages.append)
+    assert messages == [
+        f"{tmp_path / run.key / 'curve.jsonl'} lacks 5 rows of the first 5 steps, so the curve "
+        "of the record will lack them too."
+    ]
+    assert [row["step"] for row in record["curve"]] == list(range(6, 25))

@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from tests.helpers.trained import KINDS, OWN, Process, files, fleet, outcome, small, stopped_after, tensors, train_outcome
 from unfading import Run, train
+from unfading.training import checkpoint
 from unfading.training import loop as training
 from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
@@ -196,6 +199,61 @@ def test_a_signal_stops_training_after_the_step_with_a_checkpoint(number, whole,
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".lock"]
     train(SECONDS, tmp_path, resume=True)
     assert outcome(folder) == whole[0]
+
+
+# A compiler that takes its time, so that a signal arrives while it compiles.
+SLOW_COMPILER = """#!/bin/sh
+case "$*" in *-shared*) touch compiling; sleep 3;; esac
+exec cc "$@"
+"""
+
+
+def test_ctrl_c_during_the_first_compilation_does_not_reach_the_compiler(tmp_path):
+    """The signal goes to the whole group of processes, as in a terminal. The first step runs compiled, as all others do."""
+    run = Run(task="adding", task_options={"T": 6}, cell="STAR", hidden=3, batch=4, steps=300, valid_batches=1)
+    expected = train_outcome(run, tmp_path / "whole")
+    (tmp_path / "cc").write_text(SLOW_COMPILER)
+    (tmp_path / "cc").chmod(0o755)
+    program = """if True:
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv[0] = "unfading"
+        from unfading.cli.main import main
+        main()"""
+    flags = [
+        "--task",
+        "adding,T=6",
+        "--cell",
+        "STAR",
+        "--hidden",
+        "3",
+        "--batch",
+        "4",
+        "--steps",
+        "300",
+        "--valid-batches",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "train", *flags],
+        cwd=tmp_path,
+        env={**os.environ, "CC": str(tmp_path / "cc"), "UNFADING_CACHE": str(tmp_path / "cache")},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "compiling").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, messages = process.communicate(timeout=120)
+    assert process.returncode == 130, messages
+    assert "stopped at step 1;" in messages
+    folder = tmp_path / "runs" / "adding" / run.key
+    header = checkpoint.load_header(folder / "last.safetensors")
+    assert [(each["backend"], each["reason"]) for each in header["backends"]] == [("fused", None)]
+    train(run, tmp_path / "runs" / "adding", resume=True)
+    assert outcome(folder) == expected
 
 
 def test_a_second_signal_acts_at_once(tmp_path):
