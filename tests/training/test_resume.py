@@ -230,7 +230,7 @@ def test_ctrl_c_during_the_first_compilation_does_not_reach_the_compiler(tmp_pat
         "--batch",
         "4",
         "--steps",
-        "300",
+        "30",
         "--valid-batches",
         "1",
     ]
