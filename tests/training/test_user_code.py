@@ -115,6 +115,14 @@ def test_an_installed_module_is_imported_as_it_is():
     assert code.module() is sys.modules["unfading.cells.star"]
 
 
+def test_a_file_among_installed_packages_takes_none_of_them(tmp_path):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "my.py").write_text("import side\n")
+    (folder / "side.py").write_text("")
+    assert list(read_code(f"{folder}/my.py:Own").files) == ["my.py"]
+
+
 def test_lines_are_those_that_run_and_not_those_of_an_edited_file(files):
     (files / "my.py").write_text("def fail():\n    raise KeyError('first')\n")
     module = read_code("my.py:fail").module()

@@ -20,7 +20,7 @@ from unfading.errors import unknown
 
 PICKLED = "{} is a pickle: reading it would run whatever code is in it, so it is not read. {}"
 
-# Largest file whose bytes are hashed for the record of a run. It takes a fifth of a second.
+# Largest file whose bytes are hashed for the record of a run, which takes a second at most.
 HASHED = 1 << 28
 
 

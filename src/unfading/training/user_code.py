@@ -30,8 +30,8 @@ from typing import Any
 
 from unfading.files import write_atomically
 
-# Modules that are never taken from the folder of a user's file.
-NEVER_LOCAL = {*sys.stdlib_module_names, "unfading"}
+# Modules that are never taken from the folder of a user's file: a second copy of them would not work with the first.
+NEVER_LOCAL = {*sys.stdlib_module_names, "unfading", "torch", "numpy"}
 INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -164,7 +164,7 @@ def _imports(file: Path, text: bytes, path: str) -> Iterator[str]:
 def _local(folder: Path, name: str) -> list[str]:
     """The files in the folder that an import of a module executes: its own and those of its packages."""
     parts = name.split(".")
-    if parts[0] in NEVER_LOCAL:
+    if parts[0] in NEVER_LOCAL or folder.name in INSTALLED:
         return []
     paths = [_locate(folder, ".".join(parts[:n])) for n in range(1, len(parts) + 1)]
     return [path for path in paths if path is not None]
