@@ -1,7 +1,6 @@
 """Helpers of the training tests: small runs, the results in a run's folder, and a run in its own process."""
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import signal
@@ -15,6 +14,7 @@ from unfading.training import checkpoint
 from unfading.training import loop as training
 from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
+from unfading.training.run_dir import read_curve, read_record
 from unfading.training.stopping import Stopped
 from unfading.training.train import train
 
@@ -50,15 +50,14 @@ def untimed(curve):
 
 def outcome(folder):
     """All results in the folder of a run except for times: tensors as bytes, the rest as JSON."""
-    record = json.loads((folder / "record.json").read_text())
-    curve = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
+    record, curve = read_record(folder / "record.json"), read_curve(folder / "curve.jsonl")
     assert record["curve"] == curve
     results = {name: record[name] for name in ("status", "reason", "steps", "returns", "best", "test")}
     results["curve"] = untimed(curve)
     for name in ("last", "best"):
         if (folder / f"{name}.safetensors").exists():
             parts, about = checkpoint.load(folder / f"{name}.safetensors")
-            results[name] = {key: value for key, value in about.items() if key != "seconds"}
+            results[name] = {key: value for key, value in about.items() if key not in ("seconds", "rows")}
             results |= {(name, key): (str(part.dtype), part.shape, part.numpy().tobytes()) for key, part in parts.items()}
     return results
 

@@ -169,6 +169,7 @@ def with_another_shape(path):
 def another_run(path):
     content = json.loads(path.read_text())
     content["run"]["seed"] = 9
+    del content["sha256"]
     path.write_text(json.dumps(content))
 
 
@@ -181,7 +182,7 @@ def gone(path):
 
 
 DAMAGED = {
-    "last cut short": ("last.safetensors", cut_short, "is damaged or not a checkpoint"),
+    "last cut short": ("last.safetensors", cut_short, "is damaged: it was changed after it was written"),
     "last empty": ("last.safetensors", empty, "is damaged or not a checkpoint"),
     "last of something else": ("last.safetensors", of_something_else, "is not a file of unfading"),
     "last no safetensors": ("last.safetensors", no_safetensors, "is damaged or not a checkpoint"),
@@ -196,14 +197,14 @@ DAMAGED = {
     "last of another shape": ("last.safetensors", with_another_shape, "has no model.rnn.cells.0.W_h of the shape"),
     "run of another version": ("run.json", text('{"version": 99, "run": {}}'), "is of version 99; this unfading reads version"),
     "run no JSON": ("run.json", text("{"), "is damaged: it is not JSON"),
-    "run no object": ("run.json", text("[1]"), "is of version None"),
+    "run no object": ("run.json", text("[1]"), "must be a JSON object; got"),
     "run with an unknown field": ("run.json", text('{"version": 1, "run": {"tsk": "adding"}}'), "run.json"),
     "run of another run": ("run.json", another_run, "describes another run than the name of its folder"),
     "record no JSON": ("record.json", text('{"version": 1, "run"'), "is damaged: it is not JSON"),
     "record of another version": ("record.json", text('{"version": 0}'), "is of version 0; this unfading reads version"),
     "record no text": ("record.json", lambda path: path.write_bytes(b"\xff\xfe\x00"), "is damaged: it is not JSON"),
-    "curve no JSON": ("curve.jsonl", text("{}}\n"), "is damaged: a line is not JSON"),
-    "curve of something else": ("curve.jsonl", text("[1]\n"), "is damaged"),
+    "curve no JSON": ("curve.jsonl", text("{}}\n"), "line 1 is damaged: it is not JSON"),
+    "curve of something else": ("curve.jsonl", text("[1]\n"), "line 1 must be a JSON object"),
 }
 
 

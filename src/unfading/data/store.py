@@ -119,7 +119,9 @@ def _sha256(file: Path, size: int, changed: int) -> str:
 def refuse_pickle(file: Path, way_out: str) -> None:
     """Raise ValueError if the name or the first bytes of a file are those of a pickle."""
     with file.open("rb") as stream:
-        begins_as_pickle = stream.read(2)[:1] == b"\x80"
+        head = stream.read(9)
+    # A safetensors file begins with a length in eight bytes, the first of which may be 0x80 too, and then a brace.
+    begins_as_pickle = head[:1] == b"\x80" and head[8:] != b"{"
     if begins_as_pickle or file.suffix in (".pkl", ".pickle", ".p"):
         raise ValueError(PICKLED.format(file, way_out))
 

@@ -13,6 +13,7 @@ from unfading.tasks.base import Batch, Task
 from unfading.training import checkpoint
 from unfading.training.names import build, layer_class, parse, task_class, user_object
 from unfading.training.run_dir import read_run
+from unfading.training.weights import trained_model
 
 
 class Subject(NamedTuple):
@@ -34,10 +35,9 @@ def trained_run(folder: Path, batch: int, *, allow_code: bool = False) -> Subjec
     weights = next((file for file in files if file.is_file()), None)
     if weights is None:
         raise ValueError(f"{folder} has no weights: neither best.safetensors nor last.safetensors exists. Train the run first.")
-    model, task = run.make_model(), run.make_task()
     tensors, _ = checkpoint.load(weights)
     parameters = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    model.load_state_dict(parameters, strict=False)
+    model, task = trained_model(run, parameters, weights), run.make_task()
     return Subject(model, task.batch(0, batch, split="valid", seed=run.seed, device="cpu"), task.loss)
 
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-VERSION = 1
+from unfading.files.checked_json import brief, read_json
+from unfading.files.run_log import read_log
+from unfading.files.schema import RecordFile, RunFields, RunFile, check, check_version, fields
+
+LEAVE_OUT = "Leave it out, or run it again."
+OTHER_VERSION = "Make the report with the unfading that wrote it."
 OPTIONAL_NUMBER = (int, float, type(None))
 # The metrics of tasks that are better when higher. An unfinished run does not say so itself.
 HIGHER_IS_BETTER = ("accuracy",)
@@ -128,133 +133,88 @@ def _find(path: Path) -> list[tuple[Path, Path | None]]:
 
 
 def _finished(file: Path) -> Record:
-    return _record(_json(file.read_bytes(), str(file)), str(file))
+    return _record(read_json(file, fields(RecordFile), LEAVE_OUT), str(file))
 
 
 def _unfinished(folder: Path) -> Record:
     file = folder / "run.json"
-    run = _run(_versioned(_json(file.read_bytes(), str(file)), str(file)), str(file))
-    curve = _read_log(folder / "curve.jsonl")
+    content = read_json(file, fields(RunFile), LEAVE_OUT)
+    check_version(content, str(file), OTHER_VERSION)
+    check(RunFile, content, str(file), LEAVE_OUT)
+    check(RunFields, content["run"], f"{file}, 'run'", LEAVE_OUT)
+    curve = _log_rows(read_log(folder / "curve.jsonl", LEAVE_OUT), str(folder / "curve.jsonl"))
     names = [name for row in curve for name in row.valid or ()]
     metric = next((name for name in names if name != "loss"), names[0] if names else None)
     return Record(
-        where=str(folder), key=folder.name, run=run, status="unfinished", reason=None, steps=curve[-1].step if curve else 0,
-        returns=0, metric=metric, higher_is_better=metric in HIGHER_IS_BETTER, guess=None, valid=None, test=None, seconds=None,
-        milliseconds=None, parameters=None, kilobytes=None, about=None, curve=curve,
+        where=str(folder), key=folder.name, run=content["run"], status="unfinished", reason=None,
+        steps=curve[-1].step if curve else 0, returns=0, metric=metric, higher_is_better=metric in HIGHER_IS_BETTER, guess=None,
+        valid=None, test=None, seconds=None, milliseconds=None, parameters=None, kilobytes=None, about=None, curve=curve,
     )  # fmt: skip
 
 
 def _record(value: Any, where: str) -> Record:
-    value = _versioned(value, where)
-    run = _run(value, where)
-    status = _take(value, "status", (str,), where)
-    if status not in ("finished", "diverged"):
-        raise ValueError(f"{where}: 'status' must be 'finished' or 'diverged'; got {status!r}. Run it again.")
-    metric = _take(value, "measure", (str,), where)
-    best, test = _take(value, "best", (dict, type(None)), where), _take(value, "test", (dict, type(None)), where)
-    if best is not None:
-        best = _take(best, "valid", (dict,), f"{where}, 'best'")
-    parameters = _take(value, "parameters", (dict,), where)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a JSON object; got {brief(value)}. {LEAVE_OUT}")
+    check_version(value, where, OTHER_VERSION)
+    check(RecordFile, value, where, LEAVE_OUT)
+    metric = value["measure"]
     return Record(
         where=where,
-        key=_take(value, "key", (str,), where),
-        run=run,
-        status=status,
-        reason=_take(value, "reason", (str, type(None)), where),
-        steps=_take(value, "steps", (int,), where),
-        returns=_take(value, "returns", (int,), where),
+        key=value["key"],
+        run=value["run"],
+        status=value["status"],
+        reason=value["reason"],
+        steps=value["steps"],
+        returns=value["returns"],
         metric=metric,
-        higher_is_better=_take(value, "rising", (bool,), where),
-        guess=_finite(_take(value, "guess", OPTIONAL_NUMBER, where)),
-        valid=None if best is None else _finite(_take(best, metric, OPTIONAL_NUMBER, f"{where}, 'best'")),
-        test=None if test is None else _finite(_take(test, metric, OPTIONAL_NUMBER, f"{where}, 'test'")),
-        seconds=_finite(_take(value, "seconds", OPTIONAL_NUMBER, where)),
-        milliseconds=_finite(_take(value, "milliseconds_per_sequence", OPTIONAL_NUMBER, where)),
-        parameters={name: _take(parameters, name, (int,), f"{where}, 'parameters'") for name in ("all", "recurrent")},
-        kilobytes=_finite(_take(value, "kilobytes", OPTIONAL_NUMBER, where)),
-        about=_take(value, "about", (dict, type(None)), where),
-        curve=_log_rows(_take(value, "curve", (list,), where), where),
+        higher_is_better=value["rising"],
+        guess=_finite(value["guess"]),
+        valid=None if value["best"] is None else _score(value["best"]["valid"], metric, f"{where}, 'best'"),
+        test=None if value["test"] is None else _score(value["test"], metric, f"{where}, 'test'"),
+        seconds=_finite(value["seconds"]),
+        milliseconds=_finite(value["milliseconds_per_sequence"]),
+        parameters={name: value["parameters"][name] for name in ("all", "recurrent")},
+        kilobytes=_finite(value["kilobytes"]),
+        about=value["about"],
+        curve=_log_rows(value["curve"], where),
     )
 
 
-def _versioned(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or "version" not in value:
-        raise ValueError(f"{where} is not a record of an unfading run: it has no 'version'. Leave it out.")
-    if value["version"] != VERSION:
-        raise ValueError(
-            f"{where} has version {value['version']!r}; this unfading reads version {VERSION}. "
-            f"Make the report with the unfading that wrote it."
-        )
-    return value
-
-
-def _run(value: dict[str, Any], where: str) -> dict[str, Any]:
-    run: dict[str, Any] = _take(value, "run", (dict,), where)
-    for name, kind in (("task", str), ("task_options", dict), ("cell", str), ("cell_options", dict), ("seed", int)):
-        _take(run, name, (kind,), f"{where}, 'run'")
-    return run
-
-
-def _take(value: Mapping[str, Any], name: str, kinds: tuple[type, ...], where: str) -> Any:
-    if name not in value:
-        raise ValueError(f"{where} is not a record of an unfading run: it has no {name!r}. Leave it out.")
-    field = value[name]
-    # In Python True is an int; in a record it is a mistake.
-    if not isinstance(field, kinds) or (isinstance(field, bool) and bool not in kinds):
-        expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise ValueError(f"{where}: {name!r} must be {expected}; got {field!r}. Run it again.")
-    return field
+def _score(scores: Mapping[str, float | None], metric: str, where: str) -> float | None:
+    if metric not in scores:
+        raise ValueError(f"{where} is not a record of an unfading run: it has no {metric!r}. {LEAVE_OUT}")
+    return _finite(scores[metric])
 
 
 def _finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _log_rows(lines: Sequence[Any], where: str) -> tuple[LogRow, ...]:
+def _log_rows(lines: Sequence[Mapping[str, Any]], where: str) -> tuple[LogRow, ...]:
     rows = []
     for i, line in enumerate(lines, 1):
-        here = f"{where}, log row {i}"
-        if not isinstance(line, dict):
-            raise ValueError(f"{here} must be an object with 'step' and 'loss'; got {line!r}. Run it again.")
         if "watched" in line:
-            step = _take(line, "step", (int,), here)
-            rows.append(LogRow(step, None, None, _watched(_take(line, "watched", (dict,), here), here)))
+            rows.append(LogRow(line["step"], None, None, _watched(line["watched"], f"{where}, log row {i}")))
             continue
-        valid = _take(line, "valid", (dict,), here) if "valid" in line else None
-        rows.append(
-            LogRow(
-                step=_take(line, "step", (int,), here),
-                loss=_finite(_take(line, "loss", OPTIONAL_NUMBER, here)),
-                valid=valid and {str(name): _finite(_take(valid, name, OPTIONAL_NUMBER, here)) for name in valid},
-            )
-        )
+        if "loss" not in line:
+            raise ValueError(f"{where}, log row {i} is not a log row of a run: it has no 'loss'. {LEAVE_OUT}")
+        valid = line.get("valid")
+        scores = None if valid is None else {name: _finite(score) for name, score in valid.items()}
+        rows.append(LogRow(step=line["step"], loss=_finite(line["loss"]), valid=scores))
     return tuple(rows)
 
 
-def _watched(value: dict[str, Any], where: str) -> WatchedGradients | None:
+def _watched(value: Any, where: str) -> WatchedGradients | None:
     """What `train --watch gradients` writes; None for the values of a user's own watch function."""
-    if set(value) != set(WatchedGradients._fields):
+    if not isinstance(value, dict) or set(value) != set(WatchedGradients._fields):
         return None
 
     def numbers(values: Any) -> tuple[Any, ...]:
         if not isinstance(values, list) or not all(isinstance(v, OPTIONAL_NUMBER) and not isinstance(v, bool) for v in values):
-            raise ValueError(f"{where}: 'watched' must hold lists of numbers; got {values!r}. Run it again.")
+            raise ValueError(f"{where}: 'watched' must hold lists of numbers; got {brief(values)}. {LEAVE_OUT}")
         return tuple(values)
 
-    states = tuple(map(numbers, _take(value, "states", (list,), where)))
+    if not isinstance(value["states"], list):
+        raise ValueError(f"{where}: 'states' must be a list; got {brief(value['states'])}. {LEAVE_OUT}")
+    states = tuple(map(numbers, value["states"]))
     return WatchedGradients(numbers(value["layers"]), numbers(value["times"]), states)
-
-
-def _read_log(file: Path) -> tuple[LogRow, ...]:
-    """The log of a run that has not ended. A last line without line break is ignored: it is not complete."""
-    if not file.exists():
-        return ()
-    complete, _, _ = file.read_bytes().rpartition(b"\n")
-    return _log_rows([_json(line, f"{file}, line {i}") for i, line in enumerate(complete.splitlines(), 1)], str(file))
-
-
-def _json(content: bytes, where: str) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is damaged: it is not JSON ({error}). Leave it out, or run it again.") from None

@@ -5,6 +5,7 @@ weights (`best.`), and the recurrent state where the task carries it (`state.`).
 """
 
 import time
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -79,11 +80,10 @@ class Checkpoints:
         checkpoint.restore(self._tensors(e), tensors, each.folder.path / "last.safetensors")
         self.save_best(e)  # the file may be missing, or of a later step
         state.step, state.seconds, state.time = header["step"], header["seconds"], header["time"]
-        count = sum(name.startswith("state.") for name in tensors)
-        if count:
-            self._restore_carried(e, [tensors[f"state.{i}"] for i in range(count)])
+        if any(name.startswith("state.") for name in tensors):
+            self._restore_carried(e, tensors, each.folder.path / "last.safetensors")
 
-    def _restore_carried(self, e: int, parts: list[Tensor]) -> None:
+    def _restore_carried(self, e: int, tensors: dict[str, Tensor], path: Path) -> None:
         """Restore the carried state, in the structure in which the model returns it."""
         state = self.state
         if state.carried is None:
@@ -91,5 +91,6 @@ class Checkpoints:
             state.fleet.eval()
             _, state.carried = state.fleet.scores(batch, None, 0)
             state.fleet.train()
-        for target, part in zip(_pytree.tree_leaves(state.carried), parts, strict=True):
-            target[e].copy_(part)
+        parts = {f"state.{i}": part[e] for i, part in enumerate(_pytree.tree_leaves(state.carried))}
+        carried = {name: part for name, part in tensors.items() if name.startswith("state.")}
+        checkpoint.restore(parts, carried, path)

@@ -6,9 +6,10 @@ from typing import Any
 
 from unfading.data import store
 from unfading.data.datasets import DATASETS
+from unfading.files.schema import VERSION
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
-from unfading.training.run import VERSION, Run
+from unfading.training.run import Run
 
 
 def finite_or_none(values: Mapping[str, float]) -> dict[str, float | None]:

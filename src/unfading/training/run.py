@@ -13,6 +13,7 @@ import torch
 
 from unfading.backends.choose import check_backend
 from unfading.errors import unknown
+from unfading.files.schema import VERSION
 from unfading.layers.factory import Layer
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
@@ -22,9 +23,6 @@ from unfading.training.names import build, check_options, layer_class, place_of,
 from unfading.training.optimise import OPTIMISERS, Optimiser
 from unfading.training.settings import FIELDS, Settings, check
 from unfading.training.user_code import UserCode, read_code
-
-# Version of the fields of a run and of the files written for it; a folder of another version is refused.
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)

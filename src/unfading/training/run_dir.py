@@ -6,6 +6,9 @@ last.safetensors      the checkpoint to continue from
 best.safetensors      the weights with the best validation score
 record.json           the result; a run with a record is finished
 source/               the source of a user's own task and cell, which is what runs, in every process and after a resume
+
+Every file carries a checksum: the JSON files and each line of the log as their first field (files/checked_json.py), checkpoints
+in their metadata. Whoever reads a file compares it.
 """
 
 import json
@@ -18,13 +21,19 @@ from typing import IO, Any
 from torch import Tensor
 
 from unfading.files import read_json, write_atomically, write_json
+from unfading.files.checked_json import FIELD, brief, sealed, sentence
+from unfading.files.run_log import read_log
+from unfading.files.schema import VERSION, CheckpointHeader, LastHeader, RecordFile, RunFile, check, check_version, fields
 from unfading.training import checkpoint
 from unfading.training.names import place_of
-from unfading.training.run import VERSION, Run
+from unfading.training.run import Run
 from unfading.training.user_code import UserCode, read_code
 
 # Settings that may name a user's class.
 ROLES = ("task", "cell")
+OTHER_FOLDER = "Train in another folder."
+AGAIN = "Start again (--again)."
+REMOVE = "Remove it; the next training of the run writes it again."
 
 
 class RunFolder:
@@ -43,7 +52,7 @@ class RunFolder:
         except OSError as error:
             raise OSError(f"{self.path} cannot be created: {error.strerror}. Name another folder.") from error
         self._lock = _lock(self.path)
-        self._log: IO[str] | None = None
+        self._log: IO[bytes] | None = None
         self._rows: list[dict[str, Any]] = []  # all rows of the log
         try:
             self._enter()
@@ -77,7 +86,8 @@ class RunFolder:
 
     def save_record(self, record: dict[str, Any]) -> None:
         """Write the record; the run is finished."""
-        self._restore_log()
+        with self._log_errors():
+            self._sync_log()
         write_json(self.path / "record.json", record)
 
     def clear(self) -> None:
@@ -88,11 +98,11 @@ class RunFolder:
 
     def save(self, name: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Write a checkpoint, "last" or "best", after the log has reached the disk."""
-        self._restore_log()
-        if self._log is not None:
-            with self._log_errors():
-                os.fsync(self._log.fileno())
+        with self._log_errors():
+            self._sync_log()
         header = {"version": VERSION, "run": self.run.to_json(), **header}
+        if name == "last":
+            header["rows"] = len(self._rows)
         checkpoint.save(self.path / f"{name}.safetensors", tensors, header)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -101,39 +111,57 @@ class RunFolder:
         if not path.exists():
             return None
         tensors, header = checkpoint.load(path)
-        _check_version(path, header)
+        _check_header(path, header)
         if header.get("run") != self.run.to_json():
             raise ValueError(f"{path} is a checkpoint of another run. Remove it, or start again (--again).")
         return tensors, header
 
     def log(self, row: dict[str, Any]) -> None:
         """Add a row to the log."""
+        line = sealed(row)
         with self._log_errors():
             if self._log is None:
-                self._log = open(self.path / "curve.jsonl", "a", encoding="utf-8")  # noqa: SIM115, open until close
-            text = json.dumps(row)
-            self._log.write(text + "\n")
+                self._log = open(self.path / "curve.jsonl", "ab")  # noqa: SIM115, open until close
+            self._log.write(line + b"\n")
             self._log.flush()
-            self._rows.append(json.loads(text))
+        row = json.loads(line)
+        row.pop(FIELD)
+        self._rows.append(row)
 
     def curve(self) -> list[dict[str, Any]]:
-        """All log rows so far, even if the file has been removed meanwhile."""
+        """All log rows so far."""
         return list(self._rows)
 
-    def cut_log(self, step: int) -> None:
-        """Take the log rows of the file up to `step`, and remove the others: those steps are trained again."""
-        self._rows = [row for row in read_curve(self.path / "curve.jsonl") if row["step"] <= step]
+    def cut_log(self, step: int, count: int | None = None) -> None:
+        """Remove log rows after `step`: those steps are trained again. `count` is the number of rows up to then, if known."""
+        path = self.path / "curve.jsonl"
+        rows = [row for row in read_curve(path) if row["step"] <= step]
+        if count is not None and len(rows) != count:
+            raise ValueError(
+                f"{path} has {len(rows)} rows up to step {step}; the checkpoint was written after {count}. Restore it, or "
+                "start again (--again)."
+            )
+        self._rows = rows
         self._write_log()
 
-    def _restore_log(self) -> None:
-        """Write the log again if its file was removed during training."""
-        if self._log is not None and not (self.path / "curve.jsonl").exists():
+    def _sync_log(self) -> None:
+        """Let the log reach the disk. A file that was removed or cut meanwhile is written again."""
+        if self._log is None:
+            return
+        try:
+            own, there = os.fstat(self._log.fileno()), os.stat(self.path / "curve.jsonl")
+            complete = os.path.samestat(own, there) and there.st_size == self._log.tell()
+        except FileNotFoundError:
+            complete = False
+        if complete:
+            os.fsync(self._log.fileno())
+        else:
             self._log.close()
             self._log = None
             self._write_log()
 
     def _write_log(self) -> None:
-        write_atomically(self.path / "curve.jsonl", "".join(json.dumps(row) + "\n" for row in self._rows).encode())
+        write_atomically(self.path / "curve.jsonl", b"".join(sealed(row) + b"\n" for row in self._rows))
 
     @contextmanager
     def _log_errors(self) -> Iterator[None]:
@@ -144,10 +172,14 @@ class RunFolder:
 
 
 def finished(where: Path, run: Run) -> dict[str, Any] | None:
-    """The record of a finished run, or None; its folder is not locked. A record of another run raises a ValueError."""
+    """The record of a finished run, or None; its folder is not locked.
+
+    A record of another run, and any file of the run that is not as it was written, raise a ValueError.
+    """
     path = where / run.key / "record.json"
     if not path.exists():
         return None
+    verify(path.parent)
     record = read_record(path)
     _check_run(path, record.get("run"), run)
     return record
@@ -164,8 +196,24 @@ def last_step(folder: Path) -> int:
     if not path.exists():
         return 0
     header = checkpoint.load_header(path)
-    _check_version(path, header)
+    _check_header(path, header)
     return int(header["step"])
+
+
+def verify(folder: Path) -> None:
+    """Raise a ValueError, with the name of the file, unless every file of a run is as it was written. No code is executed."""
+    if (folder / "run.json").exists():
+        content = read_run_file(folder / "run.json")
+        code = stored_code(folder, content["run"])
+        for name, digest in content.get("sources", {}).items():
+            if place_of(name) in code and code[place_of(name)].digest != digest:
+                raise ValueError(f"{folder / 'source'} was changed after it was written: the source of {name} differs. {AGAIN}")
+    if (folder / "record.json").exists():
+        read_record(folder / "record.json")
+    read_curve(folder / "curve.jsonl")
+    for name in ("last", "best"):
+        if (folder / f"{name}.safetensors").exists():
+            checkpoint.verify(folder / f"{name}.safetensors")
 
 
 def clear(where: Path, run: Run) -> None:
@@ -195,18 +243,14 @@ def read_run(path: Path, *, allow_code: bool = False) -> Run:
     try:
         run = Run.from_json(content["run"], stored_code(path.parent, content["run"]))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {sentence(error)}") from None
     _check_sources(path, content, run)
     return run
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
     """The content of a run.json or a record.json. Nothing that it names is imported."""
-    content: dict[str, Any] = read_json(path)
-    _check_version(path, content)
-    if not isinstance(content.get("run"), dict):
-        raise ValueError(f"{path} is damaged: it has no run. Start again in another folder.")
-    return content
+    return _read(path, RunFile)
 
 
 def stored_code(folder: Path, settings: Mapping[str, Any]) -> dict[str, UserCode]:
@@ -230,7 +274,7 @@ def _check_run(path: Path, settings: Any, run: Run) -> None:
     other = settings if isinstance(settings, dict) else {}
     name = next((name for name in wanted if other.get(name) != wanted[name]), "run")
     raise ValueError(
-        f"{path} describes another run than the name of its folder: {name} is {other.get(name)!r}, not {wanted.get(name)!r}. "
+        f"{path} describes another run than the name of its folder: {name} is {brief(other.get(name))}, not {wanted.get(name)!r}. "
         "Move the folder away."
     )
 
@@ -249,28 +293,25 @@ def _check_sources(path: Path, content: Mapping[str, Any], run: Run) -> None:
 
 def read_record(path: Path) -> dict[str, Any]:
     """The content of a record.json."""
-    record: dict[str, Any] = read_json(path)
-    _check_version(path, record)
-    return record
+    return _read(path, RecordFile)
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
     """The complete rows of a log; the last one may be incomplete if its process was killed."""
-    if not path.exists():
-        return []
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: a line is not JSON ({error}). Start again (--again).") from None
-    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-        raise ValueError(f"{path} is damaged: a row has no step. Start again (--again).")
-    return rows
+    return read_log(path, AGAIN)
 
 
-def _check_version(path: Path, content: Any) -> None:
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != VERSION:
-        raise ValueError(f"{path} is of version {version}; this unfading reads version {VERSION}. Train in another folder.")
+def _read(path: Path, kind: Any) -> dict[str, Any]:
+    way_out = REMOVE if path.name == "run.json" else AGAIN
+    content = read_json(path, fields(RecordFile), way_out)
+    check_version(content, str(path), OTHER_FOLDER)
+    check(kind, content, str(path), way_out)
+    return content
+
+
+def _check_header(path: Path, header: dict[str, Any]) -> None:
+    check_version(header, str(path), OTHER_FOLDER)
+    check(LastHeader if path.stem == "last" else CheckpointHeader, header, str(path), AGAIN)
 
 
 def _lock(path: Path) -> IO[str] | None:

@@ -4,8 +4,9 @@ The card describes how the model was trained and its scores. It holds the run, f
 
     sha256 = SHA-256 over (name, bytes) of every tensor, by name
 
-which detects altered tensors. Nothing in a file is executed: there is no pickle, and a run that names a user's own cell or
-task, which would have to be imported, is refused.
+which detects altered tensors; a checksum over the whole file, as in every checkpoint, detects an altered card too. The shapes
+that the card implies are compared with those of the file before a model is built. Nothing in a file is executed: there is no
+pickle, and a run that names a user's own cell or task, which would have to be imported, is refused.
 """
 
 import hashlib
@@ -18,14 +19,18 @@ import torch
 from torch import Tensor
 
 from unfading.data import store
+from unfading.files.checked_json import brief, sentence
+from unfading.files.schema import VERSION, Card, check, check_version
 from unfading.fuse.c import cache
 from unfading.layers.model import Model
 from unfading.training import checkpoint
-from unfading.training.run import VERSION, Run
+from unfading.training.run import Run
 from unfading.training.run_dir import read_record
 
 # Marks a file of weights; the library's other safetensors files have no kind.
 KIND = "weights"
+# An option above this number, and above the number of parameters, is refused.
+LARGEST_OPTION = 1_000_000
 # Fields of a record that the card repeats.
 FROM_RECORD = ("measure", "guess", "test", "status", "steps", "seconds", "parameters", "kilobytes", "about")
 
@@ -63,15 +68,54 @@ def load(path_or_url: Path | str, *, sha256: str | None = None) -> Model:
     run = _run(path, content)
     if digest(tensors) != content.get("sha256"):
         raise ValueError(f"{path} is damaged: its tensors are not those that were saved. Download it again.")
-    # The state of torch's generator must not change.
-    with torch.random.fork_rng(devices=[]):
-        model = run.make_model()
+    return trained_model(run, tensors, path).eval()
+
+
+def trained_model(run: Run, tensors: Mapping[str, Tensor], path: Path) -> Model:
+    """The model of a run with the tensors of the file at `path`, which must be those of the model, no more and no fewer.
+
+    Names and shapes are compared before the model is built: a file of a few bytes may describe a model of any size.
+    """
+    wrong = _misfit(run, tensors)
+    if wrong is None:
+        # The state of torch's generator must not change.
+        with torch.random.fork_rng(devices=[]):
+            model = run.make_model()
+        try:
+            model.load_state_dict(dict(tensors))
+            return model
+        except RuntimeError as error:
+            wrong = str(error).splitlines()[-1].strip().rstrip(".")
+    raise ValueError(f"{path} does not fit the model that it describes: {wrong}. Get another file.")
+
+
+def _misfit(run: Run, tensors: Mapping[str, Tensor]) -> str | None:
+    """The first difference between the model of a run and tensors in name or shape; None without one. Nothing is allocated."""
+    if run.layers > len(tensors):
+        return f"it has {len(tensors)} tensors for {run.layers} layers"
+    elements = sum(part.numel() for part in tensors.values())
+    for name, value in run.cell_options.items():
+        # A number of parts, such as capacity, is not larger than the number of their parameters.
+        if isinstance(value, int) and value > max(elements, LARGEST_OPTION):
+            return f"it has {elements} parameters, and its option {name} is {brief(value)}"
     try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise ValueError(f"{path} does not fit the model that its card describes: {reason} Get another file.") from None
-    return model.eval()
+        with torch.device("meta"):
+            expected = run.make_model().state_dict()
+    except ValueError as error:
+        return sentence(error).rstrip(".")
+    except Exception as error:
+        if ":" in run.cell or ":" in run.task:
+            return None  # a user's own code may not run on the meta device; the model is then compared after it is built
+        return f"it describes no model that can be built ({type(error).__name__})"
+    for name, part in expected.items():
+        if name not in tensors:
+            return f"it has no {name}"
+        if tensors[name].shape != part.shape:
+            return f"its {name} has shape {list(tensors[name].shape)}, and the model's has {list(part.shape)}"
+        if tensors[name].dtype != part.dtype:
+            return f"its {name} is {tensors[name].dtype}, and the model's is {part.dtype}"
+    extra = next((name for name in tensors if name not in expected), None)
+    return None if extra is None else f"it has {brief(extra)}, which the model does not have"
 
 
 def card(path_or_url: Path | str) -> dict[str, Any]:
@@ -113,13 +157,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"{path} is damaged, or not a safetensors file of unfading. Download it again.") from None
 
 
-def _run(path: Path, content: Mapping[str, Any]) -> Run:
+def _run(path: Path, content: dict[str, Any]) -> Run:
     if content.get("kind") != KIND:
         raise ValueError(f"{path} is a checkpoint of a run, not a file of weights. Resume the run, or save its weights first.")
-    if content.get("version") != VERSION:
-        raise ValueError(f"{path} is of version {content.get('version')}; this unfading reads version {VERSION}.")
-    fields = content.get("run")
-    named = [str(fields.get(name)) for name in ("task", "cell")] if isinstance(fields, dict) else []
+    check_version(content, str(path), "Get a file of this version.")
+    check(Card, content, str(path), "Download it again.")
+    fields = content["run"]
+    named = [fields[name] for name in ("task", "cell")]
     if any(":" in name for name in named):
         raise ValueError(
             f"{path} names a user's own code ({', '.join(named)}), which load does not run. Build the model yourself."
@@ -127,4 +171,4 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
     try:
         return Run.from_json(fields)
     except ValueError as error:
-        raise ValueError(f"{path}: its card does not describe a run of this unfading: {error}") from None
+        raise ValueError(f"{path}: its card does not describe a run of this unfading: {sentence(error)}") from None

@@ -1,11 +1,9 @@
-"""Files that are either complete or absent: atomic writes, and JSON."""
+"""Atomic writes: a file is either complete or absent."""
 
-import json
 import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -28,18 +26,3 @@ def write_atomically(path: Path, content: bytes) -> None:
             reason = error.strerror or error
             raise OSError(f"{path} could not be written: {reason}. The previous file is unchanged.") from error
         raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as a JSON file, atomically."""
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file; a missing or damaged one raises a ValueError of one sentence."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from None
