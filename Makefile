@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# For the environment in which pip builds the package, too; newer versions of pip read the second variable there.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .PHONY: demo test test-all gpu-test lint docs wheel-check clean
 
