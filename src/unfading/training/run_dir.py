@@ -274,8 +274,8 @@ def _check_run(path: Path, settings: Any, run: Run) -> None:
     other = settings if isinstance(settings, dict) else {}
     name = next((name for name in wanted if other.get(name) != wanted[name]), "run")
     raise ValueError(
-        f"{path} describes another run than the name of its folder: {name} is {brief(other.get(name))}, not {wanted.get(name)!r}. "
-        "Move the folder away."
+        f"{path} describes another run than the name of its folder: {name} is {brief(other.get(name))}, not "
+        f"{wanted.get(name)!r}. Move the folder away."
     )
 
 
