@@ -57,7 +57,7 @@ def outcome(folder):
     for name in ("last", "best"):
         if (folder / f"{name}.safetensors").exists():
             parts, about = checkpoint.load(folder / f"{name}.safetensors")
-            results[name] = {key: value for key, value in about.items() if key not in ("seconds", "rows")}
+            results[name] = {key: value for key, value in about.items() if key != "seconds"}
             results |= {(name, key): (str(part.dtype), part.shape, part.numpy().tobytes()) for key, part in parts.items()}
     return results
 

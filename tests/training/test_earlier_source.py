@@ -234,6 +234,7 @@ def test_a_record_that_names_code_of_someone_else_is_refused_and_not_executed(mi
     file = Path("runs") / small().key / "record.json"
     record = json.loads(file.read_text())
     record["run"]["cell"] = "mine.py:SortedCell"
+    del record["sha256"]
     file.write_text(json.dumps(record))
     mine.write_text(FOREIGN + TEXT)
     with pytest.raises(ValueError, match=r"cell is 'mine\.py:SortedCell', not 'STAR'"):

@@ -126,7 +126,6 @@ class LastHeader(CheckpointHeader):
     loss: Number
     reached: bool
     backends: NotRequired[list[BackendEntry]]
-    rows: NotRequired[Count]  # of the log, when the checkpoint was written
 
 
 @with_config(_CONFIG)

@@ -145,8 +145,5 @@ class ActiveRun:
                 "with resume (--resume), or start again with again (--again)."
             )
         # Without a checkpoint the whole log goes, with what was logged before the first step.
-        if checkpoint is None:
-            self.folder.cut_log(-1)
-        else:
-            self.folder.cut_log(checkpoint[1]["step"], checkpoint[1].get("rows"))
+        self.folder.cut_log(-1 if checkpoint is None else checkpoint[1]["step"])
         return checkpoint

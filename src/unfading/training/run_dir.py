@@ -101,8 +101,6 @@ class RunFolder:
         with self._log_errors():
             self._sync_log()
         header = {"version": VERSION, "run": self.run.to_json(), **header}
-        if name == "last":
-            header["rows"] = len(self._rows)
         checkpoint.save(self.path / f"{name}.safetensors", tensors, header)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -129,19 +127,12 @@ class RunFolder:
         self._rows.append(row)
 
     def curve(self) -> list[dict[str, Any]]:
-        """All log rows so far."""
+        """All log rows so far, even if the file has been removed meanwhile."""
         return list(self._rows)
 
-    def cut_log(self, step: int, count: int | None = None) -> None:
-        """Remove log rows after `step`: those steps are trained again. `count` is the number of rows up to then, if known."""
-        path = self.path / "curve.jsonl"
-        rows = [row for row in read_curve(path) if row["step"] <= step]
-        if count is not None and len(rows) != count:
-            raise ValueError(
-                f"{path} has {len(rows)} rows up to step {step}; the checkpoint was written after {count}. Restore it, or "
-                "start again (--again)."
-            )
-        self._rows = rows
+    def cut_log(self, step: int) -> None:
+        """Take the log rows of the file up to `step`, and remove the others: those steps are trained again."""
+        self._rows = [row for row in read_curve(self.path / "curve.jsonl") if row["step"] <= step]
         self._write_log()
 
     def _sync_log(self) -> None:
