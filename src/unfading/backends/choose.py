@@ -6,6 +6,7 @@ asked for by name runs, or raises its reason. `with use_backend("reference"):` o
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import ModuleType
 from typing import Any, cast
 
@@ -100,18 +101,21 @@ def check_backend(name: str) -> None:
 
 
 def choose(cell: Cell, backend: str) -> Implementation:
-    """The implementation that runs this cell now: the named one, or the first that does not refuse the cell."""
+    """The implementation that runs this cell now: the named one, or the first that does not refuse the cell.
+
+    The compiled loop comes as a `partial` with the plan of the cell.
+    """
     if _stand_in is not None:
         return _stand_in
     name = _override or backend
     if name in ("auto", "fused"):
         _load_fused()
         compiler = cast(ModuleType, _fused_module)
-        reason = compiler.refusal(cell)
-        if reason is None:
-            return compiler.fused
+        answer = compiler.runnable(cell)
+        if not isinstance(answer, str):
+            return cast(Implementation, compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer))
         if name == "fused":
-            raise RuntimeError(cannot_run(cell, "fused", reason))
+            raise RuntimeError(cannot_run(cell, "fused", answer))
     if name in ("auto", "graph"):
         _load_graph()
         graphs = cast(ModuleType, _graph_module)
@@ -122,6 +126,11 @@ def choose(cell: Cell, backend: str) -> Implementation:
             raise RuntimeError(cannot_run(cell, "as CUDA graphs", reason))
         name = "reference"
     return cast(Implementation, IMPLEMENTATIONS[name])
+
+
+def runs_compiled(implementation: Implementation) -> bool:
+    """Whether `choose` has returned the compiled loop, outside torch.compile."""
+    return isinstance(implementation, partial) and implementation.func is cast(ModuleType, _fused_module).fused
 
 
 def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
@@ -142,9 +151,9 @@ def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Te
     """As `run`, but only `cell.output` of the states; without a gradient the states are not even stored."""
     implementation = choose(cell, options.backend)
     # Without a gradient, on the CPU.
-    compiler = None if torch.is_grad_enabled() or x.is_cuda else _fused_module
-    if compiler is not None and implementation is compiler.fused and not traced():
-        result: tuple[Tensor, Any] | None = compiler.fused_outputs(cell, x, state, cell.weights(), options)
+    if not (torch.is_grad_enabled() or x.is_cuda or traced()) and runs_compiled(implementation):
+        compiler, cell_plan = cast(ModuleType, _fused_module), cast("partial[Any]", implementation).keywords["cell_plan"]
+        result: tuple[Tensor, Any] | None = compiler.fused_outputs(cell_plan, cell, x, state, cell.weights(), options)
         if result is not None:
             return result
     trajectory, final = _run(implementation, cell, x, state, options)

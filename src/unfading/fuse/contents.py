@@ -190,7 +190,7 @@ class Contents:
         if slots_of(type(value)) or any(owner == id(value) for owner, _ in self.hidden):
             return [partial(_shown, value, self.hidden)]
         tensors = [vars(value)[kind] for kind in TENSORS] if isinstance(value, nn.Module) else []
-        return [vars(value).values, *(partial(_types, each) for each in tensors if each)]
+        return [vars(value).values, *(partial(map, type, each.values()) for each in tensors if each)]
 
 
 class Walk:
@@ -329,10 +329,6 @@ def _attributes(value: Any) -> dict[Any, Any]:
 
 def _shown(value: Any, hidden: Collection[tuple[int, Any]]) -> list[Any]:
     return [entry for name, entry in _attributes(value).items() if (id(value), name) not in hidden]
-
-
-def _types(tensors: dict[str, Any]) -> Iterator[type]:
-    return map(type, tensors.values())
 
 
 def _closure(function: FunctionType) -> list[Any]:

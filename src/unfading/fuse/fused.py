@@ -44,10 +44,16 @@ def fused(
     options: LoopOptions = LoopOptions(),
     *,
     inputs: Any = None,
+    cell_plan: Plan | None = None,
 ) -> tuple[Any, Any]:
-    """As `reference`, with the same arguments and results, for a cell that `refusal` accepts."""
+    """As `reference`, with the same arguments and results, for a cell that `refusal` accepts.
+
+    Args:
+        cell_plan: the present plan of the cell, if the caller has it: comparing a cell with its plan takes microseconds.
+    """
     compiling = torch.compiler.is_compiling()
-    cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)
+    if cell_plan is None:
+        cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)
     precision = autocast_precision(x.device.type)
     leaves = bind_inputs(cell_plan, cell, x, options.start, inputs)
     with torch.autocast(x.device.type, enabled=False) if precision else nullcontext():
@@ -70,12 +76,13 @@ def fused(
 # -- without a gradient -------------------------------------------------------------------------------------------------------
 
 
-def fused_outputs(cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions) -> tuple[Tensor, Any] | None:
-    """`cell.output` of every step and the final state, without a gradient, for a cell that `refusal` accepts.
+def fused_outputs(
+    cell_plan: Plan, cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions
+) -> tuple[Tensor, Any] | None:
+    """`cell.output` of every step and the final state, without a gradient, by the present plan of a cell.
 
     None for tensor subclasses, whose memory a kernel cannot read, and on a GPU, where `fused` is as fast.
     """
-    cell_plan = plan_or_raise(cell)
     if cell_plan.target != "c":
         return None
     inference = Inference(cell_plan, cell, weights)
@@ -156,6 +163,15 @@ class Inference:
 
 def refusal(cell: Cell) -> str | None:
     """The reason why a cell does not run fused at this moment; None where it does."""
+    answer = runnable(cell)
+    return answer if isinstance(answer, str) else None
+
+
+def runnable(cell: Cell) -> Plan | str | None:
+    """The plan by which a cell runs at this moment, or the reason why it does not run fused.
+
+    None inside torch.compile for a cell that runs: there `fused` finds the plan itself.
+    """
     if torch.is_autocast_enabled("cpu") and target_of(_device(cell)) == "c":
         return "autocast is on, and a kernel for the CPU computes in one precision"
     if torch.compiler.is_compiling():
@@ -164,20 +180,21 @@ def refusal(cell: Cell) -> str | None:
         return "a forward-mode derivative is being computed, which only the reference loop supports"
     if torch._C._is_tracing() or _get_current_dispatch_mode_stack():
         return "a dispatch mode or a tracer records the operations of torch, and would not see those inside a kernel"
-    return _no_kernel(cell)
+    return _with_kernel(cell)
 
 
-def _no_kernel(cell: Cell) -> str | None:
+def _with_kernel(cell: Cell) -> Plan | str:
+    """The plan of a cell whose kernel is compiled, or the reason why there is none."""
     cell_plan = plan(cell)
     if isinstance(cell_plan, Refusal):
         return str(cell_plan)
     try:
         if cell_plan.target == "triton":
-            return _triton_trouble(cell_plan, cell)
+            return _triton_trouble(cell_plan, cell) or cell_plan
         c_kernel(cell_plan.key, cell_plan.signature.dtype)
     except (NoKernel, NotFusable, RecursionError) as error:
         return str(error)
-    return None
+    return cell_plan
 
 
 # `triton.probe`, imported when a cell is first on a GPU. A global, since an import statement inside a function costs two
@@ -216,7 +233,8 @@ def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
 
 @constant_when_compiled
 def _constant_refusal(identity: int, training: tuple[bool, ...]) -> str | None:
-    return _no_kernel(ctypes.cast(identity, ctypes.py_object).value)
+    answer = _with_kernel(ctypes.cast(identity, ctypes.py_object).value)
+    return answer if isinstance(answer, str) else None
 
 
 def _forward_mode() -> bool:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from unfading.fuse.triton.kernel import TritonKernel
 
 Target = Literal["c", "triton"]
-Kind = tuple[torch.dtype, str, Target | None] | None  # of a cell's parameters
 
 
 class Plan(NamedTuple):
@@ -65,7 +64,7 @@ _c_kernels: "dict[tuple[str, torch.dtype], Kernel]" = {}
 _triton_kernels: "dict[str, TritonKernel | Refusal]" = {}
 # For each cell, its last two plans or refusals, with the contents they were made for: two, since a training
 # loop switches between training and evaluation.
-_plans: "WeakKeyDictionary[Cell, list[tuple[Contents, Kind, Plan | Refusal]]]" = WeakKeyDictionary()
+_plans: "WeakKeyDictionary[Cell, list[tuple[Contents, FirstParameter, Plan | Refusal]]]" = WeakKeyDictionary()
 # Held while a cell is planned. Planning works on copies, so the lock is there to do the work once.
 _planning = threading.RLock()
 
@@ -86,8 +85,8 @@ def plan(cell: Cell) -> Plan | Refusal:
 
 
 def _stored(cell: Cell) -> Plan | Refusal | None:
-    for contents, kind, result in _plans.get(cell, ()):
-        if kind == _kind(cell) and contents.unchanged():
+    for contents, parameter, result in _plans.get(cell, ()):
+        if parameter.unchanged() and contents.unchanged():
             return result
     return None
 
@@ -98,18 +97,31 @@ def _new(cell: Cell) -> Plan | Refusal:
     with _planning:
         result = _stored(cell)  # another thread may have made it meanwhile
         if result is None:
-            kind = _kind(cell)
+            parameter = FirstParameter(cell)
             contents, result = make_plan(cell)
             # Inside a transform of torch.func parameters have no values. A refusal there says nothing about later calls.
             if not (isinstance(result, Refusal) and traced()):
-                _plans[cell] = [(contents, kind, result), *_plans.get(cell, [])[:1]]
+                _plans[cell] = [(contents, parameter, result), *_plans.get(cell, [])[:1]]
         return result
 
 
-def _kind(cell: Cell) -> Kind:
-    """The dtype, the device and the target of the first parameter, which stands for all of them."""
-    parameter = next(cell.parameters(), None)
-    return None if parameter is None else (parameter.dtype, parameter.device.type, target_of(parameter.device))
+class FirstParameter:
+    """The dtype and the device of the first parameter of a cell, which stands for all of them."""
+
+    def __init__(self, cell: Cell):
+        first = (
+            (module._parameters, name) for module in cell.modules() for name, p in module._parameters.items() if p is not None
+        )
+        # The dictionary that it is in, since the parameter itself may be replaced.
+        self.parameters, self.name = next(first, ({}, ""))
+        self.kind = self._kind()
+
+    def unchanged(self) -> bool:
+        return self._kind() == self.kind
+
+    def _kind(self) -> tuple[torch.dtype, str, Target | None] | None:
+        parameter = self.parameters.get(self.name)
+        return None if parameter is None else (parameter.dtype, parameter.device.type, target_of(parameter.device))
 
 
 def plan_or_raise(cell: Cell) -> Plan:

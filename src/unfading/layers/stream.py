@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.backends.choose import choose
+from unfading.backends.choose import choose, runs_compiled
 from unfading.cells.base import Cell
 from unfading.cells.wrap import WrapperCell
-from unfading.fuse.fused import fused
 from unfading.fuse.locality import check_local
 from unfading.fuse.one_step import OneStep
 from unfading.reference import constants_of, projected
@@ -54,7 +53,7 @@ class Stream:
         with torch.no_grad():
             for cell in cells:
                 on_cpu = states[0][0].device.type == "cpu"
-                self._steps.append(OneStep(cell) if on_cpu and choose(cell, backend) is fused else ReferenceStep(cell))
+                self._steps.append(OneStep(cell) if on_cpu and runs_compiled(choose(cell, backend)) else ReferenceStep(cell))
         untested = [cell for cell, step in zip(originals, self._steps, strict=True) if not step.local]
         check_local(untested, STEPS, "in a stream")
         self._shape = (states[0][0].shape[0], cells[0].input_size)
