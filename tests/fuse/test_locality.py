@@ -277,6 +277,8 @@ def test_projections_of_the_library_stay_in_pieces(cell, monkeypatch):
     monkeypatch.setattr(cell, "project", counted)
     monkeypatch.setattr(fused, "bind_inputs", bound)
     with unfading.use_backend("reference"):
+        layer(x[:50])  # tested again, since project is another one
+        steps.clear()
         layer(x[:50])
     assert max(steps) == 7
     monkeypatch.setattr(cell, "project", project)

@@ -105,7 +105,7 @@ class Contents:
         hidden: attributes to leave out, as pairs of an object's id and the name; the name is None for the whole object.
     """
 
-    def __init__(self, cell: Cell, hidden: Collection[tuple[int, Any]] = frozenset()):
+    def __init__(self, cell: Cell, hidden: frozenset[tuple[int, Any]] = frozenset()):
         self.cell, self.hidden = ref(cell), hidden
         self.parts = Walk(cell, hidden).parts
         self.numbers = {id(part.value): i for i, part in enumerate(self.parts)}
@@ -150,9 +150,19 @@ class Contents:
             before, now = dict(zip(part.names, part.entries, strict=True)), dict(zip(names, entries, strict=True))
             for name in [*before, *(name for name in now if name not in before)]:
                 different = name not in before or name not in now or self._token(before[name]) != self._token(now[name])
-                if different and name not in OF_PYTHON and (id(part.value), name) not in self.hidden:
-                    written.append((part, name if has_attributes(part.value) else None))
+                if different and name not in OF_PYTHON and (key_of(part.value), name) not in self.hidden:
+                    written.append((part, name if has_names(part.value) else None))
         return written
+
+    def settled(self) -> "Contents":
+        """The same without the globals, closures and class attributes that have changed since.
+
+        After the methods of a cell have run on copies of it, these are what the methods themselves change at every call.
+        """
+        if self.unchanged():
+            return self
+        shared = {(key_of(part.value), name) for part, name in self.written() if not part.copied}
+        return Contents(self.of(), self.hidden | shared) if shared else self
 
     def _values(self, part: Part) -> Any:
         """What is compared of a part that is another object now."""
@@ -181,13 +191,15 @@ class Contents:
         value = part.value
         if isinstance(value, Globals):
             return [value.now]
+        if any(owner == key_of(value) for owner, _ in self.hidden):
+            return [partial(_shown, value, self.hidden)]
         if isinstance(value, type):
             return [vars(value).values]
         if isinstance(value, MUTABLE) and value:
             return [value.__iter__, partial(dict.values, value)] if isinstance(value, dict) else [value.__iter__]
         if not has_attributes(value):
             return [partial(_closure, value)] if isinstance(value, FunctionType) and value.__closure__ else []
-        if slots_of(type(value)) or any(owner == id(value) for owner, _ in self.hidden):
+        if slots_of(type(value)):
             return [partial(_shown, value, self.hidden)]
         tensors = [vars(value)[kind] for kind in TENSORS] if isinstance(value, nn.Module) else []
         return [vars(value).values, *(partial(map, type, each.values()) for each in tensors if each)]
@@ -212,14 +224,17 @@ class Walk:
                 self.enter_classes()
 
     def visit(self, value: Any, copied: bool) -> None:
-        if id(value) in self.visited or (id(value), None) in self.hidden:
+        key = key_of(value)
+        if id(value) in self.visited or (key, None) in self.hidden:
             return
         self.visited[id(value)] = value
         inside = self.function(value) if isinstance(value, FunctionType) else entries_of(value)
         if inside is None or len(inside[0]) > min(ENTRIES, self.left):
             return
-        shown = [(name, entry) for name, entry in zip(*inside, strict=True) if (id(value), name) not in self.hidden]
+        shown = [(name, entry) for name, entry in zip(*inside, strict=True) if (key, name) not in self.hidden]
         part = Part(value, [name for name, _ in shown], [entry for _, entry in shown], copied)
+        if isinstance(value, Globals):
+            value.names = part.names
         self.left -= len(part.names)
         self.parts.append(part)
         if not isinstance(value, type):  # the attributes of a class are followed where code uses them
@@ -286,6 +301,16 @@ def has_attributes(value: Any) -> bool:
     return hasattr(value, "__dict__") or bool(slots_of(type(value)))
 
 
+def has_names(value: Any) -> bool:
+    """Whether the entries of a container are attributes or variables, so that one can be left out by its name."""
+    return isinstance(value, type | Globals | FunctionType) or has_attributes(value)
+
+
+def key_of(value: Any) -> int:
+    """The id under which a container is hidden. `Globals` stand for a dictionary that exists longer than they do."""
+    return id(value.variables) if isinstance(value, Globals) else id(value)
+
+
 def is_standard(cls: type) -> bool:
     """Whether a class belongs to Python, torch or NumPy. Code without a module, as in exec, says that it is in builtins."""
     return package_of(cls) in STANDARD and not (cls.__module__ == "builtins" and cls.__flags__ & HEAP_TYPE)
@@ -328,7 +353,8 @@ def _attributes(value: Any) -> dict[Any, Any]:
 
 
 def _shown(value: Any, hidden: Collection[tuple[int, Any]]) -> list[Any]:
-    return [entry for name, entry in _attributes(value).items() if (id(value), name) not in hidden]
+    names, entries = entries_of(value) or ([], [])
+    return [entry for name, entry in zip(names, entries, strict=True) if (id(value), name) not in hidden]
 
 
 def _closure(function: FunctionType) -> list[Any]:

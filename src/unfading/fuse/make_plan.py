@@ -34,15 +34,17 @@ def make_plan(cell: Cell) -> tuple[Contents, Plan | Refusal]:
     The methods of the cell run on copies of it, outside the caller's modes and hooks. The cell is left as it was.
     """
     contents = Contents(cell)
+    result: Plan | Refusal
     with isolated():
         try:
             example = _Example(contents)
             contents = example.contents
-            return contents, _plan(example)
+            result = _plan(example)
         except NotFusable as error:
-            return contents, error.refusal
+            result = error.refusal
         except Exception as error:  # the cell breaks its contract; the reference loop will raise the full error
-            return contents, Refusal(first_line(error))
+            result = Refusal(first_line(error))
+    return contents.settled(), result
 
 
 def _plan(example: "_Example") -> Plan:
