@@ -60,7 +60,8 @@ def _local(cell: Cell, steps: int, reverse: bool) -> bool:
     # Imported here, since it loads the compiler.
     from unfading.fuse.locality import locality
 
-    return locality(cell, steps, reverse=reverse).refusal is None
+    shown = locality(cell, steps, reverse=reverse)
+    return shown.refusal is None and not shown.writes
 
 
 def _flipped(cell: Cell, inputs: Any, lengths: Tensor | None) -> Any:

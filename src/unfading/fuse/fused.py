@@ -150,7 +150,7 @@ class Inference:
         if self.plan.local:
             return True
         shown = locality(self.cell, steps, reverse=reverse)
-        return shown.refusal is None and not shown.random
+        return shown.refusal is None and not shown.random and not shown.writes
 
     def _of(self, inputs: Sequence[Tensor], a: int, b: int, first: int) -> list[Tensor]:
         """The inputs of steps a..b, which begin at number `first` in the order of processing."""

@@ -49,6 +49,7 @@ class Locality(NamedTuple):
 
     refusal: Refusal | None  # why a sequence cannot be cut in time, with the line of `project`; None where it can be cut
     random: bool = False  # whether it draws random numbers: each piece then has its own, and another cut gives others
+    writes: bool = False  # whether it writes attributes of the cell: it would do so once for each piece
 
 
 class _Answer(NamedTuple):
@@ -105,11 +106,12 @@ def _tested(cell: Cell, tested: int, steps: int, reverse: bool) -> tuple[Content
             try:
                 test = _Test(contents, T, sample, dtype)
                 reason = test.difference(reverse)
-                result = Locality(None if reason is None else Refusal(reason, line), test.random)
-                return Contents(cell, frozenset(test.copy.written())), result
+                written = frozenset(test.copy.written())
+                result = Locality(None if reason is None else Refusal(reason, line), test.random, bool(written))
+                return Contents(cell, written), result
             except Exception as error:  # of the user's code, or of something that cannot be copied
                 reasons.append(first_line(error))
-    return contents, Locality(Refusal(f"project could not be tested for locality in time ({reasons[0]})", line))
+    return contents.settled(), Locality(Refusal(f"project could not be tested for locality in time ({reasons[0]})", line))
 
 
 class _Test:
