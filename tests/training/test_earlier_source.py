@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers.trained import OWN, outcome, small, stopped_after, train_outcome
 from unfading import compare, train
+from unfading.errors import TaskError
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.run_dir import finished, read_run, stopped_at
 
@@ -110,7 +111,7 @@ def test_again_starts_with_the_present_source_and_leaves_the_stopped_run(mine, m
 
 def test_a_run_that_failed_before_its_first_checkpoint_does_not_count(mine):
     mine.write_text(TEXT.replace("def loss(self, prediction, batch):", "def loss(self, prediction, batch):\n        oops"))
-    with pytest.raises(NameError):
+    with pytest.raises(TaskError, match="oops"):
         train(own(), "runs")
     mine.write_text(TEXT)
     assert quietly(own(), "runs")[1] == []
