@@ -77,7 +77,7 @@ def over_the_batch(self, x, h, W):
 
 
 def rows_against_rows(self, x, h, W):
-    return torch.tanh(x + (h[:, 0] * h[:, :1]).mean(1, keepdim=True))  # refused
+    return torch.tanh(x + (h[:, 0] * h[:, :1]).amax(1, keepdim=True))  # refused
 
 
 def a_loop_over_the_rows(self, x, h, W):
@@ -143,7 +143,7 @@ LEGAL = {
     a_loop_over_the_rows: "aten.unbind runs along the batch or time; rows do not mix",
     a_matrix_made_in_the_step: "a matrix that the step itself computes is multiplied with a vector; compute it in weights()",
     two_matrices: "two matrices are multiplied inside the step; do it in weights(), once per call",
-    a_matrix_without_its_gradient: "a matrix that the step itself computes is multiplied with a vector",
+    a_matrix_without_its_gradient: "a matrix without its gradient is multiplied with a vector; detach it in weights()",
     a_gradient_of_its_own: "the step uses Twice, an autograd.Function with its own gradient",
     another_precision: "turns torch.float32 into torch.float64; a fused step computes in one precision",
     a_sum_in_another_precision: "turns torch.float32 into torch.float64; a fused step computes in one precision",

@@ -52,6 +52,7 @@ EXPRESSIONS: dict[Op, str] = {
     Op.EQ: "(real)({0} == {1})",
     Op.NE: "(real)({0} != {1})",
     Op.WHERE: "({0} != 0 ? {1} : {2})",
+    Op.WITH_GRADIENT: "{0}",
 }
 
 
@@ -128,7 +129,10 @@ class StepWriter:
         loop = _LoopWriter(self, shape)
         for value in values:
             args = [loop.read(arg) for arg in value.args]
-            expression = EXPRESSIONS[value.op].format(*args, attr=_number(value.number) if value.op is Op.POWER else "")
+            if value.op is Op.POWER and value.number == -0.5:  # as torch computes it: pow differs at -0 and -infinity
+                expression = f"1 / sqrt_x({args[0]})"
+            else:
+                expression = EXPRESSIONS[value.op].format(*args, attr=_number(value.number) if value.op is Op.POWER else "")
             loop.body.append(f"const real v{value.id} = {expression};")
             loop.local[value.id] = f"v{value.id}"
             if value.id in self.schedule.slots:

@@ -1,7 +1,10 @@
 """The builder of programs: it creates every value, once, and in its simplest form.
 
-Two laws hold for all simplifications. They change no value beyond rounding, and they are valid for NaN and infinity too.
-Therefore x * 0 is left alone: only a structural zero, the gradient of something unused, absorbs what it is multiplied with.
+Two laws hold for all simplifications. They change no value, not even in its last bit, and they are valid for NaN, infinity and
+both zeros. Therefore x * 0 and x + 0 are left alone: only a structural zero, the gradient of something unused, absorbs what it
+is multiplied with. A factor is joined with another or taken for a divisor only where that is exact. A program does not know its
+precision: numbers are joined only where float32 can hold them (`_is_plain`). Two rules change the rounding: a sum of equal
+terms is a product, and a constant of moderate size moves out of a dot.
 """
 
 import math
@@ -137,7 +140,8 @@ class Builder:
         if not args or not blocks[0].width:
             return self.zero((parts[0][1].width,))
         numbers = [arg.args[0].constant if arg.op is Op.MUL else None for arg in args]
-        if numbers[0] is not None and len(set(numbers)) == 1:  # c v M = c (v M): one pass less, and v may be stored already
+        if numbers[0] is not None and len(set(numbers)) == 1 and 1e-3 < abs(numbers[0]) < 1e3:
+            # c v M = c (v M): one pass less, and v may be stored already.
             plain = [(arg.args[1], block) for arg, block in zip(args, blocks, strict=True)]
             return self.map(Op.MUL, numbers[0], self.dot(plain))
         return self._value(Op.DOT, args, tuple(blocks), (blocks[0].width,))
@@ -186,6 +190,18 @@ class Builder:
 
 # -- simplifications of elementwise operations ------------------------------------------------------------------------------
 
+# Numbers that float32 holds without an overflow and without loss of digits.
+_LEAST, _MOST = 2.0**-126, 2.0**127
+
+
+def _is_plain(number: float) -> bool:
+    return number == 0.0 or _LEAST <= abs(number) <= _MOST
+
+
+def _is_power_of_two(number: float) -> bool:
+    return abs(math.frexp(number)[0]) == 0.5
+
+
 _FOLDED: dict[Op, Callable[..., float]] = {
     Op.NEG: lambda a: -a,
     Op.ADD: lambda a, b: a + b,
@@ -210,9 +226,10 @@ def _simplified(b: Builder, op: Op, args: Sequence[Value], attr: float | None) -
     numbers = [arg.constant for arg in args]
     if op in _FOLDED and None not in numbers:
         try:
-            return b.const(_FOLDED[op](*numbers))
+            number = _FOLDED[op](*numbers)
         except (ArithmeticError, ValueError):
             return None
+        return b.const(number) if all(map(_is_plain, (*numbers, number))) else None  # type: ignore[arg-type]
     if op is Op.POWER:
         assert attr is not None
         return _power(b, args[0], attr)
@@ -239,6 +256,8 @@ def _power(b: Builder, x: Value, exponent: float) -> Value | None:
         return b.map(Op.SQRT, x)
     if exponent == -1.0:
         return b.map(Op.RECIP, x)
+    if not math.isfinite(exponent):
+        return None
     if exponent != int(exponent) or not 2 <= exponent <= 16:
         return None
     return _whole_power(b, x, int(exponent))
@@ -267,7 +286,7 @@ def _negated(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | No
 
 def _added(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
     for number, x, other in zip(numbers, args, reversed(args), strict=True):
-        if number == 0.0:
+        if number == 0.0 and math.copysign(1.0, number) < 0:  # 0.0 + -0.0 is 0.0
             return other
         if x.op is Op.NEG:
             return b.map(Op.SUB, other, x.args[0])
@@ -275,7 +294,7 @@ def _added(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None
 
 
 def _subtracted(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
-    if numbers[1] == 0.0:
+    if numbers[1] == 0.0 and math.copysign(1.0, numbers[1]) > 0:
         return args[0]
     return b.map(Op.ADD, args[0], args[1].args[0]) if args[1].op is Op.NEG else None
 
@@ -288,16 +307,23 @@ def _multiplied(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value |
             return other
         if number == -1.0:
             return b.map(Op.NEG, other)
-        if other.op is Op.MUL and (inner := other.args[0].constant) is not None:
+        if other.op is Op.MUL and (inner := other.args[0].constant) is not None and _joins(number, inner):
             return b.map(Op.MUL, number * inner, other.args[1])
     if numbers[1] is not None:  # a number comes first
         return b.map(Op.MUL, numbers[1], args[0])
     return None
 
 
+def _joins(one: float, other: float) -> bool:
+    """Whether one (other x) is (one other) x: nothing is rounded, and both factors enlarge x or both make it smaller."""
+    exact = _is_power_of_two(one) or _is_power_of_two(other)
+    alike = (abs(one) >= 1) == (abs(other) >= 1)
+    return exact and alike and _is_plain(one * other) and _is_plain(one) and _is_plain(other)
+
+
 def _divided(b: Builder, args: Sequence[Value], numbers: _Numbers) -> Value | None:
     divisor = numbers[1]
-    if divisor is not None and divisor != 0.0 and math.isfinite(1 / divisor):
+    if divisor and _is_power_of_two(divisor) and _is_plain(divisor) and _is_plain(1 / divisor):
         return b.map(Op.MUL, args[0], 1 / divisor)
     return b.map(Op.RECIP, args[1]) if numbers[0] == 1.0 else None
 

@@ -1,8 +1,9 @@
 """Reverse mode: from the gradient of the states after a step to the gradient of everything that the step reads.
 
 The reverse program reads the inputs and the states of the forward pass, which exist anyway. Dots, and the results of
-nonlinear functions that are costly to compute, are *saved* by the forward pass; all other values are computed again. The
-gradients of matrices are not summed in the loop: for y = dot(v, W) the reverse program stores v and dy at every step, and
+nonlinear functions that are costly to compute, are *saved* by the forward pass; all other values are computed again. A value
+that decides a branch is computed again only where that gives the same bits (`_is_steady`), and saved otherwise: the backward
+pass takes the branches that the forward pass took. The gradients of matrices are not summed in the loop: for y = dot(v, W) the reverse program stores v and dy at every step, and
 dW = sum over t of dy_t^T v_t is one matrix product after the loop.
 """
 
@@ -11,7 +12,19 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import NUMBERS, Block, InputKind, Op, Program, Store, TensorId, TensorKind, Value
+from unfading.fuse.ir.program import (
+    COMPARISONS,
+    NUMBERS,
+    VIEWS,
+    Block,
+    InputKind,
+    Op,
+    Program,
+    Store,
+    TensorId,
+    TensorKind,
+    Value,
+)
 from unfading.fuse.ir.rules import RULES
 from unfading.fuse.refusal import NotFusable
 
@@ -22,6 +35,9 @@ COSTLY = frozenset(
         *(Op.SIN, Op.COS, Op.ERF, Op.POWER, Op.SQRT, Op.AMAX),
     ]
 )
+
+# Operations whose gradient depends on how their arguments compare.
+DECIDING = frozenset([*COMPARISONS, Op.SIGN, Op.ABS, Op.RELU, Op.MAX, Op.MIN, Op.AMAX])
 
 
 class Source(NamedTuple):
@@ -147,10 +163,15 @@ class _Forward:
         self.stored = {store.value.id: store for store in program.stores}
         self.available: set[int] = set()  # ids of values that the reverse has without reading an input or a saved value
         self.light: set[int] = set()  # ids of values that depend on a few inputs and weights alone
-        for value in program.values():
+        self.steady: set[int] = set()  # ids of values that have the same bits in both programs
+        values = program.values()
+        self.deciding = {_base(arg).id for value in values if value.op in DECIDING for arg in value.args}
+        for value in values:
             if all(arg.id in self.light for arg in value.args) and (value.op is not Op.LEAF or _is_light(value)):
                 self.light.add(value.id)
             self.values[value.id] = self._in_reverse(value)
+            if self.values[value.id].op in (Op.LEAF, *NUMBERS) or _is_steady(value, self.steady):
+                self.steady.add(value.id)
 
     def _in_reverse(self, value: Value) -> Value:
         """The value in the reverse program."""
@@ -167,7 +188,10 @@ class _Forward:
             self.available.add(value.id)
             return b.leaf(TensorKind.NEXT, store.index, store.start, store.start + value.size)
         follows = bool(value.args) and all(arg.id in self.available for arg in value.args)
+        if value.op is Op.WITH_GRADIENT:
+            return self.values[value.args[0].id]
         if self._is_saved(value, follows):
+            self.steady.add(value.id)
             leaf = b.leaf(TensorKind.SAVED, len(self.saved), 0, value.size)
             self.saved.append(value)
             return b.reshape(leaf, value.shape)
@@ -176,6 +200,8 @@ class _Forward:
         return b.rebuilt(value, [self.values[arg.id] for arg in value.args])
 
     def _is_saved(self, value: Value, follows: bool) -> bool:
+        if value.id in self.deciding and not _is_steady(value, self.steady):
+            return True
         if value.op is Op.DOT:
             return not _is_short(value)
         return value.op in COSTLY and not follows and (self.save_light or value.id not in self.light)
@@ -199,6 +225,35 @@ class _Forward:
         forward = self.program._replace(stores=tuple(stores), widths=widths)
         outer = tuple(p._replace(v=Source(saved, 0, starts[p.v.index] + p.v.start)) if p.v.kind == saved else p for p in outer)
         return Reversed(forward, reverse._replace(widths=reverse.widths | widths), outer, totals)
+
+
+def _base(value: Value) -> Value:
+    """The value behind a chain of views."""
+    while value.op in VIEWS:
+        value = value.args[0]
+    return value
+
+
+def _is_steady(value: Value, steady: set[int]) -> bool:
+    """Whether a value computed again from equal arguments has equal bits in another program.
+
+    A compiler joins a product and a sum to one operation with one rounding, or does not, depending on what else reads the
+    product, and adds the terms of a sum in an order of its own. A GPU computes d (1 - y) as d - d y where y is in memory.
+    """
+    if value.op in (Op.SUM, Op.DOT) or any(arg.id not in steady for arg in value.args):
+        return False
+    if value.op in (Op.ADD, Op.SUB):
+        return not any(_is_product(arg) for arg in value.args)
+    if value.op is Op.MUL:
+        return not any(base.op is Op.SUB and base.args[0].constant == 1.0 for base in map(_base, value.args))
+    return True
+
+
+def _is_product(value: Value) -> bool:
+    """Whether the last operation of a value is a product; that of exp is, in C."""
+    while value.op in VIEWS or value.op in (Op.NEG, Op.STOP, Op.COPY, Op.WITH_GRADIENT):
+        value = value.args[0]
+    return value.op in (Op.MUL, Op.EXP)
 
 
 def _is_short(dot: Value) -> bool:

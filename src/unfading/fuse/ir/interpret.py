@@ -5,11 +5,31 @@ kernels are tested against the reference loop, not against this.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unfading.fuse.ir.program import COMPARISONS, FUNCTIONS, NUMBERS, Block, Op, Program, TensorKind, Value
+
+
+class _WithGradient(torch.autograd.Function):
+    """A value, with the gradient of another of the same shape."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, carrier: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[None, Tensor]:
+        return None, d
+
 
 OPERATIONS: dict[Op, Callable[..., Tensor]] = {
     **{op: getattr(torch, op) for op in FUNCTIONS},
@@ -20,6 +40,7 @@ OPERATIONS: dict[Op, Callable[..., Tensor]] = {
     Op.COPY: lambda x: x,
     Op.STOP: lambda x: x.detach(),
     Op.WHERE: lambda condition, a, b: torch.where(condition != 0, a, b),
+    Op.WITH_GRADIENT: lambda a, b: _WithGradient.apply(*torch.broadcast_tensors(a, b)),
 }
 
 

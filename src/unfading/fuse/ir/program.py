@@ -61,6 +61,7 @@ class Op(StrEnum):
     EQ = "eq"
     NE = "ne"
     WHERE = "where"
+    WITH_GRADIENT = "with_gradient"  # the first argument, with the gradient of the second
 
     EXPAND = "expand"
     RESHAPE = "reshape"
@@ -80,7 +81,7 @@ FUNCTIONS = (
 )
 UNARY = frozenset([*FUNCTIONS, Op.RECIP, Op.POWER, Op.COPY, Op.STOP])
 BINARY = frozenset([Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MAX, Op.MIN]) | COMPARISONS
-ELEMENTWISE = UNARY | BINARY | {Op.WHERE}
+ELEMENTWISE = UNARY | BINARY | {Op.WHERE, Op.WITH_GRADIENT}
 VIEWS = frozenset([Op.EXPAND, Op.RESHAPE, Op.PERMUTE, Op.SLICE])
 REDUCTIONS = frozenset([Op.SUM, Op.AMAX])
 NUMBERS = frozenset([Op.CONST, Op.ZERO])  # these have no shape of their own

@@ -24,13 +24,12 @@ def _both(d_first: Callable[..., Value], d_second: Callable[..., Value]) -> Rule
     return lambda b, value, x, y, d: [d_first(b, *x, y, d), d_second(b, *x, y, d)]
 
 
-def _larger(sign: Op) -> Rule:
-    """max and min: the whole gradient goes to the larger (smaller) one, half to each where both are equal."""
+def _larger(loses: Op) -> Rule:
+    """max and min: the gradient goes to the larger (smaller) one, half to each where both are equal, whole to each at NaN."""
 
     def part(b: Builder, mine: Value, other: Value, d: Value) -> Value:
-        return b.map(
-            Op.WHERE, b.map(sign, mine, other), d, b.map(Op.WHERE, b.map(Op.EQ, mine, other), b.map(Op.MUL, 0.5, d), 0.0)
-        )
+        shared = b.map(Op.WHERE, b.map(Op.EQ, mine, other), b.map(Op.MUL, 0.5, d), d)
+        return b.map(Op.WHERE, b.map(loses, mine, other), 0.0, shared)
 
     return _both(lambda b, a, c, y, d: part(b, a, c, d), lambda b, a, c, y, d: part(b, c, a, d))
 
@@ -88,7 +87,7 @@ RULES: dict[Op, Rule] = {
     Op.LOG1P: _unary(lambda b, x, y, d: b.map(Op.DIV, d, b.map(Op.ADD, x, 1.0))),
     Op.TANH: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.SUB, 1.0, b.map(Op.MUL, y, y)))),
     Op.SIGMOID: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.MUL, y, b.map(Op.SUB, 1.0, y)))),
-    Op.RELU: _unary(lambda b, x, y, d: b.map(Op.WHERE, b.map(Op.GT, y, 0.0), d, 0.0)),
+    Op.RELU: _unary(lambda b, x, y, d: b.map(Op.WHERE, b.map(Op.LE, y, 0.0), 0.0, d)),  # d at NaN
     Op.ABS: _unary(lambda b, x, y, d: b.map(Op.MUL, d, b.map(Op.SIGN, x))),
     Op.SQRT: _unary(lambda b, x, y, d: b.map(Op.DIV, b.map(Op.MUL, 0.5, d), y)),
     Op.RECIP: _unary(lambda b, x, y, d: b.map(Op.NEG, b.map(Op.MUL, d, b.map(Op.MUL, y, y)))),
@@ -105,11 +104,12 @@ RULES: dict[Op, Rule] = {
     Op.MUL: _both(lambda b, a, c, y, d: b.map(Op.MUL, d, c), lambda b, a, c, y, d: b.map(Op.MUL, d, a)),
     Op.DIV: _both(
         lambda b, a, c, y, d: b.map(Op.DIV, d, c),
-        lambda b, a, c, y, d: b.map(Op.NEG, b.map(Op.DIV, b.map(Op.MUL, d, y), c)),
+        lambda b, a, c, y, d: b.map(Op.NEG, b.map(Op.MUL, d, b.map(Op.DIV, y, c))),
     ),
-    Op.MAX: _larger(Op.GT),
-    Op.MIN: _larger(Op.LT),
+    Op.MAX: _larger(Op.LT),
+    Op.MIN: _larger(Op.GT),
     Op.WHERE: lambda b, value, x, y, d: [None, b.map(Op.WHERE, x[0], d, 0.0), b.map(Op.WHERE, x[0], 0.0, d)],
+    Op.WITH_GRADIENT: lambda b, value, x, y, d: [None, d],
     **dict.fromkeys((*COMPARISONS, Op.SIGN, Op.STOP), _no_gradient),
     Op.AMAX: _spread,
     Op.SUM: lambda b, value, x, y, d: [b.expand(d, x[0].shape)],

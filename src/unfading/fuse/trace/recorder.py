@@ -27,7 +27,7 @@ from unfading.fuse.ir.passes import join_dots
 from unfading.fuse.ir.program import InputKind, Op, Program, Store, TensorId, TensorKind, Value, pieces_of
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace import aten
-from unfading.fuse.trace.values import BATCH, TIME, Call, MatrixView, Opaque, RowValue, Traced, as_row
+from unfading.fuse.trace.values import BATCH, TIME, Call, MatrixView, Opaque, RowValue, Traced, is_integer, largest_whole
 from unfading.source_lines import definition_line, first_line, user_line
 
 Tensors: TypeAlias = Sequence[Tensor]
@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):
 
     def name(self, tensor: Tensor, value: Traced) -> Tensor:
         """Record what a tensor stands for."""
-        self.values[id(tensor)] = (tensor, value)
+        self.values[id(tensor)] = (tensor, value._replace(dtype=tensor.dtype) if isinstance(value, RowValue) else value)
         return tensor
 
     def value(self, tensor: Tensor) -> Traced | None:
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
             without_data = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             args, kwargs = _pytree.tree_unflatten(without_data, tree)
         out = func(*args, **kwargs)
-        result = self._by_rule(packet, leaves, tree, out) if reason is None else Opaque(reason)
+        result = self._by_rule(func, leaves, tree, out) if reason is None else Opaque(reason)
         self._name_results(packet, _tensors(out), result)
         return out
 
@@ -130,8 +130,7 @@ class Recorder(TorchDispatchMode):
                     return (
                         f"{packet} reads a tensor {shape} that is not among inputs, state and weights; return it from weights()"
                     )
-                number = self.builder.const(float(tensor))
-                self.name(tensor, RowValue(self.builder.expand(number, tuple(tensor.shape)), 0))
+                self.name(tensor, Call(self.builder, packet, (), {}, (), tensor, self.dtype).constant(tensor.detach()))
         return None
 
     def _name_results(self, packet: Any, tensors: Tensors, result: Any) -> None:
@@ -140,19 +139,25 @@ class Recorder(TorchDispatchMode):
             mismatch = self._mismatch(packet, tensor, value)
             self.name(tensor, value if mismatch is None else self._opaque(mismatch))
 
-    def _by_rule(self, packet: Any, leaves: Sequence[Any], tree: _pytree.TreeSpec, out: Any) -> Any:
+    def _by_rule(self, func: Any, leaves: Sequence[Any], tree: _pytree.TreeSpec, out: Any) -> Any:
         """The result of an operation by its rule: one traced value, or a list of them."""
+        packet = func.overloadpacket
         traced = [self.value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = _pytree.tree_unflatten(traced, tree)
+        tensors, _ = _pytree.tree_unflatten(list(leaves), tree)
+        call = Call(self.builder, packet, args, kwargs, tensors, out, self.dtype)
         try:
-            result = aten.RULES[packet](Call(self.builder, packet, args, kwargs, out, self.dtype))
+            number = _number(func, leaves, traced, tree)
+            result = aten.RULES[packet](call) if number is None else call.constant(number)
         except NotFusable as error:
             return self._opaque(error.refusal.reason)
+        if packet in aten.MOVES and isinstance(args[0], RowValue) and args[0].number is not None and number is None:
+            several = result if isinstance(result, list) else [result]
+            result = [row._replace(number=args[0].number) for row in several] if isinstance(result, list) else several[0]
         if torch.is_grad_enabled():
             return result
         # Inside the user's own no_grad.
-        rows = [as_row(self.builder, r) for r in (result if isinstance(result, list) else [result])]
-        stopped = [RowValue(self.builder.map(Op.STOP, row.value), row.lead) for row in rows]
+        stopped = [_stopped(self.builder, r) for r in (result if isinstance(result, list) else [result])]
         return stopped if isinstance(result, list) else stopped[0]
 
     def _mismatch(self, packet: Any, tensor: Tensor, value: Traced) -> str | None:
@@ -162,8 +167,12 @@ class Recorder(TorchDispatchMode):
         rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
         if features != value.value.shape or rows not in ROW_SHAPES or set(features) & {BATCH, TIME, TIME * BATCH}:
             return f"{packet} gives {_shape(tensor)}, which mixes rows of the batch"
-        if tensor.is_floating_point() and tensor.dtype != self.dtype and value.value.constant is None:
-            return aten.other_precision(packet, tensor.dtype, self.dtype)
+        if tensor.dtype in (self.dtype, torch.bool) or value.number is not None:
+            return None
+        if not is_integer(tensor.dtype):
+            return aten.other_type(packet, tensor.dtype, self.dtype)
+        if largest_whole(value.value) > 2 / torch.finfo(self.dtype).eps:
+            return f"{packet} computes with {tensor.dtype} too large for {self.dtype}; convert to {self.dtype} before it"
         return None
 
     def _opaque(self, reason: str) -> Opaque:
@@ -327,6 +336,32 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="meta", requires_grad=True)
+
+
+def _number(func: Any, leaves: Sequence[Any], traced: Sequence[Any], tree: _pytree.TreeSpec) -> Tensor | None:
+    """The result of an elementwise operation or a cast of constants, computed by torch in their own types; else None."""
+    if torch.Tag.pointwise not in func.tags and func.overloadpacket is not torch.ops.aten._to_copy:
+        return None
+    numbers: list[Any] = []
+    for leaf, value in zip(leaves, traced, strict=True):
+        if isinstance(value, RowValue):
+            if value.number is None:
+                return None
+            numbers.append(value.number.reshape((1,) * leaf.dim()))  # a tensor without axes has another part in type promotion
+        else:
+            numbers.append(torch.device("cpu") if isinstance(leaf, torch.device) else value)
+    if not any(isinstance(value, RowValue) for value in traced):
+        return None
+    args, kwargs = _pytree.tree_unflatten(numbers, tree)
+    result: Tensor = func(*args, **kwargs)
+    return result
+
+
+def _stopped(builder: Builder, traced: Traced) -> Traced:
+    """The same without a gradient."""
+    if isinstance(traced, MatrixView):
+        return traced._replace(stopped=True)
+    return traced._replace(value=builder.map(Op.STOP, traced.value)) if isinstance(traced, RowValue) else traced
 
 
 def _no_rule(packet: Any) -> str:

@@ -1,5 +1,6 @@
 """What a tensor stands for while a step is traced: a value of each row, a view of a recurrent matrix, or nothing known."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import Block, Op, Shape, Value
+from unfading.fuse.ir.program import COMPARISONS, VIEWS, Block, Op, Shape, Value, in_order
 from unfading.fuse.refusal import NotFusable
 
 # The batch size and the number of steps of the example: primes that no feature size equals, so that the size of an axis
@@ -24,10 +25,16 @@ def row_axes(shape: Sequence[int]) -> int:
 
 
 class RowValue(NamedTuple):
-    """A value of each row, and how many axes its tensor has in front of the features; 0 for a parameter."""
+    """A value of each row, and how many axes its tensor has in front of the features; 0 for a parameter.
+
+    A program computes in one precision. A bool is 0 or 1 in it, and a small integer is a whole number (`largest_whole`). A
+    tensor of any other type must be a constant.
+    """
 
     value: Value
     lead: int
+    dtype: torch.dtype | None = None  # of the tensor; the recorder sets it
+    number: Tensor | None = None  # of a constant: the number in the tensor's own type, without axes
 
     @property
     def batched(self) -> bool:
@@ -45,6 +52,7 @@ class MatrixView(NamedTuple):
     c0: int
     c1: int
     transposed: bool = False
+    stopped: bool = False  # without a gradient
 
     def t(self) -> "MatrixView":
         return self._replace(transposed=not self.transposed)
@@ -62,6 +70,7 @@ class MatrixView(NamedTuple):
         """The matrix as an ordinary value, for elementwise operations."""
         whole = b.reshape(self.flat, self.shape)
         cut = b.slice(b.slice(whole, 0, self.r0, self.r1), 1, self.c0, self.c1)
+        cut = b.map(Op.STOP, cut) if self.stopped else cut
         return b.permute(cut, (1, 0)) if self.transposed else cut
 
 
@@ -75,14 +84,15 @@ Traced: TypeAlias = RowValue | MatrixView | Opaque
 
 
 class Call(NamedTuple):
-    """One operation of torch: its arguments as traced values, and the tensors without data that it returned."""
+    """One operation of torch: its arguments as traced values, and the tensors without data that it took and returned."""
 
     build: Builder
     packet: Any
     args: Any
     kwargs: dict[str, Any]
+    tensors: Any  # the arguments as torch has them
     out: Any
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the program
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument that may be given by position or by name."""
@@ -105,6 +115,11 @@ class Call(NamedTuple):
     def result(self, value: Value, out: Tensor | None = None) -> RowValue:
         """A value as the tensor that torch returned."""
         return RowValue(value, row_axes((self.out if out is None else out).shape))
+
+    def constant(self, number: Tensor) -> RowValue:
+        """A number, in its own type, as the tensor that torch returned."""
+        value = self.build.expand(self.build.const(float(number.to(self.dtype))), self.features())
+        return self.result(value)._replace(number=number.reshape(()))
 
     def map(self, op: Op, *operands: Any, attr: float | None = None) -> RowValue:
         """An elementwise operation on traced values and numbers."""
@@ -129,6 +144,36 @@ class Call(NamedTuple):
         """An axis of the tensor as an axis of the features; negative for one that stands for rows."""
         rank = len(row.value.shape) + row.lead
         return axis % rank - row.lead
+
+
+def is_integer(dtype: torch.dtype | None) -> bool:
+    """Whether a type is an integer that a program can compute with: one that no small whole number overflows."""
+    return dtype in (torch.int32, torch.int64)
+
+
+def largest_whole(value: Value) -> float:
+    """The largest size that a value can have, where it is a whole number in every entry; infinity where that is not known."""
+    bounds: dict[int, float] = {}
+    for v in in_order([value]):
+        sizes = [bounds[arg.id] for arg in v.args]
+        if v.op is Op.CONST:
+            bound = abs(v.number) if v.number.is_integer() else math.inf
+        elif v.op in COMPARISONS or v.op is Op.SIGN:
+            bound = 1.0
+        elif v.op in (Op.ADD, Op.SUB):
+            bound = sum(sizes)
+        elif v.op is Op.MUL:
+            bound = sizes[0] * sizes[1]
+        elif v.op is Op.WHERE:
+            bound = max(sizes[1:])
+        elif v.op is Op.SUM:
+            bound = sizes[0] * (v.args[0].size // max(v.size, 1))
+        elif v.op in VIEWS or v.op in (Op.CAT, Op.AMAX, Op.MAX, Op.MIN, Op.NEG, Op.ABS, Op.RELU, Op.STOP):
+            bound = max(sizes)
+        else:
+            bound = math.inf
+        bounds[v.id] = bound
+    return bounds[value.id]
 
 
 def as_row(build: Builder, x: Any) -> Any:

@@ -132,6 +132,7 @@ EXPRESSIONS: dict[Op, str] = {
     Op.EQ: "({0} == {1}).to(tl.float32)",
     Op.NE: "({0} != {1}).to(tl.float32)",
     Op.WHERE: "tl.where({0} != 0.0, {1}, {2})",
+    Op.WITH_GRADIENT: "{0}",
 }
 SLOPES = {  # products of d with a function of y, where y was loaded from memory
     "1 - y": "rest({0}, {1}, FAST)",
@@ -148,7 +149,10 @@ def number(x: float) -> str:
 
 def power(x: str, exponent: float) -> str:
     """x to a constant power. Small whole powers are products in the program already."""
-    if exponent != int(exponent):
-        return f"tl.exp2({number(exponent)} * tl.log2({x}))"
+    if exponent == -0.5:
+        return f"1.0 / tl.sqrt({x})"
+    if not exponent.is_integer():
+        base = f'tl.where({x} == float("-inf"), float("inf"), {x})'
+        return f"tl.exp2({number(exponent)} * tl.log2({base}))"
     size = f"tl.exp2({number(exponent)} * tl.log2(tl.abs({x})))"
     return size if exponent % 2 == 0 else f"tl.where({x} < 0.0, -{size}, {size})"
