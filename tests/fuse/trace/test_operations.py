@@ -368,6 +368,7 @@ def mistyped(dtype, every):
     return bad, count, refused
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_mixture_of_types_gives_what_torch_gives(dtype):
     bad, count, refused = mistyped(dtype, every=29)
@@ -377,6 +378,7 @@ def test_a_mixture_of_types_gives_what_torch_gives(dtype):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_every_mixture_of_types_gives_what_torch_gives(dtype):
     assert mistyped(dtype, every=1)[0] == {}

@@ -1,7 +1,9 @@
 /* Products of a tile of rows with packed matrices: one library for all kernels of a precision, compiled once.
    Compiled after layout.h. */
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3") /* sums stay in registers only where every inner loop is unrolled */
+#pragma GCC optimize("O3", "fp-contract=fast") /* sums stay in registers only where every inner loop is unrolled */
+#elif defined(__clang__)
+#pragma clang fp contract(fast)
 #endif
 #ifdef __linux__
 #include <sys/mman.h>

@@ -9,13 +9,25 @@
 /* A product of `products.c`: C [m, PAD(n)] = sum over parts of A [m, k] B [k, n]. */
 typedef void (*Product)(const Part* part, int parts, int m, int n, real* c);
 
+/* a * b + c with one rounding where the processor has it. The compiler itself joins no product with a sum (compiler.py). */
+#ifdef __FP_FAST_FMAF
+#define FMA_F(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FMA_F(a, b, c) ((a) * (b) + (c))
+#endif
+#ifdef __FP_FAST_FMA
+#define FMA_D(a, b, c) __builtin_fma(a, b, c)
+#else
+#define FMA_D(a, b, c) ((a) * (b) + (c))
+#endif
+
 /* 2^n in two factors, so that results below the normal range come out as they should. */
 INLINE float exp_f(float x) {
   const float at = x > 89.f ? 89.f : (x >= -104.f ? x : -104.f);
-  const float n = __builtin_rintf(at * 1.44269504f), r = at - n * 0.693359375f + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f; p = p * r + 8.3334519073e-3f; p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f; p = p * r + 5.0000001201e-1f; p = p * r * r + r + 1.f;
+  const float n = __builtin_rintf(at * 1.44269504f), r = FMA_F(n, 2.12194440e-4f, FMA_F(n, -0.693359375f, at));
+  float p = FMA_F(1.9875691500e-4f, r, 1.3981999507e-3f);
+  p = FMA_F(p, r, 8.3334519073e-3f); p = FMA_F(p, r, 4.1665795894e-2f);
+  p = FMA_F(p, r, 1.6666665459e-1f); p = FMA_F(p, r, 5.0000001201e-1f); p = FMA_F(p * r, r, r) + 1.f;
   const int32_t whole = (int32_t)n, half = whole >> 1;
   union { int32_t i; float f; } a, b;
   a.i = (half + 127) << 23; b.i = (whole - half + 127) << 23;
@@ -24,30 +36,30 @@ INLINE float exp_f(float x) {
 INLINE double exp_d(double x) {
   const double at = x > 710. ? 710. : (x >= -746. ? x : -746.);
   const double n = __builtin_rint(at * 1.4426950408889634074);
-  const double r = at - n * 6.93145751953125e-1 - n * 1.42860682030941723212e-6, q = r * r;
-  const double px = r * ((1.26177193074810590878e-4 * q + 3.02994407707441961300e-2) * q + 9.99999999999999999910e-1);
-  const double qx = ((3.00198505138664455042e-6 * q + 2.52448340349684104192e-3) * q + 2.27265548208155028766e-1) * q + 2.;
+  const double r = FMA_D(n, -1.42860682030941723212e-6, FMA_D(n, -6.93145751953125e-1, at)), q = r * r;
+  const double px = r * FMA_D(FMA_D(1.26177193074810590878e-4, q, 3.02994407707441961300e-2), q, 9.99999999999999999910e-1);
+  const double qx = FMA_D(FMA_D(FMA_D(3.00198505138664455042e-6, q, 2.52448340349684104192e-3), q, 2.27265548208155028766e-1), q, 2.);
   const int32_t whole = (int32_t)n;  /* AVX2 converts to 32 bits only */
   const int64_t half = whole >> 1;
   union { int64_t i; double f; } a, b;
   a.i = (half + 1023) << 52; b.i = (whole - half + 1023) << 52;
-  return x != x ? x : (1. + 2. * (px / (qx - px))) * a.f * b.f;
+  return x != x ? x : FMA_D(2., px / (qx - px), 1.) * a.f * b.f;
 }
 INLINE float tanh_f(float x) {
   const float limit = 7.90531110763549805f, at = x < -limit ? -limit : (x > limit ? limit : x), q = at * at;
-  float p = -2.76076847742355e-16f;
-  p = p * q + 2.00018790482477e-13f; p = p * q - 8.60467152213735e-11f; p = p * q + 5.12229709037114e-08f;
-  p = p * q + 1.48572235717979e-05f; p = p * q + 6.37261928875436e-04f; p = p * q + 4.89352455891786e-03f;
-  float d = 1.19825839466702e-06f;
-  d = d * q + 1.18534705686654e-04f; d = d * q + 2.26843463243900e-03f; d = d * q + 4.89352518554385e-03f;
+  float p = FMA_F(-2.76076847742355e-16f, q, 2.00018790482477e-13f);
+  p = FMA_F(p, q, -8.60467152213735e-11f); p = FMA_F(p, q, 5.12229709037114e-08f);
+  p = FMA_F(p, q, 1.48572235717979e-05f); p = FMA_F(p, q, 6.37261928875436e-04f); p = FMA_F(p, q, 4.89352455891786e-03f);
+  float d = FMA_F(1.19825839466702e-06f, q, 1.18534705686654e-04f);
+  d = FMA_F(d, q, 2.26843463243900e-03f); d = FMA_F(d, q, 4.89352518554385e-03f);
   return at * p / d;
 }
 INLINE double tanh_d(double x) {
   const double q = x * x;
-  const double p = (-9.64399179425052238628e-1 * q - 9.92877231001918586564e1) * q - 1.61468768441708447952e3;
-  const double d = ((q + 1.12811678491632931402e2) * q + 2.23548839060100448583e3) * q + 4.84406305325125486048e3;
+  const double p = FMA_D(FMA_D(-9.64399179425052238628e-1, q, -9.92877231001918586564e1), q, -1.61468768441708447952e3);
+  const double d = FMA_D(FMA_D(q + 1.12811678491632931402e2, q, 2.23548839060100448583e3), q, 4.84406305325125486048e3);
   const double size = x < 0 ? -x : x, far = 1. - 2. / (1. + exp_d(2. * size));
-  return size < 0.625 ? x + x * q * (p / d) : (x < 0 ? -far : far);
+  return size < 0.625 ? FMA_D(x * q, p / d, x) : (x < 0 ? -far : far);
 }
 INLINE float sigmoid_f(float x) { return 1.f / (1.f + exp_f(-x)); }
 INLINE double sigmoid_d(double x) { return 1. / (1. + exp_d(-x)); }

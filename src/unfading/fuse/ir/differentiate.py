@@ -3,7 +3,9 @@
 The reverse program reads the inputs and the states of the forward pass, which exist anyway. Dots, and the results of
 nonlinear functions that are costly to compute, are *saved* by the forward pass; all other values are computed again. A value
 that decides a branch is computed again only where that gives the same bits (`_is_steady`), and saved otherwise: the backward
-pass takes the branches that the forward pass took. The gradients of matrices are not summed in the loop: for y = dot(v, W) the reverse program stores v and dy at every step, and
+pass takes the branches that the forward pass took.
+
+The gradients of matrices are not summed in the loop: for y = dot(v, W) the reverse program stores v and dy at every step, and
 dW = sum over t of dy_t^T v_t is one matrix product after the loop.
 """
 
