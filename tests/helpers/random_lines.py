@@ -37,7 +37,8 @@ COMPARED = _texts("""
     torch.where({x} <= {y}, 0.0, {x}); torch.where({x} == {y}, {x}, 2 * {y}); torch.where({x} != {y}, {y}, {x})
     ({x} > {y}).to({x}.dtype) * {y}; ({x} <= {y}) * {x}; torch.where(({x} > {y}) & ({y} > -0.2), {x}, {y})
     torch.where(torch.logical_and({x} < {y}, {x} < 0.3), {x}, {y}); torch.logical_or({x} < {y}, {y} < -0.2) * {x}
-    torch.logical_xor({x} < {y}, {x} > 0.3).to({x}.dtype) * {y}; ~({x} < {y}) * {y}; {x}.bool() * (({x} < {y}) | ({x} > 0.3)) * {y}
+    torch.logical_xor({x} < {y}, {x} > 0.3).to({x}.dtype) * {y}; ~({x} < {y}) * {y}
+    {x}.bool() * (({x} < {y}) | ({x} > 0.3)) * {y}
 """)
 # Each with an expression whose zeros are its kinks.
 KINKED = [

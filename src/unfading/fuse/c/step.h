@@ -12,8 +12,10 @@ typedef void (*Product)(const Part* part, int parts, int m, int n, real* c);
 /* a * b + c with one rounding where the processor has it. The compiler itself joins no product with a sum (compiler.py). */
 #ifdef __FP_FAST_FMAF
 #define FMA_F(a, b, c) __builtin_fmaf(a, b, c)
+#define TANH_LIMIT 7.99881172180175781f /* from here on tanh_f is 1, in this rounding */
 #else
 #define FMA_F(a, b, c) ((a) * (b) + (c))
+#define TANH_LIMIT 7.90531110763549805f
 #endif
 #ifdef __FP_FAST_FMA
 #define FMA_D(a, b, c) __builtin_fma(a, b, c)
@@ -46,7 +48,7 @@ INLINE double exp_d(double x) {
   return x != x ? x : FMA_D(2., px / (qx - px), 1.) * a.f * b.f;
 }
 INLINE float tanh_f(float x) {
-  const float limit = 7.90531110763549805f, at = x < -limit ? -limit : (x > limit ? limit : x), q = at * at;
+  const float limit = TANH_LIMIT, at = x < -limit ? -limit : (x > limit ? limit : x), q = at * at;
   float p = FMA_F(-2.76076847742355e-16f, q, 2.00018790482477e-13f);
   p = FMA_F(p, q, -8.60467152213735e-11f); p = FMA_F(p, q, 5.12229709037114e-08f);
   p = FMA_F(p, q, 1.48572235717979e-05f); p = FMA_F(p, q, 6.37261928875436e-04f); p = FMA_F(p, q, 4.89352455891786e-03f);
