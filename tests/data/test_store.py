@@ -261,6 +261,80 @@ def test_altered_and_missing_files_are_told_apart(known, root):
     assert store.path("made", "b").read_bytes() == A
 
 
+def test_checksums_that_nobody_published_are_recorded_and_compared_later(known, root):
+    known(files={"a": None, "b": digest(A)})
+    folder = root / "made" / "here"
+    folder.mkdir(parents=True)
+    for name in ("a", "b"):
+        (folder / name).write_bytes(A)
+    states = [[check.state for check in store.verify("made", record=record)] for record in (False, True, True, False)]
+    assert states == [["present", "sound"], ["recorded", "sound"], ["sound", "sound"], ["sound", "sound"]]
+    (folder / "a").write_bytes(A[:-1] + b"?")
+    assert [check.state for check in store.verify("made")] == ["altered", "sound"]
+    # A dataset whose files the table does not list.
+    known(folder="other")
+    (root / "other" / "deep").mkdir(parents=True)
+    (root / "other" / "deep" / "c").write_bytes(C)
+    (root / ".checksums" / "made.json").unlink()
+    assert store.verify("made") == []
+    assert store.verify("made", record=True) == [store.FileCheck("deep/c", "recorded")]
+    (root / "other" / "deep" / "c").unlink()
+    assert store.verify("made") == [store.FileCheck("deep/c", "missing")]
+    (root / ".checksums" / "made.json").write_text("[")
+    with pytest.raises(ValueError, match=r"made.json is damaged: .* Remove it"):
+        store.verify("made")
+
+
+def test_what_a_killed_fetch_left_is_removed_and_what_another_process_uses_is_not(server, known, root):
+    import fcntl
+    import os
+    import time
+
+    known(files={"a.txt": digest(A)}, downloads=(plain(server, "/a.txt"),))
+    past = time.time() - 10 * store.REMNANT_SECONDS
+    for name in ("dead", "used", "young"):
+        (root / f".fetching-{name}").mkdir(parents=True)
+        (root / f".fetching-{name}" / ".lock").write_bytes(b"")
+        (root / f".fetching-{name}" / "part").write_bytes(A)
+        if name != "young":
+            os.utime(root / f".fetching-{name}", (past, past))
+    with open(root / ".fetching-used" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        store.fetch("made")
+    assert sorted(path.name for path in root.iterdir()) == [".fetching-used", ".fetching-young", "made"]
+
+
+def test_an_archive_with_another_file_than_the_published_one_is_refused(server, known, root):
+    download = Download((f"{server.url}/archive.tgz",), f"sha256:{digest(ARCHIVE)}", "archive.tgz", inside="top/data")
+    known(files={"a.txt": digest(A + b"!")}, downloads=(download,))
+    with pytest.raises(ValueError, match=r"archive.tgz holds another a.txt than the published one; nothing was changed"):
+        store.fetch("made")
+    assert everything(root) == []
+
+
+def test_a_download_without_a_checksum_is_compared_with_its_first_one(server, tmp_path):
+    url = f"{server.url}/a.txt"
+    path = store.download(url, None, "a.txt", tmp_path / "w")
+    assert path.read_bytes() == A
+    assert everything(tmp_path / "w") == ["a.txt", "a.txt.sha256"]
+    assert store.download(url, None, "a.txt", tmp_path / "w") == path
+    assert server.asked == ["/a.txt"]
+    path.write_bytes(A[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"a.txt was changed since it was downloaded from http.* Remove it"):
+        store.download(url, None, "a.txt", tmp_path / "w")
+    assert store.download(url, f"sha256:{digest(A)}", "a.txt", tmp_path / "w").read_bytes() == A
+
+
+def test_an_archive_that_unpacks_to_a_multiple_of_its_size_is_refused(tmp_path):
+    (tmp_path / "tar").write_bytes(tar(("zeros", bytes(50_000_000))))
+    with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(50_000_000))
+    for file in ("tar", "zip"):
+        with pytest.raises(ValueError, match="and would unpack to 50000000. It was not unpacked"):
+            store.unpack(tmp_path / file, tmp_path / "into")
+    assert not (tmp_path / "into").exists()
+
+
 def test_the_pickled_form_of_cifar_is_refused_with_the_reason(root):
     (root / "cifar-10-batches-py").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"is a pickle: reading it would run whatever code is in it.*data fetch cifar10"):
@@ -275,6 +349,9 @@ def test_a_pickle_is_known_by_its_name_or_its_first_byte(tmp_path):
     for file in (named, hidden):
         with pytest.raises(ValueError, match=r"is a pickle: .* so it is not read. Convert it."):
             store.refuse_pickle(file, "Convert it.")
+    store.refuse_pickle(fine, "Convert it.")
+    # A safetensors file may begin with the same byte.
+    fine.write_bytes((0x0280).to_bytes(8, "little") + b'{"a": 1}')
     store.refuse_pickle(fine, "Convert it.")
 
 
@@ -297,6 +374,7 @@ def test_the_table_is_whole(name):
         kind, checksum = download.checksum.split(":")
         assert len(checksum) == {"sha256": 64, "md5": 32}[kind]
         assert download.urls
+        assert all(url.startswith("https://") for url in download.urls)
     for checksum in dataset.files.values():
         assert checksum is None or len(checksum) == 64
 

@@ -271,7 +271,7 @@ def test_a_new_ledger_line_replaces_the_earlier_one_with_the_same_key(tmp_path):
     ledger.add(path, [{**first, "test": 2}])
     assert ledger.read(path) == [other, {**first, "test": 2}]  # later results come later
     path.write_text("{")
-    with pytest.raises(ValueError, match="is damaged: a line is not valid JSON"):
+    with pytest.raises(ValueError, match="line 1 is damaged: it is not JSON"):
         ledger.add(path, [first])
 
 

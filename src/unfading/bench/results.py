@@ -1,11 +1,11 @@
 """The result of a case, and its form as a JSON line."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from unfading.bench.cases import Case, Kind, title
+from unfading.files.checked_json import read_objects, sentence
 
 # "refused": the cell does not run fused. "wrong": its fused loop gives other results than the reference. "unsteady": times on
 # several threads vary too much, as the control shows. "failed": an exception.
@@ -126,13 +126,12 @@ def _passes(record: dict[str, Any], make: type[Pass] | type[PeerPass]) -> dict[s
 def read(path: Path) -> tuple[list[Result], list[dict[str, Any]]]:
     """The results of a file and their records. Of a case that was measured twice, the later result counts."""
     latest: dict[Any, tuple[Result, dict[str, Any]]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, record in enumerate(read_objects(path, "Remove it."), 1):
         try:
-            record = json.loads(line)
             result = from_record(record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}, was not written by `unfading bench`: {error!r}.") from None
-        key = (*result.case, result.threads)
-        latest.pop(key, None)
+            key = (*result.case, result.threads)
+            latest.pop(key, None)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}, was not written by `unfading bench`: {sentence(error)}.") from None
         latest[key] = result, record
     return [result for result, _ in latest.values()], [record for _, record in latest.values()]

@@ -55,7 +55,7 @@ def fetch(name: Annotated[str, arg(metavar="NAME")], /, data: str | None = None,
 def verify(
     names: Annotated[tuple[str, ...], arg(metavar="[NAME ...]", help_behavior_hint="")] = (), /, data: str | None = None
 ) -> None:
-    """Compare the files of datasets with their published checksums.
+    """Compare the files of datasets with their published checksums, or else with those that the first call recorded.
 
     Args:
         names: Names of datasets. Without any, all datasets that are present.
@@ -68,10 +68,12 @@ def verify(
     for name in names or [name for name, dataset in DATASETS.items() if (store.root() / dataset.folder).is_dir()]:
         if names:
             store.find(name)
-        findings = store.verify(name)
+        findings = store.verify(name, record=True)
         states = [finding.state for finding in findings]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        print(f"{name}: {counts or 'present; its files have no published checksum'}")
+        print(f"{name}: {counts or 'no files'}")
+        if "recorded" in states:
+            print(f"{name}: no published checksum is known for the recorded files; from now on they are compared with these.")
         problems += [
             f"{name}: {finding.file} ({finding.state})" for finding in findings if finding.state in ("missing", "altered")
         ]
@@ -102,7 +104,7 @@ def _size(dataset: Dataset) -> str:
 def _checksums(dataset: Dataset) -> str:
     if any(dataset.files.values()):
         return "Checksum for each file"
-    return "Checksum for the archive" if dataset.downloads else "No published checksum"
+    return "Checksum for the archive" if dataset.downloads else "No published checksum; `data verify` records one"
 
 
 def _entry(name: str, dataset: Dataset) -> dict[str, Any]:

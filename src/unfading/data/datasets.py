@@ -9,7 +9,7 @@ class Download:
     """One downloadable file.
 
     Args:
-        urls: addresses of the same file, tried in this order.
+        urls: https addresses of the same file, tried in this order.
         checksum: "sha256:..." or "md5:...", as the publisher or a mirror states it.
         name: file name.
         inside: None for a plain file; for an archive, the folder inside it to extract.
@@ -67,7 +67,10 @@ DATASETS: dict[str, Dataset] = {
         files=MNIST_FILES,
         downloads=tuple(
             Download(
-                urls=(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}", f"http://yann.lecun.com/exdb/mnist/{name}"),
+                urls=(
+                    f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}",
+                    f"https://storage.googleapis.com/cvdf-datasets/mnist/{name}",
+                ),
                 checksum=f"sha256:{checksum}",
                 name=name,
             )
@@ -131,7 +134,7 @@ DATASETS: dict[str, Dataset] = {
         downloads=(
             Download(
                 urls=(
-                    "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
+                    "https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
                     "https://dataset.bj.bcebos.com/imikolov%2Fsimple-examples.tgz",
                 ),
                 checksum="md5:30177ea32e27c525793142b6bf2c8e2d",
@@ -165,7 +168,7 @@ DATASETS: dict[str, Dataset] = {
             Download(
                 urls=(
                     "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.01.tar.gz",
-                    "http://download.tensorflow.org/data/speech_commands_v0.01.tar.gz",
+                    "https://download.tensorflow.org/data/speech_commands_v0.01.tar.gz",
                 ),
                 checksum="sha256:743935421bb51cccdb6bdd152e04c5c70274e935c82119ad7faeec31780d811d",
                 name="speech_commands_v0.01.tar.gz",

@@ -2,14 +2,21 @@
 
 The data folder is `$UNFADING_DATA`, or `~/.cache/unfading/data` by default. Each dataset keeps its publisher's own layout.
 No file there is ever deleted or overwritten, nothing is unpickled, and an archive is unpacked into its own folder only.
+
+Files whose publisher's checksum is known are compared before they are read. For the others `verify` records the checksums that
+it meets first, in `<data folder>/.checksums/<dataset>.json`, and compares with these later: trust on first use.
 """
 
+import errno
 import hashlib
 import os
+import shutil
 import tarfile
 import tempfile
+import time
 import zipfile
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -17,7 +24,19 @@ from typing import Any, Literal, NamedTuple
 
 from unfading.data.datasets import DATASETS, Dataset, Download
 from unfading.errors import unknown
+from unfading.files import read_json, write_atomically, write_json
+from unfading.files.checked_json import brief
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+NO_ARCHIVE = "{} is neither a tar nor a zip archive, or is cut short. Fetch it again."
+# An archive is unpacked to at most this multiple of its size, or to this many bytes.
+LARGEST_RATIO, SMALL = 200, 10_000_000
+# Seconds after which a temporary folder that no process has locked is a remnant.
+REMNANT_SECONDS = 60.0
 PICKLED = "{} is a pickle: reading it would run whatever code is in it, so it is not read. {}"
 
 # Largest file whose bytes are hashed for the record of a run, which takes a second at most.
@@ -74,26 +93,53 @@ class FileCheck(NamedTuple):
     """The result of verifying one file."""
 
     file: str
-    state: Literal["sound", "present", "missing", "altered"]  # present: it exists, but no checksum is pinned
+    # present: it exists and no checksum is known; recorded: its checksum was recorded now
+    state: Literal["sound", "present", "recorded", "missing", "altered"]
 
 
-def verify(name: str) -> list[FileCheck]:
-    """Check every file that the table lists against its checksum. Returns [] if the folder does not exist."""
+def verify(name: str, *, record: bool = False) -> list[FileCheck]:
+    """Check the files of a dataset against their checksums. Returns [] if the folder does not exist.
+
+    Args:
+        name: of the dataset.
+        record: record the checksums of files whose publisher's checksum is not known, to compare them from now on.
+    """
     dataset = known(name)
     folder = _folder(dataset)
     if not folder.is_dir():
         return []
-    checks = []
-    for file, wanted in dataset.files.items():
-        state: Literal["sound", "present", "missing", "altered"] = "sound"
-        if not (folder / file).is_file():
-            state = "missing"
-        elif wanted is None:
-            state = "present"
-        elif sha256(folder / file) != wanted:
-            state = "altered"
-        checks.append(FileCheck(file, state))
+    recorded = _recorded(name)
+    files = dict(dataset.files)
+    if record and not files:  # the table does not list the files of this dataset
+        files = dict.fromkeys(str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
+    files |= {file: None for file in recorded if file not in files}
+    checks = [_check(folder / file, file, wanted or recorded.get(file), record) for file, wanted in files.items()]
+    new = {check.file: sha256(folder / check.file) for check in checks if check.state == "recorded"}
+    if new:
+        path = root() / ".checksums" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {"files": {**recorded, **new}})
     return checks
+
+
+def _check(path: Path, file: str, wanted: str | None, record: bool) -> FileCheck:
+    if not path.is_file():
+        return FileCheck(file, "missing")
+    if wanted is None:
+        return FileCheck(file, "recorded" if record else "present")
+    return FileCheck(file, "sound" if sha256(path) == wanted else "altered")
+
+
+def _recorded(name: str) -> dict[str, str]:
+    """The checksums that were recorded for a dataset."""
+    path = root() / ".checksums" / f"{name}.json"
+    if not path.exists():
+        return {}
+    way_out = "Remove it; `unfading data verify` writes it again."
+    files = read_json(path, {"files"}, way_out).get("files")
+    if not isinstance(files, dict) or not all(isinstance(value, str) for value in files.values()):
+        raise ValueError(f"{path} must map files to checksums. {way_out}")
+    return files
 
 
 def hashes(name: str) -> dict[str, str]:
@@ -146,20 +192,65 @@ def fetch(name: str, *, progress: Any = None) -> Path:
             continue
         root().mkdir(parents=True, exist_ok=True)
         # On the same file system as the target, so that each move is atomic.
-        with tempfile.TemporaryDirectory(dir=root(), prefix=".fetching-") as scratch:
-            fetched = _retrieve(download, Path(scratch) / "download", progress)
+        with _scratch(root()) as scratch:
+            source = scratch / "download"
+            fetched = _retrieve(download, source, progress)
             if download.inside is not None:
-                unpack(fetched, Path(scratch) / "unpacked")
-            _place(
-                Path(scratch) / "download" if download.inside is None else Path(scratch) / "unpacked" / download.inside, folder
-            )
+                unpack(fetched, scratch / "unpacked")
+                source = scratch / "unpacked" / download.inside
+            for file, checksum in dataset.files.items():
+                if checksum is not None and (source / file).is_file() and sha256(source / file) != checksum:
+                    raise ValueError(f"{download.name} holds another {file} than the published one; nothing was changed.")
+            _place(source, folder)
     return find(name)
 
 
 def download(url: str, checksum: str | None, name: str, folder: Path) -> Path:
-    """Download one file into `folder`, unless it is already there with the right checksum."""
+    """Download one file into `folder`, unless it is already there.
+
+    Without a checksum, that of the first download is recorded beside the file and compared later: trust on first use.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    return _retrieve(Download((url,), checksum or "", name), folder, None)
+    path, note = folder / name, folder / f"{name}.sha256"
+    if checksum is not None and path.is_file() and f"sha256:{sha256(path)}" == checksum:
+        return path
+    if checksum is None and path.is_file():
+        recorded = note.read_text(encoding="ascii", errors="replace").strip() if note.is_file() else None
+        if recorded is not None and recorded != sha256(path):
+            raise ValueError(f"{path} was changed since it was downloaded from {url}. Remove it, and it is downloaded again.")
+        return path
+    with _scratch(folder) as scratch:
+        file = _retrieve(Download((url,), checksum or "", name), scratch, None)
+        write_atomically(note, f"{sha256(file)}\n".encode())
+        os.replace(file, path)
+    return path
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A temporary folder in `parent`, removed at the end. Those of processes that were killed are removed too."""
+    for remnant in parent.glob(".fetching-*"):
+        with suppress(OSError):
+            if time.time() - remnant.stat().st_mtime > REMNANT_SECONDS and not _in_use(remnant):
+                shutil.rmtree(remnant)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".fetching-") as name, open(Path(name) / ".lock", "w") as lock:
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (Path(name) / "content").mkdir()
+        yield Path(name) / "content"
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether another process holds the lock of a temporary folder."""
+    if fcntl is None or not (folder / ".lock").exists():
+        return False
+    with open(folder / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -170,22 +261,45 @@ def unpack(archive: Path, folder: Path) -> None:
                 for entry in zipped.infolist():
                     # The upper half of the attributes is the Unix mode, where 0o120000 marks a link.
                     _refuse(archive, entry.filename, link=entry.external_attr >> 16 & 0o170000 == 0o120000)
+                _check_size(archive, sum(entry.file_size for entry in zipped.infolist()))
                 zipped.extractall(folder)
         else:
-            with tarfile.open(archive) as tarred:
-                for member in tarred.getmembers():
+            # As a stream: a header that promises a long name does not claim its memory before it is read.
+            with tarfile.open(archive, "r|*") as tarred:
+                total = 0
+                for member in tarred:
                     _refuse(archive, member.name, link=not (member.isfile() or member.isdir()))
+                    total += member.size
+                    _check_size(archive, total)
+            with tarfile.open(archive, "r|*") as tarred:
                 tarred.extractall(folder, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError):
-        raise ValueError(f"{archive} is neither a tar nor a zip archive, or is cut short. Fetch it again.") from None
+    except _Refused:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
+            raise
+        raise ValueError(NO_ARCHIVE.format(archive)) from None
+    except Exception:  # damaged bytes raise errors of many kinds: of the archive, of its compression, of struct, of names
+        raise ValueError(NO_ARCHIVE.format(archive)) from None
+
+
+class _Refused(ValueError):
+    """An archive that could do harm."""
+
+
+def _check_size(archive: Path, total: int) -> None:
+    """Raise for an archive that unpacks to a multiple of its size, which no dataset does."""
+    size = archive.stat().st_size
+    if total > max(LARGEST_RATIO * size, SMALL):
+        raise _Refused(f"{archive} has {size} bytes and would unpack to {total}. It was not unpacked; do not trust it.")
 
 
 def _refuse(archive: Path, name: str, *, link: bool) -> None:
     inside = PurePosixPath(name.replace("\\", "/"))
     if inside.is_absolute() or ".." in inside.parts or ":" in name:
-        raise ValueError(f"{archive} wants to write {name!r}, outside its own folder. It was not unpacked; do not trust it.")
+        raise _Refused(f"{archive} wants to write {brief(name)}, outside its own folder. It was not unpacked; do not trust it.")
     if link:
-        raise ValueError(f"{archive} holds {name!r}, which is a link or a device. It was not unpacked; do not trust it.")
+        raise _Refused(f"{archive} holds {brief(name)}, which is a link or a device. It was not unpacked; do not trust it.")
 
 
 def _retrieve(download: Download, folder: Path, progress: Any) -> Path:

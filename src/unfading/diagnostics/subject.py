@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unfading.data.arrays import read_npy
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
 from unfading.training import checkpoint
@@ -77,10 +77,12 @@ def user_model(name: str) -> nn.Module:
 def read_array(flag: str, path: Path) -> Tensor:
     """The array of a NumPy file."""
     try:
-        return torch.from_numpy(np.load(path, allow_pickle=False))
+        return torch.from_numpy(read_npy(path))
     except FileNotFoundError:
         raise ValueError(f"{flag} {path}: there is no such file.") from None
-    except (ValueError, TypeError, EOFError) as error:
+    except IsADirectoryError:
+        raise ValueError(f"{flag} {path} is a folder; expected a NumPy file.") from None
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{flag} {path} is not a NumPy file of numbers ({error}). Write it with numpy.save.") from None
 
 

@@ -103,6 +103,17 @@ def parse(content: bytes | str, where: str, way_out: str = "") -> Any:
     return value
 
 
+def read_objects(path: Path, way_out: str) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object in each line; an error names the line."""
+    objects = []
+    for i, line in enumerate(read_bytes(path, LARGEST_FILE, way_out).splitlines(), 1):
+        value = parse(line, f"{path}, line {i}", way_out)
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}, line {i} must be a JSON object; got {brief(value)}. {way_out}")
+        objects.append(value)
+    return objects
+
+
 def brief(value: object) -> str:
     """The value as Python writes it, cut after 60 characters."""
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 from unfading import machine
 from unfading.files import write_atomically
+from unfading.files.checked_json import read_objects
 
 Line = dict[str, Any]
 # The fields that identify a result. Another setting of the same row has another run key, hence a line of its own.
@@ -22,10 +23,12 @@ def read(path: Path) -> list[Line]:
     """All lines of a ledger; none if the file does not exist."""
     if not path.exists():
         return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: a line is not valid JSON ({error}). Move the file away.") from None
+    lines = read_objects(path, "Move the file away.")
+    for i, line in enumerate(lines, 1):
+        for name in KEY:
+            if not isinstance(line.get(name), str | int | float | None):
+                raise ValueError(f"{path}, line {i}: {name!r} must be text or a number. Move the file away.")
+    return lines
 
 
 def add(path: Path, lines: Iterable[Line]) -> None:

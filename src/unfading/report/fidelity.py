@@ -4,11 +4,11 @@ papers-rows.jsonl        one line per row of an item: its published number, its 
 papers-<machine>.jsonl   one line per run of a row, per parameter count, and per drawn figure    (kind: run, count, drawn)
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unfading.files.checked_json import read_objects
 from unfading.report.summary import time
 from unfading.report.verdicts import COUNTED, Line, Outcome, judge, sentence
 
@@ -40,14 +40,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
     files = sorted(folder.glob("papers-*.jsonl"), key=lambda path: (path.name != ROWS, path.name))
     lines: list[dict[str, Any]] = []
     for path in files:
-        for i, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                raise ValueError(
-                    f"{path}, line {i} is damaged: it is not JSON. Remove it, or take the file from git."
-                ) from None
-            if not isinstance(line, dict) or not {"kind", "item"} <= line.keys():
+        for i, line in enumerate(read_objects(path, "Remove it, or take the file from git."), 1):
+            if not isinstance(line.get("kind"), str) or not isinstance(line.get("item"), str):
                 raise ValueError(f"{path}, line {i} is not a line of a paper: it has no 'kind' and 'item'. Remove it.")
             lines.append(line)
     if not any(line["kind"] == "row" for line in lines):

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unfading.data import store
+from unfading.data.arrays import PickledArray, read_npz
 from unfading.errors import unknown
 from unfading.tasks.base import Batch, EveryStep, MeanOverTime
 from unfading.tasks.resident import Examples, Part
@@ -90,12 +90,11 @@ def read_crops(path: Path, labels: str) -> tuple[Tensor, Tensor, Tensor]:
     """Read a converted file: observations float32 [N, T, 54], the named labels int64, and lengths int64 [N]."""
     store.refuse_pickle(path, _CONVERT)
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files if name in ("x", "lengths", labels)}
-    except (ValueError, BadZipFile, EOFError, OSError) as error:
-        if "allow_pickle" in str(error):
-            raise ValueError(store.PICKLED.format(f"an array of {path}", _CONVERT)) from None
-        raise ValueError(f"{path} is not a complete .npz file. {_CONVERT}") from None
+        arrays = read_npz(path, ("x", "lengths", labels))
+    except PickledArray:
+        raise ValueError(store.PICKLED.format(f"an array of {path}", _CONVERT)) from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not a complete .npz file: {error}. {_CONVERT}") from None
     for name in ("x", labels):
         if name not in arrays:
             raise ValueError(f"{path} has no array {name!r}. {_CONVERT}")

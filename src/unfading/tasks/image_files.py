@@ -1,7 +1,6 @@
 """Readers of image files: MNIST's gzipped idx, CIFAR-10's binary batches, scikit-learn's digits."""
 
-import gzip
-import zlib
+import io
 from math import prod
 from pathlib import Path
 
@@ -10,17 +9,20 @@ import torch
 from torch import Tensor
 
 from unfading.data import store
+from unfading.data.arrays import gunzip
+from unfading.files.checked_json import sentence
 from unfading.tasks.resident import Part
 
 UNSIGNED_BYTE = 0x08
+LARGEST = 1 << 28  # bytes that are unpacked; MNIST's largest file has 47 million
 
 
 def read_idx(file: Path) -> Tensor:
     """Read a gzipped idx file of bytes: two zeros, type, number of axes, each axis in four bytes, then the entries."""
     try:
-        raw = gzip.decompress(file.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{file} is not a complete gzip file ({error}). Move it away and get it again.") from None
+        raw = gunzip(file, LARGEST)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}. Move it away and get it again.") from None
     axes = raw[3] if len(raw) > 3 else 0
     if raw[:3] != bytes([0, 0, UNSIGNED_BYTE]) or len(raw) < 4 + 4 * axes:
         raise ValueError(
@@ -60,14 +62,24 @@ def read_cifar(file: Path) -> tuple[Tensor, Tensor]:
 
 def digits() -> tuple[Tensor, Tensor]:
     """Images uint8 [1797, 8, 8] with entries 0 .. 16, and labels int64 [1797]."""
-    file = store.path("digits", "digits.csv.gz")
-    table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.uint8))
+    return read_digits(store.path("digits", "digits.csv.gz"))
+
+
+def read_digits(file: Path) -> tuple[Tensor, Tensor]:
+    """Read a gzipped table: for each image 64 numbers from 0 to 16, then its label."""
+    try:
+        rows = np.loadtxt(io.BytesIO(gunzip(file, LARGEST)), delimiter=",", dtype=np.float64, ndmin=2)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{file} is damaged: {sentence(error).rstrip('.')}. Move it away and get it again.") from None
+    if rows.shape[1] != 65 or not len(rows) or not ((rows >= 0) & (rows <= 16) & (rows == rows.round())).all():
+        raise ValueError(f"{file} should have 65 numbers from 0 to 16 in a line. Move it away and get it again.")
+    table = torch.from_numpy(rows.astype(np.uint8))
     return table[:, :64].reshape(-1, 8, 8), labels(table[:, 64], file, classes=10, rows=len(table))
 
 
 def labels(values: Tensor, file: Path, *, classes: int, rows: int) -> Tensor:
     """Labels as int64, after checking that there is one per row and that each is a class."""
-    if values.shape != (rows,):
+    if values.shape != (rows,) or not rows:
         raise ValueError(f"{file} should have a label for each of {rows} rows; got {list(values.shape)}. Get both files again.")
     if int(values.max()) >= classes:
         raise ValueError(

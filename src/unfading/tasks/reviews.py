@@ -23,6 +23,7 @@ from torch import Generator, Tensor, nn
 
 from unfading.data import store
 from unfading.errors import check_count
+from unfading.files.checked_json import brief
 from unfading.tasks.base import Batch
 from unfading.tasks.resident import Examples, Labelled, Part
 
@@ -95,12 +96,12 @@ def read_reviews(path: Path, count: int) -> Iterator[tuple[str, int]]:
                 raise ValueError(
                     f"{path}, line {number} has an unknown byte, {line[error.start]:#04x}. Get it again."
                 ) from None
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise ValueError(
                     f"{path}, line {number} is not a review in JSON with 'text' and 'stars'. Get it again."
                 ) from None
             if not isinstance(text, str) or stars not in (1, 2, 3, 4, 5):
-                raise ValueError(f"{path}, line {number} has {stars!r} stars; wanted a text and 1 to 5. Get it again.")
+                raise ValueError(f"{path}, line {number} has {brief(stars)} stars; wanted a text and 1 to 5. Get it again.")
             yield text, int(stars)
             if number == count:
                 return

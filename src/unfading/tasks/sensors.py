@@ -23,6 +23,7 @@ from torch import Tensor
 
 from unfading.data import store
 from unfading.errors import unknown
+from unfading.files.checked_json import sentence
 from unfading.tasks.resident import Examples, Part
 from unfading.tasks.scaling import Normalise, Normalised
 
@@ -134,10 +135,8 @@ def _table(dataset: str, file: str, columns: int, *, delimiter: str | None = Non
         raise ValueError(f"{path} is empty. {_again(dataset)}")
     try:
         table = np.loadtxt(path, dtype=np.float32, ndmin=2, delimiter=delimiter)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is cut short or altered: {str(error).splitlines()[0].rstrip('.')}. {_again(dataset)}"
-        ) from None
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path} is cut short or altered: {sentence(error).rstrip('.')}. {_again(dataset)}") from None
     if table.shape[1] != columns or rows not in (None, len(table)):
         wanted = f"{columns} numbers a line" + (f" in {rows} lines" if rows else "")
         raise ValueError(f"{path} has {table.shape[1]} in {len(table)} lines; wanted {wanted}. {_again(dataset)}")

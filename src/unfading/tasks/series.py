@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+LARGEST = float(np.finfo(np.float32).max)
 Values = NDArray[np.float32]  # [steps, channels]
 
 
@@ -101,9 +102,12 @@ def _tsv_line(line: str, first: str) -> tuple[list[str], str]:
 
 def _number(text: str) -> float:
     try:
-        return float("nan") if text.strip() == "?" else float(text)
+        number = float("nan") if text.strip() == "?" else float(text)
     except ValueError:
         raise ValueError(f"{text.strip()[:20]!r} is not a number") from None
+    if abs(number) > LARGEST:
+        raise ValueError(f"{text.strip()[:20]!r} is not a number in float32")
+    return number
 
 
 def _steps(channels: list[str]) -> Values:

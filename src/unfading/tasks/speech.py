@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unfading.data import store
+from unfading.files.checked_json import sentence
 from unfading.tasks.logmel import FILTERS, RATE, STEPS, log_mel
 from unfading.tasks.resident import Examples, Part
 from unfading.tasks.scaling import Normalise, Normalised
@@ -121,10 +122,13 @@ def published(share: Share) -> list[Path]:
 
 
 def _listed(file: Path, present: dict[str, Path]) -> set[str]:
-    names = file.read_text(encoding="utf-8").split()
+    try:
+        names = file.read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text ({sentence(error)}). {_AGAIN}") from None
     for name in names:
         if name not in present:
-            raise FileNotFoundError(f"{file} lists {name}, which does not exist. {_AGAIN}")
+            raise FileNotFoundError(f"{file} lists {name[:60]}, which does not exist. {_AGAIN}")
     if not names:
         raise ValueError(f"{file} is empty. {_AGAIN}")
     return set(names)
@@ -155,9 +159,13 @@ def read_wav(path: Path, *, longest: int | None = RATE) -> NDArray[np.int16]:
         with wave.open(str(path)) as file:
             kind = (file.getframerate(), file.getnchannels(), 8 * file.getsampwidth())
             promised = file.getnframes()
-            content = file.readframes(promised)
-    except (wave.Error, EOFError) as error:
-        raise ValueError(f"{path} is not a valid WAV file ({error or 'it ends too early'}). {_AGAIN}") from None
+            # The header may promise more than the file has; memory is taken only for what is there.
+            content = file.readframes(min(promised, path.stat().st_size))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # the module wave raises errors of many kinds for damaged bytes
+        reason = sentence(error) if str(error) else "it ends too early"
+        raise ValueError(f"{path} is not a valid WAV file ({reason}). {_AGAIN}") from None
     if kind != (RATE, 1, 16):
         rate, channels, bits = kind
         raise ValueError(
