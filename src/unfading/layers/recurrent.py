@@ -124,7 +124,7 @@ class Recurrent(nn.Module, Generic[State]):
         # Each cell, and the cell that runs in its place with noise added. A plain list, which does not change parameter names.
         self._noisy = [(cell, _with_noise(cell, recurrent_dropout, zoneout)) for cell in cells]
 
-        initial = [cell.initial_state(1) for cell in cells]
+        initial = [_checked_initial_state(cell) for cell in cells]
         # One stacked state where all cells have the same state; a tuple of states where they differ.
         self.stacked_state = len({(type(s), tuple(part.shape for part in s)) for s in initial}) == 1
         self.learned_state = (
@@ -297,6 +297,19 @@ def _checked_cell(make_cell: Callable[[int], Cell], size: int) -> Cell:
     if cell.input_size != size:
         raise ValueError(f"make_cell({size}) must return a cell with input_size={size}; got {cell.input_size}.")
     return cell
+
+
+def _checked_initial_state(cell: Cell) -> Any:
+    """The initial state of one row, whose parts must be tensors [1, n]."""
+    state = cell.initial_state(1)
+    if not hasattr(state, "_fields") or not all(isinstance(part, Tensor) and part.shape[:1] == (1,) for part in state):
+        got = (
+            [list(part.shape) if isinstance(part, Tensor) else _kind(part) for part in state]
+            if type(state) is tuple
+            else _kind(state)
+        )
+        raise TypeError(f"{type(cell).__name__}.initial_state(1) must return a NamedTuple of tensors [1, n]; got {got}.")
+    return state
 
 
 @contextmanager

@@ -109,12 +109,12 @@ def blame(error: Exception, method: str | None = None, place: Place | None = Non
         place: the batch, if there was one.
     """
     line = _user_line(error)
-    if isinstance(error, TaskError) or allocation.out_of_memory(error) or line is None or _is_a_sentence(error):
+    method = method or (line and line.method)
+    if isinstance(error, TaskError) or method is None or allocation.out_of_memory(error) or _is_a_sentence(error):
         raise error
-    details = [f"{line.filename}, line {line.number}", *([] if place is None else [str(place)])]
-    raise TaskError(
-        f"{method or line.method} raised {type(error).__name__}: {first_line(error)} ({'; '.join(details)})."
-    ) from error
+    details = [*([] if line is None else [f"{line.filename}, line {line.number}"]), *([] if place is None else [str(place)])]
+    where = f" ({'; '.join(details)})" if details else ""
+    raise TaskError(f"{method} raised {type(error).__name__}: {first_line(error)}{where}.") from error
 
 
 class _UserLine(NamedTuple):
@@ -159,8 +159,9 @@ def examine(task: Task, model: Model, place: Place) -> float | None:
     finally:
         model.train(training)
     loss = _check_loss(task, prediction, batch, place)
-    if not math.isfinite(loss):
-        _blame_data(task, batch, encoded, prediction, place)
+    _check_input(task, batch, encoded, place)
+    if not math.isfinite(loss) and torch.isfinite(prediction).all():
+        _check_target(task, batch, place)
     _check_metrics(task, prediction, batch, place)
     try:
         zeros = float(task.loss(torch.zeros_like(prediction), batch))
@@ -255,12 +256,11 @@ def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
 def _encode(task: Task, model: Model, batch: Batch, place: Place) -> Tensor:
     """The input of the recurrent stack."""
     x, encoder = batch.x, model.encoder
-    if not x.is_floating_point():  # a GPU would end all work on it
-        _check_tokens(task, model, batch, place)
+    _check_tokens(task, model, batch, place)
     encoded = called(task, "encoder", encoder, x, place=place)
     B, features = x.shape[1], model.rnn.input_size
     plain = isinstance(encoder, nn.Identity)
-    what = f"{_name(task)}.batch returned x" if plain else f"the module of {_name(task)}.encoder returned"
+    what = f"{_name(task)}.batch returned x" if plain else f"the module of {_name(task)}.encoder returned a tensor"
     if not isinstance(encoded, Tensor) or not encoded.is_floating_point():
         hint = " For tokens, return an nn.Embedding from encoder." if plain else ""
         got = encoded.dtype if isinstance(encoded, Tensor) else _kind(encoded)
@@ -313,6 +313,8 @@ def _check_loss(task: Task, prediction: Tensor, batch: Batch, place: Place) -> f
     if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.is_floating_point():
         got = f"a tensor of shape {list(loss.shape)} and {loss.dtype}" if isinstance(loss, Tensor) else _kind(loss)
         raise TaskError(f"{method} must return a scalar tensor; got {got} ({place}). Take the mean over the batch.")
+    if place.split not in ("train", "full"):
+        return float(loss.detach())
     gradient = None
     if loss.requires_grad:
         try:
@@ -368,8 +370,10 @@ def _check_labels(task: Task, batch: Batch, classes: int, place: Place) -> None:
 def _check_tokens(task: Task, model: Model, batch: Batch, place: Place) -> None:
     """Raise for tokens that the encoder does not know."""
     x, symbols = batch.x, _symbols(model.encoder)
-    if symbols is None or x.is_floating_point():
+    if symbols is None:
         return
+    if x.is_floating_point():
+        raise TaskError(f"{_name(task)}.batch returned x of {x.dtype}, and the encoder reads integer tokens ({place}).")
     wrong = (x < 0) | (x >= symbols)
     if wrong.any():
         at = wrong.nonzero()[0].tolist()
@@ -380,13 +384,10 @@ def _check_tokens(task: Task, model: Model, batch: Batch, place: Place) -> None:
 
 
 def _symbols(encoder: nn.Module) -> int | None:
-    """The number of tokens that an encoder knows."""
-    for part in encoder.modules():
-        if isinstance(part, nn.Embedding):
-            return part.num_embeddings
-        if isinstance(part, OneHot):
-            return len(part.eye)
-    return None
+    """The number of tokens that an encoder knows; None for an encoder that does not read tokens, or in its own way."""
+    if isinstance(encoder, OneHot):
+        return len(encoder.eye)
+    return encoder.num_embeddings if isinstance(encoder, nn.Embedding) else None
 
 
 def _check_metrics(task: Task, prediction: Tensor, batch: Batch, place: Place) -> None:
@@ -413,16 +414,20 @@ def _check_metrics(task: Task, prediction: Tensor, batch: Batch, place: Place) -
 # -- numbers that are not finite ----------------------------------------------------------------------------------------------
 
 
-def _blame_data(task: Task, batch: Batch, encoded: Tensor, prediction: Tensor, place: Place) -> None:
-    """Raise if a number in the data that is not finite explains the loss. Padding and masked targets do not count."""
-    within = _within(batch)
-    x = batch.x
+def _check_input(task: Task, batch: Batch, encoded: Tensor, place: Place) -> None:
+    """Raise for a number in x that is not finite and that the recurrent stack reads. Padding does not count."""
+    within, x = _within(batch), batch.x
     if x.is_floating_point() and not torch.isfinite(encoded).all():
-        _blame_number(task, "x", INPUT_AXES, x, ~torch.isfinite(x) & within.reshape(*within.shape, *[1] * (x.dim() - 2)), place)
-    target = batch.target
-    if target.is_floating_point() and torch.isfinite(prediction).all():
+        wrong = ~torch.isfinite(x) & within.reshape(*within.shape, *[1] * (x.dim() - 2))
+        _blame_number(task, "x", INPUT_AXES, x, wrong, place)
+
+
+def _check_target(task: Task, batch: Batch, place: Place) -> None:
+    """Raise for a target that is not finite. Masked targets do not count."""
+    target, mask = batch.target, batch.mask
+    if target.is_floating_point():
         wrong = ~torch.isfinite(target)
-        _blame_number(task, "a target", _axes(batch), target, wrong if batch.mask is None else wrong & batch.mask, place)
+        _blame_number(task, "a target", _axes(batch), target, wrong if mask is None else wrong & mask, place)
 
 
 def _within(batch: Batch) -> Tensor:

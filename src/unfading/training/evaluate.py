@@ -53,7 +53,11 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
             values, state = fleet.scores(batch, state, start)
             start += batch.x.shape[0]
             weight = task.weight(batch)
+            if task.metric not in values or (sums and values.keys() != sums.keys()):
+                raise ValueError(f"metrics must return the same names for every batch; got {', '.join(values)}.")
             for name, value in values.items():
+                if value.dim() != 1:
+                    raise TypeError(f"{name} must be a scalar; got shape {list(value.shape[1:])}.")
                 sums[name] = sums.get(name, 0.0) + value.to(torch.float64) * weight
             weights += weight
             sequences += batch.x.shape[1]

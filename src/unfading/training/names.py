@@ -16,6 +16,7 @@ from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.layers.factory import Layer, layer
 from unfading.tasks.base import Task
+from unfading.training.check_task import blame
 from unfading.training.user_code import UserCode, read_code
 
 Kind = TypeVar("Kind")
@@ -80,6 +81,8 @@ def build(what: str, name: str, kind: Callable[..., Kind], options: Mapping[str,
         return kind(**options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what} {name}: {error}") from error
+    except Exception as error:
+        blame(error, f"the constructor of {what} {name}")
 
 
 def user_object(name: str) -> Any:
@@ -107,6 +110,9 @@ def _user_class(name: str, code: UserCode | None, kind: type[Kind], what: str) -
         return inspect.isclass(value) and issubclass(value, kind) and not inspect.isabstract(value)
 
     value: Any = getattr(module, wanted, None)
+    if inspect.isclass(value) and issubclass(value, kind) and inspect.isabstract(value):
+        methods = ", ".join(sorted(value.__abstractmethods__))
+        raise ValueError(f"{name} does not define what a {what} must: {methods}.")
     if not fits(value):
         known = [each for each, other in vars(module).items() if fits(other)]
         raise ValueError(f"{place} has no {what} of that name: {unknown(what, wanted, known)}")
