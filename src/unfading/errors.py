@@ -1,5 +1,6 @@
 """Checks of arguments and their error messages: the name, the value, what was expected, and the nearest valid value."""
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -18,6 +19,8 @@ def check_count(name: str, value: int, *, least: int = 1) -> None:
         raise TypeError(f"{name} must be an int of at least {least}; got {value!r} ({type(value).__name__}).")
     if value < least:
         raise ValueError(f"{name} must be at least {least}; got {value}. Nearest valid: {least}.")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be below 2**63, the largest number of 64 bits; got {value}.")
 
 
 def check_rank(name: str, rank: int, size: int, *, least: int = 1) -> None:
@@ -31,6 +34,8 @@ def check_number(name: str, value: float) -> None:
     """Raise unless `value` is a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite; got {value}.")
 
 
 def check_share(name: str, value: float) -> None:

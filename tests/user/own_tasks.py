@@ -182,3 +182,20 @@ class Counting(Sum):
 
     def head(self, size):
         return Normal(size)
+
+
+@dataclass(frozen=True)
+class Explodes(Sum):
+    """Sum with a loss that is a million times larger from step `at`, for `times` steps, and stays finite.
+
+    Args:
+        at: the step.
+        times: number of steps.
+    """
+
+    at: int = 7
+    times: int = 1000
+
+    def loss(self, prediction, batch):
+        step = batch.target[0, 1]
+        return super().loss(prediction, batch) * torch.where((step >= self.at) & (step < self.at + self.times), 1e6, 1.0)

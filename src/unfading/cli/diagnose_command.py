@@ -57,6 +57,7 @@ def diagnose(
 
     from unfading.diagnostics import subject
     from unfading.diagnostics.diagnosis import diagnose as diagnose_model
+    from unfading.layers import allocation
 
     counts = {"layers": layers, "hidden": hidden, "input-size": input_size, "steps": steps, "batch": batch, "threads": threads}
     for name, value in counts.items():
@@ -74,7 +75,8 @@ def diagnose(
     elif task:
         examined = subject.cell_on_task(cell, task, layers=layers, hidden=hidden, batch=batch, seed=seed)
     else:
-        x = torch.randn(steps, batch, input_size) if data is None else subject.read_array("--data", data)
+        with allocation.refuse_large("the random input", "--steps, --batch or --input-size"):
+            x = torch.randn(steps, batch, input_size) if data is None else subject.read_array("--data", data)
         if model:
             built = subject.user_model(model)
             if data is None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Budget if neither --steps nor --epochs is given: that of the papers' adding problem, and a first impression of a dataset.
 STEPS, EPOCHS = 2000, 10
+# Runs of a comparison; a million would take longer to list than to refuse.
+MOST_RUNS = 100_000
 
 # Settings without a flag here: each command has its own for some, options follow the name that they belong to, and --final
 # decides the split.
@@ -62,6 +64,9 @@ class TrainingFlags:
 
     def runs(self, task: str, cells: Sequence[str], *, rates: Sequence[float], seeds: int) -> "list[Run]":
         """The runs that the flags describe: every cell with every rate and seed, and the factors of --rates that fit it."""
+        count = len(set(cells)) * len(set(rates)) * seeds
+        if count > MOST_RUNS:
+            raise ValueError(f"a comparison has at most {MOST_RUNS:,} runs; got {count:,}. Use fewer seeds, rates or cells.")
         first = {cell: self.run(task, cell, rate=rates[0], seed=0) for cell in dict.fromkeys(cells)}
         if any(run.rates for run in first.values()):
             first = dict(zip(first, _fitting(list(first.values())), strict=True))

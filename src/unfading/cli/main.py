@@ -6,6 +6,7 @@ command runs.
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Annotated, Any, NamedTuple, Union
@@ -14,7 +15,10 @@ Command = Callable[..., None]
 
 
 def main() -> None:
-    """Entry point of the `unfading` command. A wrong argument gives one sentence on stderr and exit code 2."""
+    """Entry point of the `unfading` command. Every error is one sentence on stderr, with exit code 2.
+
+    With UNFADING_TRACEBACK=1 in the environment an error also prints its traceback.
+    """
     from unfading.cli.old_forms import current_form
 
     try:
@@ -26,9 +30,24 @@ def main() -> None:
     except KeyboardInterrupt:
         print("unfading: stopped.", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, TypeError, OSError) as error:
-        print(f"unfading: {error}", file=sys.stderr)
+    except Exception as error:
+        if os.environ.get("UNFADING_TRACEBACK"):
+            traceback.print_exc()
+        print(f"unfading: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _sentence(error: Exception) -> str:
+    """The message of an error. One that is not written for users gets its type and the line that raised it."""
+    if isinstance(error, ValueError | TypeError | OSError):
+        return str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
+        return "there is not enough memory. Use a smaller batch, hidden size, number of layers or sequence length."
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    message = (str(error) or "no message").splitlines()[0]
+    return (
+        f"{type(error).__name__}: {message} ({frame.filename}, line {frame.lineno}). UNFADING_TRACEBACK=1 shows the traceback."
+    )
 
 
 class CommandGroup(NamedTuple):

@@ -37,6 +37,8 @@ def train(
 ) -> None:
     """Train a cell on a task. Ctrl-C stops with a checkpoint, and --resume continues.
 
+    The exit code is 0 for a run that has finished, 1 for one that has diverged, and 2 for an error.
+
     Args:
         task: Task and its options: adding,T=200. `unfading tasks` lists them. Your own class: my.py:MyTask.
         cell: Cell and its options: STAR,max_lag=200. `unfading cells list` lists them. Your own class: my.py:MyCell.
@@ -89,6 +91,9 @@ def train(
         print(dumps(result))
     else:
         _print_record(result, folder)
+    if result["status"] == "diverged":
+        print(f"unfading: the run diverged: {result['reason']}. Its record is complete.", file=sys.stderr)
+        sys.exit(1)
 
 
 def compare(
@@ -138,6 +143,9 @@ def compare(
         by_key = {run.key: run for run in runs}
         on_all_rows = [by_key[record["key"]].on_all_rows() for record in best]
         best = _compare(on_all_rows, folder, output, processes, together)
+    diverged = sum(record["status"] == "diverged" for record in records)
+    if diverged:
+        print(f"unfading: {diverged} of {len(records)} runs diverged; their records give the reasons.", file=sys.stderr)
     if output.json:
         for record in best:
             print(dumps(record))

@@ -303,11 +303,7 @@ def _checked_initial_state(cell: Cell) -> Any:
     """The initial state of one row, whose parts must be tensors [1, n]."""
     state = cell.initial_state(1)
     if not hasattr(state, "_fields") or not all(isinstance(part, Tensor) and part.shape[:1] == (1,) for part in state):
-        got = (
-            [list(part.shape) if isinstance(part, Tensor) else _kind(part) for part in state]
-            if type(state) is tuple
-            else _kind(state)
-        )
+        got = _kind(state) if not isinstance(state, tuple) else [getattr(part, "shape", type(part).__name__) for part in state]
         raise TypeError(f"{type(cell).__name__}.initial_state(1) must return a NamedTuple of tensors [1, n]; got {got}.")
     return state
 

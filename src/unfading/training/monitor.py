@@ -94,8 +94,9 @@ class Monitor:
         state = self.state
         if state.update.fail(e, state.step):
             state.active[e].explosion.returned()
-        for part in _pytree.tree_leaves(state.carried):
-            part[e] = 0.0
+        if state.carried is not None:
+            for part in _pytree.tree_leaves(state.carried):
+                part[e] = 0.0
 
     def _log_row(self, e: int, loss: float, scale: float, scores: dict[str, float] | None) -> None:
         state, each = self.state, self.state.active[e]
