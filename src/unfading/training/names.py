@@ -111,7 +111,7 @@ def _user_class(name: str, code: UserCode | None, kind: type[Kind], what: str) -
 
     value: Any = getattr(module, wanted, None)
     if inspect.isclass(value) and issubclass(value, kind) and inspect.isabstract(value):
-        methods = ", ".join(sorted(value.__abstractmethods__))
+        methods = ", ".join(sorted(getattr(value, "__abstractmethods__", ())))
         raise ValueError(f"{name} does not define what a {what} must: {methods}.")
     if not fits(value):
         known = [each for each, other in vars(module).items() if fits(other)]
