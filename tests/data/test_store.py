@@ -330,7 +330,7 @@ def test_an_archive_that_unpacks_to_a_multiple_of_its_size_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(50_000_000))
     for file in ("tar", "zip"):
-        with pytest.raises(ValueError, match="and would unpack to 50000000. It was not unpacked"):
+        with pytest.raises(ValueError, match=r"and would unpack to 50000000\. It was not unpacked"):
             store.unpack(tmp_path / file, tmp_path / "into")
     assert not (tmp_path / "into").exists()
 

@@ -131,7 +131,7 @@ def read(path: Path) -> tuple[list[Result], list[dict[str, Any]]]:
             result = from_record(record)
             key = (*result.case, result.threads)
             latest.pop(key, None)
+            latest[key] = result, record
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}, line {number}, was not written by `unfading bench`: {sentence(error)}.") from None
-        latest[key] = result, record
     return [result for result, _ in latest.values()], [record for _, record in latest.values()]
