@@ -27,8 +27,9 @@ from unfading.errors import NoKernel
 # No -ffast-math, nor any part of it that changes NaN, inf or signed zero: a library linked with it flushes denormals in the
 # whole process. No product is joined with a sum, which would round once where torch rounds twice, and not in every function
 # alike: a comparison could be decided one way in the forward pass and another way in the backward pass. Where the join pays,
-# it is written out (`step.h`) or allowed (`products.c`). Loops over features carry pragmas for vectorisation, which -fopenmp-simd reads, and no runtime of OpenMP is
-# needed. Beyond that, -O3 gains nothing here and takes three times as long to compile.
+# it is written out (`step.h`) or allowed (`products.c`). Loops over features carry pragmas for vectorisation, which
+# -fopenmp-simd reads, and no runtime of OpenMP is needed. Beyond that, -O3 gains nothing here and takes three times as long to
+# compile.
 FLAGS = (
     "-O2",
     "-fopenmp-simd",
