@@ -40,7 +40,7 @@ def own(**fields):
     return small(task="mine.py:Same", task_options={}, valid_every=40, cell="LSTM", cell_options={"zoneout": 0.1}, **fields)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_a_run_that_is_killed_while_its_file_is_edited_has_the_results_of_its_first_source(kills, mine, tmp_path):
     moments, killed = random.Random(kills), 0
     for seed in itertools.count():
@@ -53,7 +53,7 @@ def test_a_run_that_is_killed_while_its_file_is_edited_has_the_results_of_its_fi
         while killed < kills and not (folder / "record.json").exists():
             mine()
             process = Process(run, tmp_path, save_every=0.02, say=str)
-            time.sleep(moments.uniform(0.0, 0.3 * seconds))
+            time.sleep(moments.uniform(0.0, 0.3 + seconds))
             os.kill(process.process.pid, signal.SIGKILL)
             assert process.end() in (-signal.SIGKILL, 0)
             killed += 1
