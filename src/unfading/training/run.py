@@ -39,7 +39,7 @@ class Run(Settings):
         for name in FIELDS:
             object.__setattr__(self, name, getattr(settings, name))
         if not isinstance(self.code, Mapping):
-            raise TypeError(f"code must be a dict of sources by file or module; got {self.code!r} ({type(self.code).__name__}).")
+            raise TypeError(f"code must be a dict of sources by file; got {self.code!r} ({type(self.code).__name__}).")
         # One file that defines both the task and the cell is read once.
         places = {place_of(name): name for name in (self.task, self.cell) if place_of(name)}
         code = {place: self.code.get(place) or read_code(name) for place, name in places.items()}
