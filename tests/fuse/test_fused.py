@@ -177,6 +177,49 @@ def test_a_changed_option_is_noticed():
     assert_close(layer(x)[0], want, rtol=1e-11, atol=1e-11)
 
 
+class RatedCell(AppliedCell):
+    def rate(self):
+        return 0.5
+
+    def step(self, inputs, state, weights):
+        return type(state)(self.rate() * super().step(inputs, state, weights)[0])
+
+
+def test_a_replaced_method_is_noticed(monkeypatch):
+    layer = unfading.Recurrent(lambda size: RatedCell("tanh", size), 3, dtype=torch.float64)
+    x = torch.randn(4, 2, 3, dtype=torch.float64)
+    agree(everything(layer, x, "fused"), everything(layer, x, "reference"), torch.float64)
+    for function in (lambda self: 0.1, lambda self: 0.2):
+        monkeypatch.setattr(RatedCell, "rate", function)
+        agree(everything(layer, x, "fused"), everything(layer, x, "reference"), torch.float64)
+
+
+class IdleCell(unfading.STARCell):
+    """Its weights have a matrix that the step does not read, and its inputs a field."""
+
+    def __init__(self, input_size, hidden_size):
+        super().__init__(input_size, hidden_size)
+        self.idle = torch.nn.Parameter(torch.eye(hidden_size))
+
+    def weights(self):
+        used = super().weights()
+        return (used, self.idle)
+
+    def step(self, inputs, state, weights):
+        return super().step(inputs, state, weights[0])
+
+
+@pytest.mark.parametrize("checkpoint_every", [None, 3])
+def test_what_a_step_does_not_read_has_no_gradient(checkpoint_every):
+    layer = unfading.Recurrent(
+        lambda size: IdleCell(size, 4), 3, dtype=torch.float64, checkpoint_every=checkpoint_every, backend="fused"
+    )
+    output, _ = layer(torch.full((7, 2, 3), 0.5, dtype=torch.float64))
+    output.sum().backward()
+    assert layer.cells[0].idle.grad is None
+    assert all(p.grad is not None for name, p in layer.named_parameters() if "idle" not in name)
+
+
 def test_copies_casts_and_pickles_after_a_kernel_was_built():
     layer, x = built(unfading.LSTMCell, 5, torch.float32, backend="fused"), torch.randn(6, 2, 3)
     want = layer(x)[0]

@@ -169,6 +169,8 @@ class Contents:
         if isinstance(part.value, np.ndarray):
             return part.value.dtype, part.value.shape, part.value.tobytes()
         tokens = [self._token(entry) for entry in part.entries]
+        if isinstance(part.value, FunctionType):  # another function is another one, also where it holds the same
+            return part.value.__code__, tokens
         if isinstance(part.value, set | frozenset):
             return type(part.value), sorted(tokens, key=repr)
         return type(part.value), [

@@ -202,6 +202,11 @@ class FusedLoop(torch.autograd.Function):
             results = FusedLoopBackward.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
         else:
             results = FusedLoopBackward.forward(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+        if not torch.compiler.is_compiling():
+            # As in the reference loop, what the step does not read has no gradient, where an optimiser would act on zeros.
+            on_gpu = target_of(tensors[0].device) == "triton"
+            kernel = triton_kernel(ctx.key) if on_gpu else c_kernel(ctx.key, tensors[0].dtype)
+            wanted = tuple(want and has for want, has in zip(wanted, kernel.has_gradient, strict=True))
         return (None,) * 5 + tuple(d if want else None for d, want in zip(results, wanted, strict=True))
 
     @staticmethod

@@ -91,6 +91,7 @@ class Kernel:
     def __init__(self, loops: CLoops, dtype: torch.dtype, functions: ctypes.CDLL):
         self.program, self.reverse_program = loops.program, loops.reversed.reverse
         self.outer, self.totals = loops.reversed.outer, loops.reversed.totals
+        self.has_gradient = loops.reversed.has_gradient()
         self.infer, self.train, self.back = loops.infer, loops.train, loops.back
         self.dtype = dtype
         self.entries = {}

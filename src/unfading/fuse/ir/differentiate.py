@@ -40,6 +40,7 @@ COSTLY = frozenset(
 
 # Operations whose gradient depends on how their arguments compare.
 DECIDING = frozenset([*COMPARISONS, Op.SIGN, Op.ABS, Op.RELU, Op.MAX, Op.MIN, Op.AMAX])
+ARGUMENTS = (TensorKind.INPUT, TensorKind.STATE, TensorKind.WEIGHT)  # of a loop
 
 
 class Source(NamedTuple):
@@ -75,6 +76,15 @@ class Reversed(NamedTuple):
     reverse: Program
     outer: tuple[Outer, ...]
     totals: tuple[Total, ...]
+
+    def has_gradient(self) -> tuple[bool, ...]:
+        """For every input, state and weight: whether a gradient reaches it. An initial state counts as reached."""
+        reached = {(kind.primal, i) for kind, i in self.reverse.widths if kind in (TensorKind.D_INPUT, TensorKind.D_WEIGHT)}
+        reached |= {(TensorKind.WEIGHT, product.block.weight) for product in self.outer}
+        reached |= {(TensorKind.WEIGHT, total.weight) for total in self.totals}
+        counts = [sum(own == kind for own, _ in self.forward.widths) for kind in ARGUMENTS]
+        tensors = [(kind, i) for kind, count in zip(ARGUMENTS, counts, strict=True) for i in range(count)]
+        return tuple(tensor[0] == TensorKind.STATE or tensor in reached for tensor in tensors)
 
 
 def differentiate(program: Program, *, save_light: bool = True) -> Reversed:

@@ -55,7 +55,7 @@ class TritonKernel:
     def __init__(self, program: Program, names: TensorNames):
         both = differentiate(program, save_light=False)
         self.program, self.reverse_program, self.names = program, both.reverse, names
-        self.outer, self.totals = both.outer, both.totals
+        self.outer, self.totals, self.has_gradient = both.outer, both.totals, both.has_gradient()
         self.programs = (program, both.forward, both.reverse)
         self.loops: dict[int | None, TritonLoops] = {}  # by the width of their tiles
         self.settings: dict[tuple[str, str], LaunchSettings] = {}  # by function and precision
