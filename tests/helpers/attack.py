@@ -205,18 +205,22 @@ class Pair:
             raise Wrong(f"call {index} ({call.kind}{' in ' + call.around if call.around else ''}, {ran}):\n{lines}")
 
     def with_zeros(self, got: Results, want: Results, call: Call) -> Results:
-        """The results of the reference with zeros for None where a compiled loop, which knows no T, may have them.
+        """The results of the reference, with None for zeros and zeros for None where a compiled loop may have them.
 
-        A gradient is None where no path leads to it. For a loss of a part of the results, or over few steps, a compiled loop
-        may give zeros. A parameter that the cell does not read at all has None.
+        A gradient is None where no path leads to it. Of a part of the results, or over few steps, the reference may have
+        None where a compiled loop, which knows no T, has zeros. A parameter that the cell does not read at all has None.
         """
         strict = call.wanted == "all" and call.T > 4 and call.lengths is None and call.kind == "grad"
 
-        def lenient(name: str) -> bool:
+        def alike(name: str) -> Tensor | None:
             expected, value = want[name], got.get(name)
-            return expected is None and value is not None and not (strict and "gradient of cells" in name)
+            if expected is None and value is not None and not (strict and "gradient of cells" in name):
+                return torch.zeros_like(value)
+            if value is None and expected is not None and not expected.any():
+                return None
+            return expected
 
-        return {name: torch.zeros_like(got[name]) if lenient(name) else value for name, value in want.items()}
+        return {name: alike(name) for name in want}
 
     def expected(self, index: int, call: Call) -> tuple[Results | None, Exception | None]:
         """The results of the reference, in one call over the whole sequence, or its error."""
@@ -412,14 +416,15 @@ def attack_seed(seed: int) -> tuple[UserCell, Outcome]:
     return cell, attack(cell)
 
 
-def block(seeds: range) -> str:
-    """The report of every wrong cell among these."""
-    reports = []
+def run_all(seeds: range) -> tuple[str, Counter[str]]:
+    """The reports of all wrong cells among these, and how many calls ran in which way."""
+    reports, outcomes = [], Counter[str]()
     for seed in seeds:
         cell, outcome = attack_seed(seed)
+        outcomes.update(outcome.outcomes)
         if outcome.verdict == "wrong":
             reports.append(report(cell, scenario(cell), outcome.message))
-    return "\n\n".join(reports)
+    return "\n\n".join(reports), outcomes
 
 
 def worker(seeds: range, counter: Any, pipe: Any, stop: float) -> None:

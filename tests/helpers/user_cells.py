@@ -232,13 +232,12 @@ class Writer:
             (words.PROJECT_CASTS, 0.12),
         ]
         tables += [(group, 1.5) for group, share in groups if self.chance(share)]
-        for _ in range(r.choice([0, 0, 1, 1, 2, 3])):
-            (table,) = r.choices([t for t, _ in tables], [w for _, w in tables])
-            self.local &= table is not words.ALONG_TIME and table is not words.SIZES
-            self.add_project_line(lines, f"p = {r.choice(table)}", n)
-        for table, _ in tables[1:]:
-            self.local &= table is not words.ALONG_TIME and table is not words.SIZES
-            self.add_project_line(lines, f"p = {r.choice(table)}", n)
+        several = r.choices([t for t, _ in tables], [w for _, w in tables], k=r.choice([0, 0, 1, 1, 2, 3]))
+        for table in [*several, *(table for table, _ in tables[1:])]:
+            text = r.choice(table)
+            by_index = table is not words.STARTS or "arange" in text  # else by the index of the first step of a piece
+            self.local &= table is not words.ALONG_TIME and table is not words.SIZES and by_index
+            self.add_project_line(lines, f"p = {text}", n)
         if self.chance(0.25):
             text, module = r.choice(words.PROJECT_BLOCKS)
             name = f"extra{self.numbers.count}"
