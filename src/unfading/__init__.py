@@ -4,6 +4,7 @@ A public name is imported from its module when it is first used (PEP 562), so th
 anything else. Editors and type checkers read `__init__.pyi`, which `tools/make_stub.py` generates.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 
 __version__ = "0.1.0"
@@ -104,3 +105,23 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _OperatorsForFiles:
+    """An import hook: registers the operators of the library with torch before torch reads a file of `torch.export`.
+
+    `torch.export.load` fails on an operator that is not registered, and the lazy import above would not register it.
+    """
+
+    READER = "torch.export.pt2_archive"  # which torch imports at the first `torch.export.load`
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
+        if name == cls.READER:
+            _import_module("unfading.fuse.operator")
+
+
+if _OperatorsForFiles.READER in _sys.modules:
+    _import_module("unfading.fuse.operator")
+else:
+    _sys.meta_path.insert(0, _OperatorsForFiles)

@@ -112,7 +112,8 @@ def check_inputs(cell: Cell, inputs: Any, batch: int) -> int:
         for field in declared:
             if field not in leaves:
                 raise ValueError(f"{name}.{kind} names {field!r}, which is not a field of its inputs: {', '.join(leaves)}.")
-    T = next((len(value) for field, value in leaves.items() if field not in cell.constant), 0)
+    # Not len(value), which must be a plain int: torch.export would fix the number of steps.
+    T = next((value.shape[0] for field, value in leaves.items() if field not in cell.constant), 0)
     for field, value in leaves.items():
         wanted = (1, batch) if field in cell.constant else (T, 1) if field in cell.shared else (T, batch)
         if tuple(value.shape[:2]) != wanted:

@@ -19,7 +19,7 @@ from unfading.cells.base import Cell
 from unfading.errors import NoKernel
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality
-from unfading.fuse.operator import FusedLoop, Sizes
+from unfading.fuse.operator import FusedLoop, Sizes, run_in_graph
 from unfading.fuse.plan import Plan, autocast_precision, c_kernel, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
@@ -59,17 +59,19 @@ def fused(
     with torch.autocast(x.device.type, enabled=False) if precision else nullcontext():
         leaves = [leaf.to(cell_plan.signature.dtype) for leaf in leaves] if precision else leaves
         tensors = [*leaves, *state, *bind_weights(cell_plan, cell, weights)]
-    if compiling:
-        tensors = [tensor.view_as(tensor) for tensor in tensors]  # torch.compile takes no tensor twice
-    elif _any_wrapped(tensors):
-        return reference(cell, x, state, weights, options, inputs=inputs)
-    else:
+    if not compiling:
+        if _any_wrapped(tensors):
+            return reference(cell, x, state, weights, options, inputs=inputs)
         check_tensors(cell_plan, cell, tensors)
-    keep = torch.is_grad_enabled() and (any(tensor.requires_grad for tensor in tensors) or traced())
+    differentiable = any(tensor.requires_grad for tensor in tensors)
+    keep = torch.is_grad_enabled() and (differentiable or (not compiling and traced()))
     n = len(state)
     sizes = Sizes(len(leaves), n, len(tensors) - len(leaves) - n, dots=precision)
-    run = FusedLoop.apply if keep or traced() else FusedLoop.forward
-    results = run(cell_plan.key, sizes, options.lengths, options.reverse, keep, *tensors)
+    if compiling:
+        results = run_in_graph(cell_plan.key, sizes, options.lengths, options.reverse, keep, tensors)
+    else:
+        run = FusedLoop.apply if keep or traced() else FusedLoop.forward
+        results = run(cell_plan.key, sizes, options.lengths, options.reverse, keep, *tensors)
     return type(state)(*results[:n]), type(state)(*results[n : 2 * n])
 
 
@@ -175,6 +177,8 @@ def runnable(cell: Cell) -> Plan | str | None:
     if torch.is_autocast_enabled("cpu") and target_of(_device(cell)) == "c":
         return "autocast is on, and a kernel for the CPU computes in one precision"
     if torch.compiler.is_compiling():
+        if _constant_transformed():
+            return "torch.compile does not trace a kernel inside a transform of torch.func"
         return _constant_refusal(id(cell), _training(cell))
     if _forward_mode():
         return "a forward-mode derivative is being computed, which only the reference loop supports"
@@ -222,7 +226,7 @@ def _training(cell: Cell) -> tuple[bool, ...]:
     return tuple(module.training for module in cell.modules())
 
 
-# torch.compile calls these two once, when it traces, and stores what they return. It passes no modules but numbers; the cell is
+# torch.compile calls these once, when it traces, and stores what they return. It passes no modules but numbers; the cell is
 # alive while it is traced, so its id identifies it.
 
 
@@ -235,6 +239,11 @@ def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
 def _constant_refusal(identity: int, training: tuple[bool, ...]) -> str | None:
     answer = _with_kernel(ctypes.cast(identity, ctypes.py_object).value)
     return answer if isinstance(answer, str) else None
+
+
+@constant_when_compiled
+def _constant_transformed() -> bool:
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def _forward_mode() -> bool:

@@ -1,11 +1,12 @@
 """The compiled loop as operators of torch, with gradients, vmap, second derivatives, torch.compile and export.
 
 Two bare operators, `unfading::fused_forward` and `unfading::fused_backward`, stand for the loops in compiled and exported
-graphs. An autograd.Function around each adds its gradient and its vmap rule: on a GPU the models of a vmap run in one launch,
-on a CPU one after the other. The gradient of the backward loop is that of the reference loop.
+graphs. Their first argument is the text of the program, so that an exported graph runs in a process that has never traced the
+cell. An autograd.Function around each loop adds its gradient and its vmap rule: on a GPU the models of a vmap run in one
+launch, on a CPU one after the other. The gradient of the backward loop is that of the reference loop.
 
-`torch.library.register_autograd` is not used: it raises under torch.func.grad, and forward-mode derivatives come out as silent
-zeros. Forward mode goes to the reference loop, which `refusal` in `fused.py` ensures.
+`torch.library.register_autograd` serves loaded graphs alone: it raises under torch.func.grad, and forward-mode derivatives come
+out as silent zeros. Forward mode goes to the reference loop, which `refusal` in `fused.py` ensures.
 
 In the operators, `models` is 0, or the size of a first axis that every tensor has; where models share a tensor, that axis has
 stride 0. `dots` is the precision of matrix products under autocast, empty without it.
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from unfading.fuse.graph_program import check_arguments, key_of, text_of
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import InputKind, Program, TensorKind
 from unfading.fuse.plan import PROGRAMS, c_kernel, target_of, triton_kernel
@@ -99,26 +101,8 @@ def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], mo
     return LoopOptions(lengths, reverse, autocast=dots)
 
 
-# Exported programs contain the names of the operators and of their arguments.
-forward_op = torch.library.custom_op(
-    "unfading::fused_forward",
-    run_forward,
-    mutates_args=(),
-    schema="(str key, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep, "
-    "int models, str dots) -> Tensor[]",
-)
-backward_op = torch.library.custom_op(
-    "unfading::fused_backward",
-    run_backward,
-    mutates_args=(),
-    schema="(str key, Tensor?[] gradients, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor[] kept, "
-    "Tensor? lengths, bool reverse, bool[] wanted, int models, str dots) -> Tensor[]",
-)
-
-
-@forward_op.register_fake
-def _(
-    key: str,
+def _forward(
+    program: str,
     inputs: list[Tensor],
     states: list[Tensor],
     weights: list[Tensor],
@@ -128,21 +112,76 @@ def _(
     models: int,
     dots: str,
 ) -> list[Tensor]:
+    key = key_of(program)
+    check_arguments(key, inputs, states, weights, lengths, models)
+    return run_forward(key, inputs, states, weights, lengths, reverse, keep, models, dots)
+
+
+def _backward(
+    program: str,
+    gradients: list[Tensor | None],
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    stored: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    wanted: list[bool],
+    models: int,
+    dots: str,
+) -> list[Tensor]:
+    key = key_of(program)
+    check_arguments(key, inputs, states, weights, lengths, models)
+    return run_backward(key, gradients, inputs, states, weights, stored, lengths, reverse, wanted, models, dots)
+
+
+# Exported programs contain the names of the operators and of their arguments.
+forward_op = torch.library.custom_op(
+    "unfading::fused_forward",
+    _forward,
+    mutates_args=(),
+    schema="(str program, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor? lengths, bool reverse, bool keep, "
+    "int models, str dots) -> Tensor[]",
+)
+backward_op = torch.library.custom_op(
+    "unfading::fused_backward",
+    _backward,
+    mutates_args=(),
+    schema="(str program, Tensor?[] gradients, Tensor[] inputs, Tensor[] states, Tensor[] weights, Tensor[] stored, "
+    "Tensor? lengths, bool reverse, bool[] wanted, int models, str dots) -> Tensor[]",
+)
+
+
+@forward_op.register_fake
+def _(
+    program: str,
+    inputs: list[Tensor],
+    states: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    keep: bool,
+    models: int,
+    dots: str,
+) -> list[Tensor]:
+    key = key_of(program)
     lead = states[0].shape[:1] if models else ()
-    if target_of(states[0].device) == "triton":
-        saved_width, kinds = triton_kernel(key).saved, triton_kernel(key).program.kinds
+    if not keep:
+        saved_width = 0
+    elif target_of(states[0].device) == "triton":
+        saved_width = triton_kernel(key).saved
     else:
-        saved_width, kinds = c_kernel(key, states[0].dtype).saved, c_kernel(key, states[0].dtype).program.kinds
-    timed = next(x for x, kind in zip(inputs, kinds, strict=True) if kind != InputKind.CONSTANT)
+        saved_width = c_kernel(key, states[0].dtype).saved
+    timed = next(x for x, kind in zip(inputs, PROGRAMS[key].kinds, strict=True) if kind != InputKind.CONSTANT)
     T, B = timed.shape[len(lead)], states[0].shape[-2]
-    saved = [states[0].new_empty((*lead, T, B, saved_width))] if keep and saved_width else []
+    saved = [states[0].new_empty((*lead, T, B, saved_width))] if saved_width else []
     trajectory = [state.new_empty((*lead, T, B, state.shape[-1])) for state in states]
     return [*trajectory, *(state.new_empty(state.shape) for state in states), *saved]
 
 
 @backward_op.register_fake
 def _(
-    key: str,
+    program: str,
     gradients: list[Tensor | None],
     inputs: list[Tensor],
     states: list[Tensor],
@@ -156,6 +195,33 @@ def _(
 ) -> list[Tensor]:
     always = range(len(inputs), len(inputs) + len(states))
     return [x.new_empty(x.shape if wanted[i] or i in always else 0) for i, x in enumerate((*inputs, *states, *weights))]
+
+
+# -- the gradient of a loaded graph -------------------------------------------------------------------------------------------
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    program, loop_inputs, states, weights, lengths, reverse, _, models, dots = inputs
+    ctx.program, ctx.reverse = program, reverse
+    ctx.sizes = Sizes(len(loop_inputs), len(states), len(weights), models, dots)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(lengths, *loop_inputs, *states, *weights)
+
+
+def _recompute_and_differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+    """The gradient of a graph that saved nothing for it: the loop runs once more."""
+    lengths, *tensors = ctx.saved_tensors
+    program, sizes, n = ctx.program, ctx.sizes, ctx.sizes.states
+    parts = _parts(sizes, tensors)
+    options = (sizes.models, sizes.dots)
+    results = forward_op(program, *parts, lengths, ctx.reverse, True, *options)
+    stored = [*results[:n], *results[2 * n :]]
+    wanted = [tensor.requires_grad for tensor in tensors]
+    d = backward_op(program, list(gradients[: 2 * n]), *parts, stored, lengths, ctx.reverse, wanted, *options)
+    return (None, *_parts(sizes, d), None, None, None, None, None)
+
+
+forward_op.register_autograd(_recompute_and_differentiate, setup_context=_remember)
 
 
 # -- with gradients -----------------------------------------------------------------------------------------------------------
@@ -178,8 +244,11 @@ class FusedLoop(torch.autograd.Function):
     def forward(
         key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        operator = forward_op if torch.compiler.is_compiling() else run_forward
-        return tuple(operator(key, *_parts(sizes, tensors), lengths, reverse, keep, sizes.models, sizes.dots))
+        inputs, states, weights = _parts(sizes, tensors)
+        if torch.compiler.is_compiling():
+            text = text_of(key)
+            return tuple(forward_op(text, inputs, states, weights, lengths, reverse, keep, sizes.models, sizes.dots))
+        return tuple(run_forward(key, inputs, states, weights, lengths, reverse, keep, sizes.models, sizes.dots))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -222,6 +291,16 @@ class FusedLoop(torch.autograd.Function):
         return _stacked(results)
 
 
+def run_in_graph(
+    key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """As FusedLoop, in a graph of torch.compile or torch.export."""
+    if keep and not torch.compiler.is_exporting():
+        # torch.compile takes no tensor twice.
+        return FusedLoop.apply(key, sizes, lengths, reverse, True, *[tensor.view_as(tensor) for tensor in tensors])
+    return tuple(forward_op(text_of(key), *_parts(sizes, tensors), lengths, reverse, False, sizes.models, sizes.dots))
+
+
 class FusedLoopBackward(torch.autograd.Function):
     """(gradients, what FusedLoop received and stored) -> gradients of inputs, states and weights."""
 
@@ -230,12 +309,11 @@ class FusedLoopBackward(torch.autograd.Function):
         key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, wanted: tuple[bool, ...], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         gradients, inputs, states, weights, stored = _all_parts(sizes, tensors)
-        operator = backward_op if torch.compiler.is_compiling() else run_backward
-        return tuple(
-            operator(
-                key, list(gradients), inputs, states, weights, stored, lengths, reverse, list(wanted), sizes.models, sizes.dots
-            )
-        )
+        arguments = (list(gradients), inputs, states, weights, stored)
+        options = (lengths, reverse, list(wanted), sizes.models, sizes.dots)
+        if torch.compiler.is_compiling():
+            return tuple(backward_op(text_of(key), *arguments, *options))
+        return tuple(run_backward(key, *arguments, *options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -321,7 +399,7 @@ def _reference(program: Program, sizes: Sizes, point: Sequence[Tensor], lengths:
 
 def _parts(sizes: Sizes, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Inputs, states, weights."""
-    inputs, states = sizes[:2]
+    inputs, states = sizes.inputs, sizes.states
     return list(tensors[:inputs]), list(tensors[inputs : inputs + states]), list(tensors[inputs + states :])
 
 

@@ -56,7 +56,7 @@ class TensorNames(NamedTuple):
     weights: Sequence[str]
 
 
-# Every program traced in this process, by the hash of its text. The operators receive this key.
+# Every program traced in this process, or loaded with an exported graph, by the hash of its text.
 PROGRAMS: dict[str, Program] = {}
 NAMES: dict[str, TensorNames] = {}  # the names that the first cell with a program uses
 
@@ -141,7 +141,7 @@ def c_kernel(key: str, dtype: torch.dtype) -> "Kernel":
     if kernel is None:
         from unfading.fuse.c.kernel import compiled
 
-        (kernel,) = compiled([_program(key)], dtype)
+        (kernel,) = compiled([PROGRAMS[key]], dtype)
         _c_kernels[key, dtype] = kernel
     return kernel
 
@@ -153,21 +153,13 @@ def triton_kernel(key: str) -> "TritonKernel":
         from unfading.fuse.triton.kernel import TritonKernel
 
         try:
-            kernel = TritonKernel(_program(key), NAMES[key])
+            kernel = TritonKernel(PROGRAMS[key], NAMES[key])
         except NotFusable as error:
             kernel = error.refusal
         _triton_kernels[key] = kernel
     if isinstance(kernel, Refusal):
         raise NotFusable(*kernel)
     return kernel
-
-
-def _program(key: str) -> Program:
-    if key not in PROGRAMS:
-        raise RuntimeError(
-            f"the fused program {key} is not known in this process; call a layer with the same cell once before it is used."
-        )
-    return PROGRAMS[key]
 
 
 # -- devices ------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_share
 from unfading.layers import allocation
+from unfading.layers.exported_state import exported_class
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.torch_state import traced
@@ -127,6 +128,8 @@ class Recurrent(nn.Module, Generic[State]):
         initial = [_checked_initial_state(cell) for cell in cells]
         # One stacked state where all cells have the same state; a tuple of states where they differ.
         self.stacked_state = len({(type(s), tuple(part.shape for part in s)) for s in initial}) == 1
+        for state in initial:
+            exported_class(type(state))  # torch.export(strict=True) does not see a class that is registered while it traces
         self.learned_state = (
             nn.ParameterList(nn.Parameter(part[0].detach().clone()) for s in initial for part in s)
             if learn_initial_state
@@ -387,6 +390,8 @@ def _join_states(states: list[Any], *, stacked: bool, batched: bool, axis: int) 
     """The caller's state from the states of all layers and directions; `axis` is 0, or 1 where the first axis is time."""
     if not batched:
         states = [type(state)(*(part.squeeze(axis) for part in state)) for state in states]
+    if torch.compiler.is_exporting():
+        states = [exported_class(type(state))(*state) for state in states]
     if not stacked:
         return tuple(states)
     return type(states[0])(*(torch.stack(part, dim=axis) for part in zip(*states, strict=True)))
