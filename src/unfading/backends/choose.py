@@ -88,7 +88,8 @@ def _observe(cell: Cell, implementation: Implementation, backend: str) -> None:
         names |= {_graph_module.graph: "graph", _graph_module.graph_or_scan: "graph"}
     if _fused_module is not None:
         names[_fused_module.fused] = "fused"
-    name, asked, reason = names.get(implementation, "stand-in"), _override or backend, None
+    function = implementation.func if isinstance(implementation, partial) else implementation
+    name, asked, reason = names.get(function, "stand-in"), _override or backend, None
     if name != "fused":
         reason = f"backend={asked!r} was requested" if asked != "auto" else cast(ModuleType, _fused_module).refusal(cell)
     _observed[type(cell).__name__] = {"backend": name, "reason": reason}
