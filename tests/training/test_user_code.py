@@ -139,9 +139,9 @@ BROKEN = {
     "null": ("x = '\0'", "my.py cannot be imported: "),
     "error": (
         "import torch\ntorch.nothing_at_all",
-        "my.py cannot be imported: AttributeError: module 'torch' has no",
+        "my.py, line 2, cannot be imported: AttributeError: module 'torch' has no",
     ),
-    "missing": ("import not_there", "my.py cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
+    "missing": ("import not_there", "my.py, line 1, cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
     "encoding": (b"x = '\xff'", "my.py cannot be imported: "),
 }
 

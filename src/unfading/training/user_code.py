@@ -19,6 +19,7 @@ import json
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,7 +71,10 @@ class UserCode:
         try:
             return importlib.import_module(f"{importer.package}.{_module_name(path)}")
         except Exception as error:
-            raise ValueError(f"{os.path.join(self.folder, path)} cannot be imported: {_sentence(error)}") from error
+            files = {os.path.join(self.folder, each) for each in self.files}
+            lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+            where = f"{lines[-1].filename}, line {lines[-1].lineno}," if lines else os.path.join(self.folder, path)
+            raise ValueError(f"{where} cannot be imported: {_sentence(error)}") from error
 
     def write(self, folder: Path) -> None:
         """Store the files in a folder, atomically; files that are there already stay."""
@@ -236,4 +240,4 @@ class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed
 def _sentence(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} in line {error.lineno}."
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
