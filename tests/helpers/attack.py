@@ -417,11 +417,12 @@ def attack_seed(seed: int) -> tuple[UserCell, Outcome]:
 
 
 def run_all(seeds: range) -> tuple[str, Counter[str]]:
-    """The reports of all wrong cells among these, and how many calls ran in which way."""
+    """The reports of all wrong cells among these, and how many cells and calls ended in which way."""
     reports, outcomes = [], Counter[str]()
     for seed in seeds:
         cell, outcome = attack_seed(seed)
         outcomes.update(outcome.outcomes)
+        outcomes[outcome.verdict] += 1
         if outcome.verdict == "wrong":
             reports.append(report(cell, scenario(cell), outcome.message))
     return "\n\n".join(reports), outcomes

@@ -1,0 +1,153 @@
+"""Random cells as users write them have the results of the reference loop, whichever way they run (see `tests.helpers.attack`).
+
+`python -m tests.helpers.attack SEED --shrink` shows a cell that is wrong in its shortest form.
+"""
+
+import pytest
+import torch
+
+from tests.helpers import attack, user_cells
+from tests.helpers.cell_calls import KINDS, SURROUNDINGS, Call, scenario
+from tests.helpers.user_cells import UserCell
+from unfading.fuse.ir import rules
+from unfading.fuse.ir.program import Op
+from unfading.fuse.trace import aten
+
+BLOCK = 100  # cells in one test of the long run
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_stored(monkeypatch):
+    """Each cell is compiled once and never again."""
+    monkeypatch.setenv("UNFADING_CACHE", "/dev/null/none")
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_sixty_users_cells_agree_with_the_reference(first):
+    reports, calls = attack.run_all(range(first, first + 20))
+    assert not reports
+    assert calls["fused"] > 10  # of about forty; others are refused, or run as "auto"
+    assert calls["undecided"] <= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1000, 21_000, BLOCK))
+def test_twenty_thousand_users_cells_agree_with_the_reference(first):
+    reports, calls = attack.run_all(range(first, first + BLOCK))
+    assert not reports
+    assert calls["fused"] > 0.25 * BLOCK
+    assert calls["undecided"] <= 0.06 * BLOCK
+
+
+def test_a_seed_gives_the_same_cell_and_the_same_calls():
+    one, other = user_cells.write(5), user_cells.write(5)
+    assert one == other
+    assert scenario(one) == scenario(other)
+
+
+def test_cells_are_called_in_every_way():
+    cells = [user_cells.write(seed) for seed in range(120)]
+    calls = [call for cell in cells for call in scenario(cell).calls]
+    assert {call.kind for call in calls} == set(KINDS)
+    assert {call.around for call in calls} == {"", *SURROUNDINGS}
+    assert sum(call.change.startswith("change") for call in calls) > 60
+    assert 20 < sum(not cell.local for cell in cells) < 80
+
+
+# -- the attacker notices -----------------------------------------------------------------------------------------------------
+
+
+PLAIN = """\
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import unfading
+
+
+class Inputs(NamedTuple):
+    a: Tensor
+
+
+class State(NamedTuple):
+    h: Tensor
+
+
+class Weights(NamedTuple):
+    U: Tensor
+
+
+class UserCell(unfading.Cell):
+    def __init__(self, input_size):
+        super().__init__(input_size, 3)
+        self.U = nn.Parameter(torch.randn(3, 3))
+        self.P = nn.Linear(input_size, 3)
+
+    def project(self, x, start=0):
+        return Inputs(self.P(x))
+
+    def weights(self):
+        return Weights(self.U)
+
+    def initial_state(self, batch):
+        return State(self.U.new_zeros(batch, 3))
+
+    def step(self, inputs, state, weights):
+"""
+ONCE = Call(
+    "grad", 6, 3, 0, None, state=True, data="normal", change="", around="", chunk_bytes=1 << 21, form="batched", wanted="all"
+)
+
+
+def planted(*lines):
+    """A cell with these lines in its step, called once with a gradient."""
+    source = PLAIN + "".join(f"        {line}\n" for line in lines)
+    cell = UserCell(3, source, changes=0, local=True, noisy=False)
+    easy = {"backend": "fused", "dtype": torch.float64, "layers": 1, "bidirectional": False, "checkpoint_every": None}
+    return cell, scenario(cell)._replace(**easy, noise=None, optimised=False, calls=(ONCE,))
+
+
+def test_a_wrong_gradient_is_noticed_and_shown_with_its_source(monkeypatch):
+    cell, plan = planted("return State(torch.erf(state.h + inputs.a))")
+    assert attack.attack(cell, plan).verdict == "agrees"
+    right = rules.RULES[Op.ERF]
+    monkeypatch.setitem(rules.RULES, Op.ERF, lambda b, *given: [b.map(Op.MUL, 1.001, part) for part in right(b, *given)])
+    monkeypatch.setattr("unfading.fuse.plan._c_kernels", {})
+    outcome = attack.attack(cell, plan)
+    assert outcome.verdict == "wrong"
+    assert "gradient of x: relative error" in outcome.message
+    assert "output" not in outcome.message
+    text = attack.report(cell, plan, outcome.message)
+    assert "torch.erf(state.h + inputs.a)" in text
+    assert "seed 3" in text
+
+
+def test_a_wrong_value_is_noticed_and_cut_to_the_line_that_shows_it(monkeypatch):
+    cell, plan = planted(
+        "v0 = torch.cos(state.h)", "v1 = torch.tanh(inputs.a)", "v2 = v1 * v1", "return State(torch.sin(v0 + v2))"
+    )
+    assert attack.attack(cell, plan).verdict == "agrees"
+    wrong = aten.RULES[torch.ops.aten.tanh]
+    monkeypatch.setitem(aten.RULES, torch.ops.aten.cos, wrong)
+    monkeypatch.setattr("unfading.fuse.plan._c_kernels", {})
+    assert attack.attack(cell, plan).verdict == "wrong"
+    short, _ = attack.shrink(cell, plan)
+    assert "v0 = torch.cos(state.h)" in short.source
+    assert "torch.tanh" not in short.source
+
+
+def test_a_stale_plan_is_noticed(monkeypatch):
+    cell, plan = planted("return State(torch.tanh(self.rate * inputs.a + state.h))")
+    change = "\n\ndef change_1(cell):\n    cell.rate = 0.5\n"
+    cell = cell._replace(source=cell.source.replace("        self.U", "        self.rate = 2.0\n        self.U", 1) + change)
+    plan = plan._replace(calls=(ONCE, ONCE._replace(change="change_1")))
+    assert attack.attack(cell, plan).verdict == "agrees"
+    monkeypatch.setattr("unfading.fuse.contents.Contents.unchanged", lambda self: True)
+    assert attack.attack(cell, plan).verdict == "wrong"
+
+
+def test_rounding_alone_is_not_counted_as_wrong():
+    """The comparison is decided by the last bit of exp and log."""
+    cell, plan = planted("v0 = 3 + state.h", "return State(torch.where(torch.exp(torch.log(v0)) > v0, inputs.a, -inputs.a))")
+    assert attack.attack(cell, plan).verdict in ("agrees", "undecided")
