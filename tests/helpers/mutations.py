@@ -1,5 +1,6 @@
 """Random damage to files: flipped bits, cuts, insertions, splices, extreme numbers, and other values inside JSON."""
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -75,12 +76,12 @@ def mutated_json(value, numbers):
             parent, key = part, numbers.choice(list(part) if isinstance(part, dict) else range(len(part)))
             part = parent[key]
         if parent is None:
-            return numbers.choice(VALUES)
+            return copy.deepcopy(numbers.choice(VALUES))
         kind = numbers.randrange(4)
         if kind == 0:
             del parent[key]
         elif kind == 1 and isinstance(parent, dict):
             parent[numbers.choice(["x" * 300, "sha256", "version", "\0"])] = parent.pop(key)
         else:
-            parent[key] = numbers.choice(VALUES)
+            parent[key] = copy.deepcopy(numbers.choice(VALUES))
     return value
