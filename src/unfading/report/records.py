@@ -182,7 +182,7 @@ def _record(value: Any, where: str) -> Record:
 
 def _score(scores: Mapping[str, float | None], metric: str, where: str) -> float | None:
     if metric not in scores:
-        raise ValueError(f"{where} is not a record of an unfading run: it has no {metric!r}. {LEAVE_OUT}")
+        raise ValueError(f"{where} is not a record of an unfading run: it has no {brief(metric)}. {LEAVE_OUT}")
     return _finite(scores[metric])
 
 

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from unfading.errors import check_count, check_number, check_positive, unknown
+from unfading.files.checked_json import brief
 
 Options = dict[str, Any]
 
@@ -178,9 +179,21 @@ def check(values: Mapping[str, Any]) -> Settings:
 
 def _as_json(name: str, value: Any) -> Any:
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be of JSON values, its numbers finite; got {value!r}.") from None
+        return json.loads(json.dumps(value, allow_nan=False), parse_int=lambda digits: _whole(name, digits))
+    except _TooLarge as error:
+        raise ValueError(str(error)) from None
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(f"{name} must be of JSON values, its numbers finite; got {brief(value)}.") from None
+
+
+class _TooLarge(Exception):
+    """A number that no setting can have."""
+
+
+def _whole(name: str, digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+        raise _TooLarge(f"{name} must have 64 bits at most; got {digits[:30]}{'...' if len(digits) > 30 else ''}.")
+    return int(digits)
 
 
 # What a value must be where pydantic refuses its type.
