@@ -152,7 +152,7 @@ def test_the_shapes_of_every_model_are_known_before_it_is_built(cell, monkeypatc
         ({"cell": 3}, "'cell' must be str; got 3"),
         ({"seed": 2**200}, "'seed' must be less than"),
         ({"rate": "x" * 10**6}, "rate must be a number"),
-        ({"task_options": {"T": 10**400}}, "Exceeds|does not|T"),
+        ({"task_options": {"T": 10**400}}, "task_options must have 64 bits at most"),
     ],
 )
 def test_a_card_of_an_absurd_model_is_refused_before_the_model_is_built(done, tmp_path, monkeypatch, change, sentence):
@@ -161,9 +161,6 @@ def test_a_card_of_an_absurd_model_is_refused_before_the_model_is_built(done, tm
     checkpoint.save(path, tensors, {**card, "run": {**card["run"], **change}})
     devices, make = [], Run.make_model
     monkeypatch.setattr(Run, "make_model", lambda run: devices.append(torch.get_default_device().type) or make(run))
-    if "task_options" in change:  # nothing of the model depends on it
-        unfading.load(path)
-        return
     with pytest.raises(ValueError, match=sentence) as caught:
         unfading.load(path)
     assert "\n" not in str(caught.value)
