@@ -142,6 +142,29 @@ def test_gradients_with_some_weights_frozen():
     assert_close(*gradients, **EXACT)
 
 
+class IdleCell(unfading.STARCell):
+    """With a weight that the step does not read."""
+
+    def __init__(self, input_size, hidden_size, **options):
+        super().__init__(input_size, hidden_size, **options)
+        self.idle = nn.Parameter(torch.eye(hidden_size))
+
+    def weights(self):
+        return (super().weights(), self.idle)
+
+    def step(self, inputs, state, weights):
+        return super().step(inputs, state, weights[0])
+
+
+def test_what_a_step_does_not_read_has_no_gradient():
+    layer, x = built(IdleCell), torch.randn(4, B, I, dtype=torch.float64)
+    torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0].sum().backward()
+    assert [key for key, parameter in layer.named_parameters() if parameter.grad is None] == ["cells.0.idle"]
+    program = torch.export.export(layer, (x,)).module()
+    program(x)[0].sum().backward()
+    assert [key for key, parameter in program.named_parameters() if parameter.grad is None] == ["cells.0.idle"]
+
+
 def test_without_a_gradient_nothing_is_saved_for_one():
     layer, x, graphs = built(unfading.LSTMCell), torch.randn(4, B, I, dtype=torch.float64), []
 

@@ -26,7 +26,7 @@ from unfading.fuse.ir.program import InputKind, Program, TensorKind
 from unfading.fuse.plan import PROGRAMS, c_kernel, target_of, triton_kernel
 from unfading.loop_options import LoopOptions
 from unfading.reference import scan
-from unfading.torch_state import traced
+from unfading.torch_state import constant_when_compiled, traced
 
 # -- the bare operators -------------------------------------------------------------------------------------------------------
 
@@ -273,9 +273,8 @@ class FusedLoop(torch.autograd.Function):
             results = FusedLoopBackward.forward(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
         if not torch.compiler.is_compiling():
             # As in the reference loop, what the step does not read has no gradient, where an optimiser would act on zeros.
-            on_gpu = target_of(tensors[0].device) == "triton"
-            kernel = triton_kernel(ctx.key) if on_gpu else c_kernel(ctx.key, tensors[0].dtype)
-            wanted = tuple(want and has for want, has in zip(wanted, kernel.has_gradient, strict=True))
+            reads = _with_gradient(ctx.key, tensors[0].dtype, target_of(tensors[0].device))
+            wanted = tuple(want and has for want, has in zip(wanted, reads, strict=True))
         return (None,) * 5 + tuple(d if want else None for d, want in zip(results, wanted, strict=True))
 
     @staticmethod
@@ -295,10 +294,20 @@ def run_in_graph(
     key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """As FusedLoop, in a graph of torch.compile or torch.export."""
-    if keep and not torch.compiler.is_exporting():
-        # torch.compile takes no tensor twice.
-        return FusedLoop.apply(key, sizes, lengths, reverse, True, *[tensor.view_as(tensor) for tensor in tensors])
+    if keep:
+        reads = _with_gradient(key, tensors[0].dtype, target_of(tensors[0].device))
+        tensors = [tensor if has else tensor.detach() for tensor, has in zip(tensors, reads, strict=True)]
+        if not torch.compiler.is_exporting():
+            # torch.compile takes no tensor twice.
+            return FusedLoop.apply(key, sizes, lengths, reverse, True, *[tensor.view_as(tensor) for tensor in tensors])
     return tuple(forward_op(text_of(key), *_parts(sizes, tensors), lengths, reverse, False, sizes.models, sizes.dots))
+
+
+@constant_when_compiled
+def _with_gradient(key: str, dtype: torch.dtype, target: str | None) -> tuple[bool, ...]:
+    """For every input, state and weight, whether a gradient reaches it."""
+    kernel = triton_kernel(key) if target == "triton" else c_kernel(key, dtype)
+    return kernel.has_gradient
 
 
 class FusedLoopBackward(torch.autograd.Function):
