@@ -63,6 +63,12 @@ class WithoutDraws(TorchDispatchMode):
         return _pytree.tree_map_only(Tensor, lambda tensor: torch.ones_like(tensor, device=device), func(*args, **kwargs))
 
 
+def numbers(index: Tensor, draw: int, size: int) -> Tensor:
+    """Numbers in [0, 1] without a pattern, [index, size]: the same for the same index and draw, and drawn by no generator."""
+    phase = 12.9898 * torch.arange(size, dtype=torch.float64) + 78.233 * index.unsqueeze(1) + 37.719 * draw
+    return (43758.5453 * phase.sin()).frac().abs()
+
+
 @contextmanager
 def _without_hooks_for_saved_tensors() -> Iterator[None]:
     message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()

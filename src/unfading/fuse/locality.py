@@ -29,7 +29,7 @@ from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
 from unfading.fuse.cell_copy import CellCopy, with_data
 from unfading.fuse.contents import Contents
-from unfading.fuse.isolation import WithoutDraws, isolated
+from unfading.fuse.isolation import WithoutDraws, isolated, numbers
 from unfading.fuse.refusal import Refusal
 from unfading.lengths import flip
 from unfading.reference import leaf_names
@@ -217,12 +217,12 @@ class Noise(WithoutDraws):
             return args[0] * keep, keep.bool()
         if name not in DRAWS:
             raise NotImplementedError(f"{name} draws random numbers")
-        numbers = self._draw(ones).round() if name.startswith("bernoulli") else self._draw(ones)
+        drawn = self._draw(ones).round() if name.startswith("bernoulli") else self._draw(ones)
         if name.endswith("_"):
-            return ones.copy_(numbers)
+            return ones.copy_(drawn)
         # Probabilities and means, but not a tensor that only gives the shape.
         given = [] if name.endswith("_like") else [each for each in args if isinstance(each, Tensor)]
-        return sum(given, numbers)
+        return sum(given, drawn)
 
     def _draw(self, like: Tensor) -> Tensor:
         """Numbers in [0, 1] in the shape of a tensor."""
@@ -230,24 +230,18 @@ class Noise(WithoutDraws):
         shape, T = list(like.shape), self.steps
         axis = next((i for i, n in enumerate(shape) if n in (T, T * ROWS)), None)
         if axis is None:
-            return _numbers(torch.tensor([self.call]), self.draws, like.numel()).reshape(shape).to(like)
+            return numbers(torch.tensor([self.call]), self.draws, like.numel()).reshape(shape).to(like)
         rest = [shape[axis] // T, *shape[:axis], *shape[axis + 1 :]]
         index = torch.arange(self.start, self.start + T) if self.moving else torch.zeros(T)
-        numbers = _numbers(index, self.draws, like.numel() // T).reshape(T, *rest)
-        return numbers.flatten(0, 1).movedim(0, axis).to(like)
-
-
-def _numbers(index: Tensor, draw: int, size: int) -> Tensor:
-    """Numbers in [0, 1] without a pattern, [index, size]: the same for the same index and draw."""
-    phase = 12.9898 * torch.arange(size, dtype=torch.float64) + 78.233 * index.unsqueeze(1) + 37.719 * draw
-    return (43758.5453 * phase.sin()).frac().abs()
+        drawn = numbers(index, self.draws, like.numel() // T).reshape(T, *rest)
+        return drawn.flatten(0, 1).movedim(0, axis).to(like)
 
 
 def _changed(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     """A tensor of the copy, with numbers a little different: what is positive stays so, and nothing is zero for certain."""
     twin = with_data(tensor)
     if twin.is_floating_point():
-        shift = 0.5 + _numbers(torch.zeros(1), 0, twin.numel()).reshape(twin.shape).to(twin.device)
+        shift = 0.5 + numbers(torch.zeros(1), 0, twin.numel()).reshape(twin.shape).to(twin.device)
         twin.data = twin.data.to(dtype) + 0.1 * shift * (1 + twin.data.abs())
     return twin
 

@@ -15,6 +15,7 @@ from unfading.fuse.ir.program import InputKind, Program
 from unfading.fuse.isolation import WithoutDraws, isolated
 from unfading.fuse.plan import NAMES, PROGRAMS, Plan, Target, TensorNames, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
+from unfading.fuse.row_law import check_rows_of_project, check_rows_of_step
 from unfading.fuse.trace.projection import affine_project, with_project
 from unfading.fuse.trace.recorder import Signature, trace
 from unfading.fuse.trace.tree import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
@@ -106,6 +107,11 @@ class _Example:
             dtype,
         )
 
+    def check_rows(self, check: Callable[..., None], *arguments: Any) -> None:
+        """Test on data that rows do not depend on each other."""
+        with WithoutDraws(), torch.no_grad():
+            check(self.cell, *arguments)
+
     def step_function(self) -> Callable[..., Any]:
         """`step` of a copy of the cell, as a function of flat lists of tensors."""
         twin, state = CellCopy(self.contents, without_data({})), self.state
@@ -145,11 +151,13 @@ def _program(example: _Example) -> _Traced:
         if target == "triton" and example.cell.input_size > PROJECTED_IN_LOOP:
             raise NotFusable("the projection stays outside the loop")
         traced = _Traced(*with_project(contents, step, signature))
+        example.check_rows(check_rows_of_project, example.state[0])
         if target == "triton" and _matrices(traced.program) > _matrices(trace(step, signature)):
             traced = _Traced(*affine_project(contents, step, signature), affine=True)
-        return traced
     except NotFusable:
-        return _Traced(trace(step, signature), signature)
+        traced = _Traced(trace(step, signature), signature)
+    example.check_rows(check_rows_of_step, example.weights, example.state[0])
+    return traced
 
 
 def _target(state: Tensor) -> Target:

@@ -23,6 +23,7 @@ from unfading.fuse.ir.program import VIEWS, InputKind, Op, Program, TensorKind, 
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace.recorder import ProjectFunction, Signature, StepFunction, projected_values, trace_with_project
 from unfading.fuse.trace.tree import flatten
+from unfading.fuse.trace.values import EXAMPLES
 
 LINEAR = frozenset([Op.NEG, Op.COPY, Op.DOT, Op.CAT, Op.SUM, Op.ADD, Op.SUB, *VIEWS])  # in all arguments together
 
@@ -59,7 +60,9 @@ def affine_project(contents: Contents, step: StepFunction, signature: Signature)
     cell = contents.of()
     fields, tensors = _fields(signature), _tensors(cell, signature)
     wide = _wide(cell, signature, [tuple(tensor.shape) for tensor in tensors.values()])
-    _, _, values = projected_values(_projection(contents, list(tensors.values())), wide, fields, len(signature.weights), 0)
+    _, _, values = projected_values(
+        _projection(contents, list(tensors.values())), wide, fields, len(signature.weights), EXAMPLES[0]
+    )
     compiled = [i for i, index in enumerate(fields) if index is None]
     if cell.input_size != 1 or not is_affine([values[i] for i in compiled]):
         raise NotFusable("the projection is not affine in a single feature, so it runs before the loop")

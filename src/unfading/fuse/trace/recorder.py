@@ -27,14 +27,12 @@ from unfading.fuse.ir.passes import join_dots
 from unfading.fuse.ir.program import InputKind, Op, Program, Store, TensorId, TensorKind, Value, pieces_of
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace import aten
-from unfading.fuse.trace.values import BATCH, TIME, Call, MatrixView, Opaque, RowValue, Traced, is_integer, largest_whole
+from unfading.fuse.trace.values import EXAMPLES, Call, Example, MatrixView, Opaque, RowValue, Traced, is_integer, largest_whole
 from unfading.source_lines import definition_line, first_line, user_line
 
 Tensors: TypeAlias = Sequence[Tensor]
 StepFunction: TypeAlias = Callable[[Tensors, Tensors, Tensors], Any]  # step(inputs, states, weights) -> new states
 ProjectFunction: TypeAlias = Callable[[Tensor, int, Tensors], Tensors]  # project(x, start, parameters) -> fields of the inputs
-
-ROW_SHAPES = ((), (BATCH,), (TIME * BATCH,), (TIME, BATCH))  # the axes that may precede the features
 
 
 class Signature(NamedTuple):
@@ -51,11 +49,15 @@ class Recorder(TorchDispatchMode):
     """Records each operation on known tensors as a value.
 
     Args:
+        builder: creates the values.
+        dtype: of the cell.
+        example: whose sizes tell the axes of rows from those of features.
         lenient: record unsupported operations as opaque; an error is raised only if the program depends on them.
     """
 
-    def __init__(self, builder: Builder, dtype: torch.dtype, *, lenient: bool = False):
+    def __init__(self, builder: Builder, dtype: torch.dtype, example: Example, *, lenient: bool = False):
         super().__init__()
+        self.example = example
         self.builder = builder
         self.dtype = dtype
         self.lenient = lenient
@@ -103,7 +105,7 @@ class Recorder(TorchDispatchMode):
                 with self:
                     return simpler(*args, **kwargs)
             reason = _no_rule(packet)
-        if packet is torch.ops.aten.unbind and args[0].shape[args[1] if len(args) > 1 else 0] in (BATCH, TIME):
+        if packet is torch.ops.aten.unbind and args[0].shape[args[1] if len(args) > 1 else 0] in self.example.sizes:
             self.refuse(f"{packet} runs along the batch or time; rows do not mix")  # before it makes a million tensors
         if reason is not None and not self.lenient:
             self.refuse(reason)
@@ -130,7 +132,8 @@ class Recorder(TorchDispatchMode):
                     return (
                         f"{packet} reads a tensor {shape} that is not among inputs, state and weights; return it from weights()"
                     )
-                self.name(tensor, Call(self.builder, packet, (), {}, (), tensor, self.dtype).constant(tensor.detach()))
+                call = Call(self.builder, packet, (), {}, (), tensor, self.dtype, self.example)
+                self.name(tensor, call.constant(tensor.detach()))
         return None
 
     def _name_results(self, packet: Any, tensors: Tensors, result: Any) -> None:
@@ -145,7 +148,7 @@ class Recorder(TorchDispatchMode):
         traced = [self.value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = _pytree.tree_unflatten(traced, tree)
         tensors, _ = _pytree.tree_unflatten(list(leaves), tree)
-        call = Call(self.builder, packet, args, kwargs, tensors, out, self.dtype)
+        call = Call(self.builder, packet, args, kwargs, tensors, out, self.dtype, self.example)
         try:
             number = _number(func, leaves, traced, tree)
             result = aten.RULES[packet](call) if number is None else call.constant(number)
@@ -165,8 +168,9 @@ class Recorder(TorchDispatchMode):
         if not isinstance(value, RowValue):
             return None
         rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
-        if features != value.value.shape or rows not in ROW_SHAPES or set(features) & {BATCH, TIME, TIME * BATCH}:
-            return f"{packet} gives {_shape(tensor)}, which mixes rows of the batch"
+        example = self.example
+        if features != value.value.shape or rows not in example.row_shapes or not example.sizes.keys().isdisjoint(features):
+            return f"{packet} gives {self._shape(tensor)}, which mixes rows of the batch"
         if tensor.dtype in (self.dtype, torch.bool) or value.number is not None:
             return None
         if not is_integer(tensor.dtype):
@@ -179,6 +183,13 @@ class Recorder(TorchDispatchMode):
         """An opaque value for a lenient recorder; a refusal otherwise."""
         return Opaque(reason) if self.lenient else self.refuse(reason)
 
+    def _shape(self, tensor: Tensor) -> str:
+        return f"[{', '.join(self.example.sizes.get(n, str(n)) for n in tensor.shape)}]"
+
+    def kind(self, output: Any) -> str:
+        """What a step has returned, in words."""
+        return f"{output.dtype} {self._shape(output)}" if isinstance(output, Tensor) else type(output).__name__
+
     def refuse(self, reason: str) -> NoReturn:
         """Raise NotFusable with the line of the user's file."""
         raise NotFusable(reason, user_line(traceback.extract_stack(sys._getframe(1))))
@@ -186,15 +197,26 @@ class Recorder(TorchDispatchMode):
 
 def trace(step: StepFunction, signature: Signature) -> Program:
     """The program of a step, which takes and returns flat sequences of tensors."""
-    programs = []
-    for _ in range(2):
-        recorder = Recorder(builder := Builder(), signature.dtype)
+
+    def program(example: Example) -> Program:
+        recorder = Recorder(builder := Builder(), signature.dtype, example)
         leaves = [builder.leaf(TensorKind.INPUT, i, 0, n) for i, n in enumerate(signature.inputs)]
         weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
-        programs.append(_step_program(recorder, step, leaves, weights, signature))
-    if len(set(map(str, programs))) > 1:
-        raise NotFusable("two calls of the step give two different programs; a step must be pure")
-    return programs[0]
+        return _step_program(recorder, step, leaves, weights, signature)
+
+    reason = "the step computes with the batch size or the number of steps, which a compiled step does not know"
+    return _same_program(program, step, reason)
+
+
+def _same_program(trace_on: Callable[[Example], Program], step: StepFunction, reason: str) -> Program:
+    """The program of all examples. Raises NotFusable for the reason where it depends on the example."""
+    first, *others = [trace_on(example) for example in EXAMPLES]
+    text = str(first)
+    if all(str(other) == text for other in others):
+        return first
+    if str(trace_on(EXAMPLES[0])) != text:
+        raise NotFusable("two calls of the step give two different programs; a step must be pure", definition_line(step))
+    raise NotFusable(reason, definition_line(step))
 
 
 def trace_with_project(
@@ -208,22 +230,22 @@ def trace_with_project(
         fields: for each field that `project` returns, the index of the input that holds it, or None if it is compiled.
         step_weights: how many of the weights belong to the step.
     """
-    programs = []
-    for start in (0, 104_729):  # a field that depends on the index of the step is not a function of x
-        recorder, weights, leaves = projected_values(project, signature, fields, step_weights, start)
-        programs.append(_step_program(recorder, step, leaves, weights[:step_weights], signature))
-    if len(set(map(str, programs))) > 1:
-        raise NotFusable("project depends on the index of the step")
-    return programs[0]
+
+    def program(example: Example) -> Program:
+        recorder, weights, leaves = projected_values(project, signature, fields, step_weights, example)
+        return _step_program(recorder, step, leaves, weights[:step_weights], signature)
+
+    return _same_program(program, step, "project or step computes with the number of steps, of rows, or of the first step")
 
 
 def projected_values(
-    project: ProjectFunction, signature: Signature, fields: Sequence[int | None], step_weights: int, start: int
+    project: ProjectFunction, signature: Signature, fields: Sequence[int | None], step_weights: int, example: Example
 ) -> tuple[Recorder, list[Tensor], list[Value]]:
     """The recorder, all weights, and the value of each field that `project` returns; arguments as `trace_with_project`."""
-    recorder = Recorder(builder := Builder(), signature.dtype, lenient=True)
+    recorder = Recorder(builder := Builder(), signature.dtype, example, lenient=True)
+    T, B, start = example
     weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
-    x = recorder.rows(builder.leaf(TensorKind.INPUT, 0, 0, signature.inputs[0]), TIME, BATCH)
+    x = recorder.rows(builder.leaf(TensorKind.INPUT, 0, 0, signature.inputs[0]), T, B)
     tensors = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
     _refuse_own_gradients(tensors)
     leaves = []
@@ -233,7 +255,7 @@ def projected_values(
             raise NotFusable("a field that all batch rows share depends on x, hence on one row or on all of them")
         if index is not None:
             leaves.append(builder.leaf(TensorKind.INPUT, index, 0, signature.inputs[index]))
-        elif isinstance(row, RowValue) and tensor.shape[:2] == (TIME, BATCH) and tensor.dim() == 3:
+        elif isinstance(row, RowValue) and tensor.shape[:2] == (T, B) and tensor.dim() == 3:
             leaves.append(row.value)
         else:
             raise NotFusable("project uses operations that a fused step does not have")
@@ -247,8 +269,9 @@ def _step_program(
     """The program of a step on these values of inputs."""
     builder = recorder.builder
     leaves = [builder.leaf(TensorKind.STATE, i, 0, n) for i, n in enumerate(signature.states)]
-    states = [recorder.rows(leaf, BATCH) for leaf in leaves]
-    rows = [recorder.rows(value, BATCH) for value in inputs]
+    batch = recorder.example.batch
+    states = [recorder.rows(leaf, batch) for leaf in leaves]
+    rows = [recorder.rows(value, batch) for value in inputs]
     outputs = _recorded(recorder, lambda: step(rows, states, weights))
     _refuse_own_gradients(outputs)
     if any(tensor._backward_hooks for tensor, _ in recorder.values.values()):
@@ -257,17 +280,14 @@ def _step_program(
     stores: list[Store] = []
     for i, (output, width) in enumerate(zip(outputs, signature.states, strict=True)):
         row = recorder.value(output) if isinstance(output, Tensor) else None
-        if not isinstance(row, RowValue) or output.shape != (BATCH, width) or output.dtype != signature.dtype:
-            reason = f"the step must return its states as tensors {signature.dtype} [B, {width}]; part {i} is {_kind(output)}"
+        if not isinstance(row, RowValue) or output.shape != (batch, width) or output.dtype != signature.dtype:
+            got = recorder.kind(output)
+            reason = f"the step must return its states as tensors {signature.dtype} [B, {width}]; part {i} is {got}"
             raise NotFusable(reason, definition_line(step))
         value = builder.expand(row.value, (width,))
         for start, _, piece in pieces_of(value.args if value.op is Op.CAT else (value,), 0):
             stores.append(Store(TensorKind.NEXT, i, start, piece))
-    program = join_dots(builder, Program(tuple(stores), _widths(signature), signature.kinds))
-    if any(value.op is Op.CONST and _is_size_of_example(value.number) for value in program.values()):
-        reason = "the step computes with the batch size or the number of steps, which a compiled step does not know"
-        raise NotFusable(reason, definition_line(step))
-    return program
+    return join_dots(builder, Program(tuple(stores), _widths(signature), signature.kinds))
 
 
 def _widths(signature: Signature) -> dict[TensorId, int]:
@@ -277,14 +297,6 @@ def _widths(signature: Signature) -> dict[TensorId, int]:
     for i, shape in enumerate(signature.weights):
         widths[TensorKind.WEIGHT, i] = math.prod(shape)
     return widths
-
-
-def _is_size_of_example(number: float) -> bool:
-    """Whether a number is a multiple of the example's batch size or number of steps, or one over such a multiple."""
-    whole = number if abs(number) >= 1 else 1 / number if number else 0.0
-    if not 1 <= abs(whole) < 1e15 or not math.isclose(whole, round(whole), rel_tol=1e-15):
-        return False
-    return round(whole) % BATCH == 0 or round(whole) % TIME == 0
 
 
 def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
@@ -368,12 +380,3 @@ def _no_rule(packet: Any) -> str:
     if packet is torch.ops.aten._local_scalar_dense:
         return "a number is read out of a tensor, by .item(), float() or a branch on it; a compiled step cannot do that"
     return f"{packet} is not supported in a fused step"
-
-
-def _kind(output: Any) -> str:
-    return f"{output.dtype} {_shape(output)}" if isinstance(output, Tensor) else type(output).__name__
-
-
-def _shape(tensor: Tensor) -> str:
-    letters = {BATCH: "B", TIME: "T", TIME * BATCH: "T B"}
-    return f"[{', '.join(letters.get(n, str(n)) for n in tensor.shape)}]"

@@ -11,17 +11,34 @@ from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.program import COMPARISONS, VIEWS, Block, Op, Shape, Value, in_order
 from unfading.fuse.refusal import NotFusable
 
-# The batch size and the number of steps of the example: primes that no feature size equals, so that the size of an axis
-# tells what it is.
-BATCH = 1_000_003
-TIME = 7_919
+
+class Example(NamedTuple):
+    """The sequence on which a cell is traced. No feature size equals its sizes, so the size of an axis tells what it is."""
+
+    time: int  # T, steps
+    batch: int  # B, rows
+    start: int  # index of the first step
+
+    @property
+    def row_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The axes that may precede the features."""
+        return (), (self.batch,), (self.time * self.batch,), (self.time, self.batch)
+
+    @property
+    def sizes(self) -> dict[int, str]:
+        """The sizes of these axes, with their names."""
+        return {self.batch: "B", self.time: "T", self.time * self.batch: "T B"}
+
+    def row_axes(self, shape: Sequence[int]) -> int:
+        """How many axes in front of the features stand for rows: [B, ...] and [T B, ...] have one, [T, B, ...] has two."""
+        if tuple(shape[:2]) == (self.time, self.batch):
+            return 2
+        return int(len(shape) > 0 and shape[0] in (self.batch, self.time * self.batch))
 
 
-def row_axes(shape: Sequence[int]) -> int:
-    """How many axes in front of the features stand for rows: [B, ...] and [T B, ...] have one, [T, B, ...] has two."""
-    if tuple(shape[:2]) == (TIME, BATCH):
-        return 2
-    return int(len(shape) > 0 and shape[0] in (BATCH, TIME * BATCH))
+# Every cell is traced on both. A number that depends on their sizes or their start makes two programs. The sizes are primes in
+# the one, and divisible by all numbers up to 12 and 16 in the other.
+EXAMPLES = (Example(7_919, 1_000_003, 0), Example(27_720, 720_720, 104_729))
 
 
 class RowValue(NamedTuple):
@@ -93,6 +110,7 @@ class Call(NamedTuple):
     tensors: Any  # the arguments as torch has them
     out: Any
     dtype: torch.dtype  # of the program
+    example: Example
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument that may be given by position or by name."""
@@ -110,11 +128,11 @@ class Call(NamedTuple):
     def features(self, out: Tensor | None = None) -> Shape:
         """The axes of the result that do not stand for rows."""
         shape = tuple((self.out if out is None else out).shape)
-        return shape[row_axes(shape) :]
+        return shape[self.example.row_axes(shape) :]
 
     def result(self, value: Value, out: Tensor | None = None) -> RowValue:
         """A value as the tensor that torch returned."""
-        return RowValue(value, row_axes((self.out if out is None else out).shape))
+        return RowValue(value, self.example.row_axes((self.out if out is None else out).shape))
 
     def constant(self, number: Tensor) -> RowValue:
         """A number, in its own type, as the tensor that torch returned."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from unfading.fuse.refusal import NotFusable
-from unfading.fuse.trace.values import BATCH, TIME, Call, MatrixView, RowValue, as_row, row_axes, without_row_axes
+from unfading.fuse.trace.values import Call, MatrixView, RowValue, as_row, without_row_axes
 
 ops = torch.ops.aten
 
@@ -17,14 +17,14 @@ def reshape(call: Call) -> Any:
     if isinstance(x, MatrixView) and tuple(call.out.shape) == (x.r1 - x.r0, x.c1 - x.c0) and not x.transposed:
         return x
     row = call.row(0)
-    if row.batched != (row_axes(call.out.shape) > 0) or math.prod(call.features()) != row.value.size:
+    if row.batched != (call.example.row_axes(call.out.shape) > 0) or math.prod(call.features()) != row.value.size:
         raise NotFusable(f"{call.packet} mixes rows of the batch with features")
     return call.result(call.build.reshape(row.value, call.features()))
 
 
 def expand(call: Call) -> RowValue:
     row = call.row(0)
-    if row.lead and row_axes(call.out.shape) != row.lead:
+    if row.lead and call.example.row_axes(call.out.shape) != row.lead:
         raise NotFusable("an axis is added in front of the batch")
     value = without_row_axes(call.build, row.value, len(row.value.shape) - len(call.features()))
     return call.result(call.build.expand(value, call.features()))
@@ -53,23 +53,24 @@ def cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
         return x.cut(axis % 2, start, stop)
     own = call.axis(axis, x)
     if own < 0:
-        if (start, stop) == (0, extent(x, axis)):
+        if (start, stop) == (0, extent(call, x, axis)):
             return x
         raise NotFusable(f"{call.packet} cuts the batch; rows do not mix")
     return RowValue(call.build.slice(x.value, own, start, stop), x.lead)
 
 
-def extent(x: Any, axis: int) -> int:
+def extent(call: Call, x: Any, axis: int) -> int:
     """The size of an axis of the tensor."""
     if isinstance(x, MatrixView):
         return (x.c1 - x.c0) if (axis % 2 == 1) != x.transposed else (x.r1 - x.r0)
-    shape = ((), (BATCH,), (TIME, BATCH))[x.lead] + x.value.shape
+    example = call.example
+    shape = ((), (example.batch,), (example.time, example.batch))[x.lead] + x.value.shape
     return shape[axis]
 
 
 def sliced(call: Call) -> Any:
     x, axis = call.args[0], call.argument(1, "dim", 0)
-    size = extent(x, axis)
+    size = extent(call, x, axis)
     start, stop, step = call.argument(2, "start") or 0, call.argument(3, "end"), call.argument(4, "step", 1)
     if step != 1:
         raise NotFusable("a slice with a stride is not supported")
@@ -79,7 +80,7 @@ def sliced(call: Call) -> Any:
 
 def select(call: Call) -> RowValue:
     x, axis, index = call.args
-    size = extent(x, axis)
+    size = extent(call, x, axis)
     piece = cut(call, x, axis, index % size, index % size + 1)
     row = as_row(call.build, piece)
     return call.result(call.build.reshape(row.value, call.features()))
@@ -101,7 +102,7 @@ def unbind(call: Call) -> list[RowValue]:
 
 def cat(call: Call) -> RowValue:
     rows = [as_row(call.build, x) for x in call.args[0]]
-    axis = call.argument(1, "dim", 0) % len(call.out.shape) - row_axes(call.out.shape)
+    axis = call.argument(1, "dim", 0) % len(call.out.shape) - call.example.row_axes(call.out.shape)
     if axis < 0:
         raise NotFusable("torch.cat along the batch; rows do not mix")
     if len({row.lead for row in rows}) > 1:
@@ -111,7 +112,7 @@ def cat(call: Call) -> RowValue:
 
 def stack(call: Call) -> RowValue:
     rows = [as_row(call.build, x) for x in call.args[0]]
-    axis = call.argument(1, "dim", 0) % len(call.out.shape) - row_axes(call.out.shape)
+    axis = call.argument(1, "dim", 0) % len(call.out.shape) - call.example.row_axes(call.out.shape)
     if axis < 0:
         raise NotFusable("torch.stack along the batch; rows do not mix")
     if len({row.lead for row in rows}) > 1:

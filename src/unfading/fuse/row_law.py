@@ -1,0 +1,84 @@
+"""What makes a cell compilable, tested on data: every row is computed from its own numbers, whatever stands beside it.
+
+A trace shows which operations a method runs on tensors of two large sizes. A method may still branch on a size or on the index
+of a step (`if x.shape[0] == 1`), or reach other rows in a way that the trace takes for its own row. So `project` and `step` are
+run on random rows in tensors of several shapes, from several starts. A row must give the same result in all of them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from unfading.cells.base import Cell
+from unfading.fuse.isolation import numbers
+from unfading.fuse.refusal import NotFusable
+from unfading.reference import leaf_names
+from unfading.source_lines import definition_line
+
+ROWS = 320
+SHAPES = ((1, 1, 3), (2, 3, 1), (16, 20, 2), (1, ROWS, 1000))  # T, B, start
+BATCHES = (1, 7)
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest entry
+
+
+def check_rows_of_project(cell: Cell, like: Tensor) -> None:
+    """Raise NotFusable if a field of `project` depends on more than x at its row and step.
+
+    Args:
+        cell: a copy, whose parameters have values.
+        like: a tensor of the cell's device and dtype.
+    """
+    x = _random((ROWS, 1, cell.input_size), like, seed=0)
+    line = definition_line(cell.project)
+    whole = _fields(cell, x, 0)
+    for T, B, start in SHAPES:
+        part = _fields(cell, x[: T * B].reshape(T, B, -1), start)
+        for name in part.keys() - {*cell.shared}:
+            rows = part[name].flatten(0, 1)
+            if not _same(rows, whole[name].flatten(0, 1)[: T * B]):
+                reason = f"the field {name} of project depends on other rows, on their number or on the index of the step"
+                raise NotFusable(reason, line)
+    other = _fields(cell, _random(tuple(x.shape), like, seed=1), 0)
+    for name in cell.shared:
+        if not _same(other[name], whole[name]):
+            raise NotFusable(f"the shared field {name} of project depends on x, hence on one row or on all of them", line)
+
+
+def check_rows_of_step(cell: Cell, weights: Any, like: Tensor) -> None:
+    """Raise NotFusable if a state after a step depends on other rows, or on how many there are; arguments as above."""
+    x = _random((2, ROWS, cell.input_size), like, seed=0)
+    inputs = cell.project(x)
+    leaves, tree = _pytree.tree_flatten(inputs)
+    names = leaf_names(inputs)
+
+    def at(t: int, batch: int) -> Any:
+        steps = [leaf[0 if name in cell.constant else t] for name, leaf in zip(names, leaves, strict=True)]
+        return _pytree.tree_unflatten([step[:batch] for step in steps], tree)
+
+    state = cell.step(at(0, ROWS), cell.initial_state(ROWS), weights)
+    whole = cell.step(at(1, ROWS), state, weights)
+    for batch in BATCHES:
+        part = cell.step(at(1, batch), type(state)(*(rows[:batch] for rows in state)), weights)
+        if not all(_same(rows, all_rows[:batch]) for rows, all_rows in zip(part, whole, strict=True)):
+            reason = "a row's state depends on other rows, or on how many there are; a compiled step knows one row"
+            raise NotFusable(reason, definition_line(cell.step))
+
+
+def _fields(cell: Cell, x: Tensor, start: int) -> dict[str, Tensor]:
+    inputs = cell.project(x, start)
+    return dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
+
+
+def _random(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
+    return 4 * (numbers(torch.zeros(1), seed, math.prod(shape)).reshape(tuple(shape)) - 0.5).to(like)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    size = b.nan_to_num(0.0, 0.0, 0.0).abs().amax().item()
+    return torch.allclose(a, b, rtol=0.0, atol=TOLERANCE[a.dtype] * size, equal_nan=True)

@@ -1,0 +1,144 @@
+"""A cell that computes with sizes or with the index of a step runs as by the reference: compiled code knows neither."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import unfading
+from tests.helpers.variants import hidden_size, name
+from tests.user.along_time import Along, SharedInputs, SharedOverSteps, State
+from tests.user.quiet import QuietCell
+from unfading import catalogue
+from unfading.fuse import make_plan
+from unfading.fuse.plan import interpreted, plan
+from unfading.fuse.refusal import Refusal
+
+I = 3
+
+# The arguments: a = W x, x [T, B, I], the index of the first step.
+IN_PROJECT = {
+    "one over T": lambda a, x, start: a / len(x),
+    "sqrt T": lambda a, x, start: a / math.sqrt(len(x)),
+    "log T": lambda a, x, start: a * math.log(len(x) + 1),
+    "T plus one": lambda a, x, start: a / (len(x) + 1),
+    "T over 100": lambda a, x, start: a * (len(x) / 100),
+    "sqrt B": lambda a, x, start: a / math.sqrt(x.shape[1]),
+    "numel": lambda a, x, start: a / x.numel() * 10,
+    "one step": lambda a, x, start: 2 * a if len(x) == 1 else a,
+    "one row": lambda a, x, start: 2 * a if x.shape[1] == 1 else a,
+    "long sequences": lambda a, x, start: 2 * a if len(x) > 100 else a,
+    "large batches": lambda a, x, start: 2 * a if x.shape[1] >= 40 else a,
+    "an even T": lambda a, x, start: 2 * a if len(x) % 2 == 0 else a,
+    "start": lambda a, x, start: a / (start + 1),
+    "start modulo 4": lambda a, x, start: 2 * a if start % 4 == 2 else a,
+    "no start": lambda a, x, start: 2 * a if start == 0 else a,
+    "a late start": lambda a, x, start: 2 * a if start > 50 else a,
+    "a sum over B": lambda a, x, start: a + 0.1 * a.sum(1, keepdim=True),
+    "the first step": lambda a, x, start: a + a.flatten(0, 1)[: x.shape[1]],
+}
+IN_STEP = {
+    "one over B": lambda h, B: h / B,
+    "sqrt B": lambda h, B: h / math.sqrt(B),
+    "B plus one": lambda h, B: h * ((B + 1) / 100),
+    "one row": lambda h, B: 2 * h if B == 1 else h,
+    "large batches": lambda h, B: 2 * h if B >= 40 else h,
+    "an even B": lambda h, B: 2 * h if B % 2 == 0 else h,
+}
+SIZES = [(6, 4, 2), (1, 1, 0), (7, 1, 3), (1, 5, 60), (110, 2, 0), (3, 41, 1)]  # T, B, start
+
+
+class SizedProject(Along):
+    def __init__(self, input_size, form):
+        super().__init__(input_size)
+        self.form = form
+
+    def mixed(self, a, x, start):
+        return self.form(a, x, start)
+
+
+class SizedStep(Along):
+    def __init__(self, input_size, form):
+        super().__init__(input_size)
+        self.form = form
+
+    def step(self, inputs, state, weights):
+        h = self.form(state.h, len(state.h))
+        return State(torch.tanh(inputs.a + unfading.linear(h, weights.U)))
+
+
+def everything(layer, x, start):
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    output, state = layer(x, start=start)
+    (output.square().sum() + state.h.sin().sum()).backward()
+    with torch.no_grad():
+        again, _ = layer(x, start=start)
+    return [output, again, *state, x.grad, *(p.grad for p in layer.parameters())]
+
+
+def agrees_with_the_reference(kind, form):
+    torch.manual_seed(0)
+    layer = unfading.Recurrent(lambda size: kind(size, form), I, dtype=torch.float64)
+    for T, B, start in SIZES:
+        x = torch.randn(T, B, I, dtype=torch.float64)
+        with unfading.use_backend("reference"):
+            want = everything(layer, x, start)
+        for a, b in zip(everything(layer, x, start), want, strict=True):
+            assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", IN_PROJECT.values(), ids=IN_PROJECT.keys())
+def test_sizes_and_starts_in_project_are_those_of_the_call(form):
+    agrees_with_the_reference(SizedProject, form)
+    cell_plan = plan(SizedProject(I, form))
+    assert not isinstance(cell_plan, Refusal)  # the step is compiled, the projection runs before the loop
+    assert not cell_plan.with_project
+
+
+@pytest.mark.parametrize("form", IN_STEP.values(), ids=IN_STEP.keys())
+def test_the_batch_size_in_a_step_is_that_of_the_call(form):
+    agrees_with_the_reference(SizedStep, form)
+    refusal = plan(SizedStep(I, form))
+    assert isinstance(refusal, Refusal)
+    assert "test_row_law.py" in str(refusal)
+    assert "def step(self, inputs, state, weights):" in str(refusal)
+
+
+@pytest.mark.parametrize("form", IN_PROJECT.values(), ids=IN_PROJECT.keys())
+def test_no_such_projection_is_taken_as_affine(form):
+    with interpreted():
+        cell_plan = plan(SizedProject(1, form))
+        assert not isinstance(cell_plan, Refusal)
+        assert not cell_plan.with_project
+        assert plan(SizedProject(1, lambda a, x, start: 2 * a)).with_project
+
+
+class SharedOfX(SharedOverSteps):
+    """A shared field that depends on x, in a way that has no gradient."""
+
+    def project(self, x, start=0):
+        return SharedInputs(self.W(x), (x.mean((1, 2), keepdim=True) > 0).to(x.dtype) + 1)
+
+
+def test_a_shared_field_of_x_is_computed_from_all_rows():
+    torch.manual_seed(0)
+    layer, x = unfading.Recurrent(SharedOfX, I, dtype=torch.float64), torch.randn(40, 5, I, dtype=torch.float64)
+    with unfading.use_backend("reference"):
+        want = everything(layer, x, 0)
+    for a, b in zip(everything(layer, x, 0), want, strict=True):
+        assert_close(a, b, rtol=1e-9, atol=1e-10)
+    assert not plan(layer.cells[0]).with_project
+
+
+@pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+def test_the_rows_of_every_cell_of_the_library_are_apart(cell):
+    assert not isinstance(plan(cell(I, hidden_size(cell))), Refusal)
+
+
+@pytest.mark.parametrize("form", ["one step", "start modulo 4", "the first step"])
+def test_only_the_check_of_rows_finds_some(form, monkeypatch):
+    monkeypatch.setattr(make_plan, "check_rows_of_project", lambda *arguments: None)
+    with pytest.raises(AssertionError):
+        agrees_with_the_reference(SizedProject, IN_PROJECT[form])
