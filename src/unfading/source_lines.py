@@ -17,17 +17,23 @@ class SourceLine(NamedTuple):
     code: str
 
     def __str__(self) -> str:
-        return f"{self.filename}:{self.number}: {self.code}"
+        return f"{self.filename}:{self.number}: {self.code}".removesuffix(": ")
 
 
 def user_line(frames: Sequence[traceback.FrameSummary]) -> SourceLine | None:
-    """The innermost line that belongs neither to torch nor to the compiler."""
-    compiler = __file__.rpartition("/")[0] + "/fuse"
-    torch_folder = torch.__file__.rpartition("/")[0]
-    for frame in reversed(frames):
-        if not frame.filename.startswith((compiler, torch_folder, "<")):
-            return _line(frame.filename, frame.lineno or 0)
-    return None
+    """The innermost line of a cell: of what this library has called, and what belongs neither to it nor to torch.
+
+    The cells of the library count as a user's. Code without a file, as in `python -c`, has a line number and no text.
+    """
+    library, torch_folder = (file.rpartition("/")[0] for file in (__file__, torch.__file__))
+    called, line = False, None
+    for frame in frames:
+        name = frame.filename
+        if name.startswith(library) and not name.startswith(f"{library}/cells"):
+            called = True
+        elif called and not name.startswith(torch_folder) and (not name.startswith("<") or name in ("<string>", "<stdin>")):
+            line = _line(name, frame.lineno or 0)
+    return line
 
 
 def definition_line(thing: Any) -> SourceLine | None:

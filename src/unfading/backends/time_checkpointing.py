@@ -9,6 +9,7 @@ of torch.func, which cannot run a segment twice.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from operator import is_
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ class Segment(nn.Module):
         self.implementation = implementation
         self.options = options
         self.training_flags = [module.training for module in cell.modules()]
+        self.parameters_then = list(cell.parameters())
 
     def forward(self, x: Tensor, state: Any, weights: Any, constants: dict[str, Tensor], inputs: Any) -> list[Tensor]:
         if constants:
@@ -98,18 +100,28 @@ class Segment(nn.Module):
         leaves, self.outputs = _pytree.tree_flatten([*trajectory, last])
         return leaves
 
-    def first(self, arguments: Any, parameters: dict[str, Tensor]) -> list[Tensor]:
+    def own_parameters(self) -> list[nn.Parameter] | None:
+        """The parameters of the cell, if a gradient can be taken with respect to them as they are.
+
+        Parameters are not replaced then, which other threads would see. They must be replaced inside the caller's own
+        functional_call, and where they have hooks, which would be called twice.
+        """
+        now = list(self.cell.parameters())
+        same = len(now) == len(self.parameters_then) and all(map(is_, now, self.parameters_then))
+        return now if same and all(p.is_leaf and not p._backward_hooks for p in now) else None
+
+    def first(self, arguments: Any) -> list[Tensor]:
         """Run, and store the state of the random number generators and of autocast."""
         device = arguments[0].device
         self.autocast = (device.type, torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type))
         before = _random_state(device)
-        leaves: list[Tensor] = torch.func.functional_call(self, parameters, arguments)
+        leaves = self(*arguments)
         drew = any(not torch.equal(a, b) for a, b in zip(before, _random_state(device), strict=True))
         self.random_state = before if drew else None
         return leaves
 
-    def again(self, arguments: Any, parameters: dict[str, Tensor]) -> list[Tensor]:
-        """Run as in the first run, whatever has been set since."""
+    def again(self, arguments: Any, parameters: dict[str, Tensor] | None) -> list[Tensor]:
+        """Run as in the first run, whatever has been set since; with these parameters in place of the cell's own."""
         device = arguments[0].device
         devices = [device] if device.type == "cuda" else []
         modules = list(self.cell.modules())
@@ -122,7 +134,10 @@ class Segment(nn.Module):
                     torch.cuda.set_rng_state(self.random_state[1], device)
             _set_training(modules, self.training_flags)
             try:
-                leaves: list[Tensor] = torch.func.functional_call(self, parameters, arguments)
+                if parameters is None:
+                    leaves: list[Tensor] = self(*arguments)
+                else:
+                    leaves = torch.func.functional_call(self, parameters, arguments)
             finally:
                 _set_training(modules, flags)
         return leaves
@@ -135,7 +150,7 @@ class RecomputedSegment(torch.autograd.Function):
     def forward(ctx: Any, segment: Segment, tree: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.segment, ctx.tree = segment, tree
         ctx.save_for_backward(*leaves)
-        return tuple(segment.first(*_pytree.tree_unflatten(leaves, tree)))
+        return tuple(segment.first(_pytree.tree_unflatten(leaves, tree)[0]))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -145,7 +160,11 @@ class RecomputedSegment(torch.autograd.Function):
             leaves = [
                 leaf.view_as(leaf) if twice else leaf.detach().requires_grad_(leaf.requires_grad) for leaf in ctx.saved_tensors
             ]
-            outputs = ctx.segment.again(*_pytree.tree_unflatten(leaves, ctx.tree))
+            arguments, parameters = _pytree.tree_unflatten(leaves, ctx.tree)
+            own = ctx.segment.own_parameters()
+            if own is not None:
+                leaves[len(leaves) - len(own) :] = own
+            outputs = ctx.segment.again(arguments, parameters if own is None else None)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         tracked = [i for i, output in enumerate(outputs) if output.requires_grad]
         results = iter(
@@ -167,4 +186,5 @@ def _random_state(device: torch.device) -> list[Tensor]:
 
 def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
     for module, flag in zip(modules, flags, strict=True):
-        module.training = flag
+        if module.training != flag:
+            module.training = flag

@@ -41,6 +41,7 @@ from unfading.fuse.contents import (
     slots_of,
 )
 from unfading.fuse.refusal import NotFusable
+from unfading.fuse.unreadable import Unreadable
 from unfading.source_lines import definition_line
 
 # Values that never change, and modules of the standard library all of whose objects are of this kind.
@@ -48,25 +49,6 @@ ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...), range, sl
 CODE = (type, FunctionType, BuiltinFunctionType, ModuleType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)
 VALUE_MODULES = frozenset(("torch", "fractions", "decimal", "datetime", "pathlib", "re", "uuid", "operator"))
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
-
-
-class Unreadable:
-    """Stands in a copy for something that a compiled step must not depend on. Every use of it is refused."""
-
-    def __init__(self, reason: str):
-        object.__setattr__(self, "reason", reason)
-
-
-def _refuse_use(self: Unreadable, *arguments: Any) -> NoReturn:
-    raise NotFusable(object.__getattribute__(self, "reason"))
-
-
-# Python looks most of these up in the class, past __getattribute__.
-_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
-_USES = "lt le gt ge eq ne neg abs bool len iter next getitem setitem contains call float int index enter exit hash str format"
-_REVERSED = [f"r{name}" for name in _OPERATORS.split()]
-for _name in (*_OPERATORS.split(), *_REVERSED, *_USES.split(), "getattribute", "setattr", "delattr", "array", "torch_function"):
-    setattr(Unreadable, f"__{_name}__", _refuse_use)
 
 
 class CellCopy:

@@ -26,6 +26,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from unfading.cells.base import Cell
+from unfading.fuse.unreadable import Unreadable
 
 ENTRIES = 1_000  # of a container, above which it is left out
 TOTAL = 10_000  # entries of all containers together
@@ -38,6 +39,7 @@ OF_TORCH = frozenset(nn.Module().__dict__) - {"training", "_modules", *HOOKS}
 
 PLAIN = (bool, int, str, bytes, type(None))
 MUTABLE = (dict, list, set, deque)
+CACHE = type(lru_cache(abs))  # of a function with functools.lru_cache or cache
 # Types of what wraps a function, and the attribute that it is in.
 WRAPPERS: dict[type, str] = {
     MethodType: "__func__",
@@ -45,7 +47,7 @@ WRAPPERS: dict[type, str] = {
     classmethod: "__func__",
     property: "fget",
     cached_property: "func",
-    type(lru_cache(abs)): "__wrapped__",
+    CACHE: "__wrapped__",
 }
 HEAP_TYPE = 1 << 9  # in the flags of a class: it was created by a class statement
 
@@ -139,8 +141,17 @@ class Contents:
         fresh = None if cell is None else Contents(cell, self.hidden)
         if fresh is None or fresh.values != self.values:
             return False
-        self.__dict__.update(fresh.__dict__)  # other objects of equal value; the next comparison is by identity again
+        # Other objects of equal value; the next comparison is by identity again.
+        if self.parts:
+            self.__dict__.update(fresh.__dict__)
+        else:
+            self.__dict__.update(fresh.for_comparison().__dict__)
         return True
+
+    def for_comparison(self) -> "Contents":
+        """The contents without the parts themselves, which would hold the cell for ever if a weak dictionary stores them."""
+        self.parts, self.numbers = [], {}
+        return self
 
     def written(self) -> list[tuple[Part, Any]]:
         """The parts that have changed, each with the name of the attribute; None for an entry of another container."""
@@ -173,15 +184,17 @@ class Contents:
             return part.value.__code__, tokens
         if isinstance(part.value, set | frozenset):
             return type(part.value), sorted(tokens, key=repr)
-        return type(part.value), [
-            (name, token) for name, token in zip(part.names, tokens, strict=True) if name not in OF_PYTHON
-        ]
+        own = Same(part.value) if isinstance(part.value, type) else None
+        named = [(name, token) for name, token in zip(part.names, tokens, strict=True) if name not in OF_PYTHON]
+        return type(part.value), own, named
 
     def _token(self, entry: Any) -> Any:
         """Equal for two entries that a trace cannot tell apart."""
         number = self.numbers.get(id(entry))
         if number is not None:
             return "part", number
+        if type(entry) is Unreadable:
+            return Same(entry)
         if isinstance(entry, Tensor):
             return "tensor", tuple(entry.shape), entry.dtype, entry.device
         if isinstance(entry, float | complex | np.generic):
@@ -226,6 +239,8 @@ class Walk:
                 self.enter_classes()
 
     def visit(self, value: Any, copied: bool) -> None:
+        if type(value) is Unreadable:
+            return
         key = key_of(value)
         if id(value) in self.visited or (key, None) in self.hidden:
             return

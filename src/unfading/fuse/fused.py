@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
@@ -184,6 +185,8 @@ def runnable(cell: Cell) -> Plan | str | None:
         return "a forward-mode derivative is being computed, which only the reference loop supports"
     if torch._C._is_tracing() or _get_current_dispatch_mode_stack():
         return "a dispatch mode or a tracer records the operations of torch, and would not see those inside a kernel"
+    if _has_any_global_hook():
+        return "a hook for all modules is registered, which a compiled loop would not call"
     return _with_kernel(cell)
 
 

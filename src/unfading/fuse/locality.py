@@ -78,7 +78,7 @@ def locality(cell: Cell, steps: int, *, reverse: bool = False) -> Locality:
     tested = max(LEAST, min(MOST, 1 << (steps - 1).bit_length()))
     contents, result = _tested(cell, tested, steps, reverse)
     covered = tested if tested < MOST and result.refusal is None else sys.maxsize
-    _answers[cell] = [_Answer(contents, reverse, covered, result), *answers[:3]]
+    _answers[cell] = [_Answer(contents.for_comparison(), reverse, covered, result), *answers[:3]]
     return result
 
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree
 from unfading.cells.base import Cell
 from unfading.cells.matrix import LowRank
 from unfading.fuse.cell_copy import CellCopy, with_data, without_data
-from unfading.fuse.contents import Contents
+from unfading.fuse.contents import CACHE, Contents
 from unfading.fuse.ir.program import InputKind, Program
 from unfading.fuse.isolation import WithoutDraws, isolated
 from unfading.fuse.plan import NAMES, PROGRAMS, Plan, Target, TensorNames, target_of
@@ -35,6 +35,7 @@ def make_plan(cell: Cell) -> tuple[Contents, Plan | Refusal]:
     The methods of the cell run on copies of it, outside the caller's modes and hooks. The cell is left as it was.
     """
     contents = Contents(cell)
+    caches = [(part.value, part.value.cache_info().misses) for part in contents.parts if isinstance(part.value, CACHE)]
     result: Plan | Refusal
     with isolated():
         try:
@@ -45,6 +46,9 @@ def make_plan(cell: Cell) -> tuple[Contents, Plan | Refusal]:
             result = error.refusal
         except Exception as error:  # the cell breaks its contract; the reference loop will raise the full error
             result = Refusal(first_line(error))
+    for cache, misses in caches:
+        if cache.cache_info().misses != misses:
+            cache.cache_clear()  # it may hold tensors without data
     return contents.settled(), result
 
 

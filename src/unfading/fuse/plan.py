@@ -101,7 +101,7 @@ def _new(cell: Cell) -> Plan | Refusal:
             contents, result = make_plan(cell)
             # Inside a transform of torch.func parameters have no values. A refusal there says nothing about later calls.
             if not (isinstance(result, Refusal) and traced()):
-                _plans[cell] = [(contents, parameter, result), *_plans.get(cell, [])[:1]]
+                _plans[cell] = [(contents.for_comparison(), parameter, result), *_plans.get(cell, [])[:1]]
         return result
 
 

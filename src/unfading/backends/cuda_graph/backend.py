@@ -105,7 +105,7 @@ class CellRecordings:
     """The recordings of a cell with its present options, or the reason why there are none."""
 
     def __init__(self, cell: Cell):
-        self.contents = Contents(cell)
+        self.contents = Contents(cell).for_comparison()
         self.reason: str | None = None
         self.recorded = 0
         self.loops: OrderedDict[CallKind, RecordedLoop] = OrderedDict()
