@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.helpers.command import run as run_command
 from unfading.cli import report_command as cli_report
 from unfading.report import groups, page, records, summary
 from unfading.report.figures import charts
@@ -387,6 +388,40 @@ def test_pictures_are_written_beside_the_page(tmp_path, capsys):
         assert content.startswith(b"\x89PNG")
         assert int.from_bytes(content[16:20]) > 1000
     assert "mine-loss.png" in capsys.readouterr().out
+
+
+# Quotes, backslashes, line breaks and separators, control characters, half a surrogate pair, and what XML does not allow.
+UNDRAWABLE = "a'b\"c\\d\ne\u2028f\x07g\x00h\ud800i\ufffej\x7f\\"
+
+
+def hostile_runs(folder):
+    for seed in (0, 1):
+        record = synthetic_record(synthetic_run("LSTM", seed, cell_options={"note": UNDRAWABLE}), 0.1, 0.1, measure=UNDRAWABLE)
+        write(folder / str(seed), record)
+    write(folder / "other", synthetic_record(synthetic_run("LSTM", 0), 0.1, 0.1, measure=UNDRAWABLE))
+    return folder
+
+
+def test_no_text_of_a_figure_is_undrawable(tmp_path):
+    (task,) = groups.group_by_task(records.load([hostile_runs(tmp_path / "runs")]))
+    specs = json.dumps(charts.figures(task), ensure_ascii=False)
+    assert "validation a'b" in specs
+    for character in UNDRAWABLE:
+        if charts.UNDRAWABLE.match(character):
+            assert character not in specs.replace('\\\\"', "").replace('\\"', "")
+            assert f"U+{ord(character):04X}" in specs
+
+
+@pytest.mark.long
+def test_figures_are_drawn_whatever_the_names(tmp_path):
+    hostile_runs(tmp_path / "runs")
+    # In a process of its own: what this is about ends the process.
+    answer = run_command("report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--png")
+    assert answer.returncode == 0, answer.stderr
+    # A figure that was not drawn is a blank picture of a few kilobytes.
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
+    assert sizes.keys() == {"page-curves.png", "page-loss.png", "page-test.png", "page-seconds.png"}
+    assert min(sizes.values()) > 10_000
 
 
 def browse(path, folder):

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial, wraps
+from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple, Union
 
 Command = Callable[..., None]
@@ -21,6 +22,8 @@ def main() -> None:
     """
     from unfading.cli.old_forms import current_form
 
+    if isinstance(sys.stdout, TextIOWrapper):  # a name that the terminal cannot show must not end the command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command = _parse(current_form(sys.argv[1:]))
         command()

@@ -74,7 +74,7 @@ def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list
     html.check(output)
     tasks = group_by_task(records)
     charts = _charts(tasks)
-    files = {output: _page(tasks, charts).encode()}
+    files = {output: _page(tasks, charts).encode(errors="replace")}
     if png:
         for name, picture in _pictures(charts):
             files[output.with_name(f"{output.stem}-{name}.png")] = picture

@@ -7,6 +7,7 @@ process, and a page would not be the same when it is made again.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -277,4 +278,21 @@ def _with_rows(chart: Any, rows: Mapping[str, Any]) -> Spec:
     spec: Spec = chart.to_dict()
     # The rows are added after Altair has validated the rest: it would validate and copy every row, which takes seconds.
     spec["datasets"] = {**spec.get("datasets", {}), **{name: list(values) for name, values in rows.items()}}
-    return spec
+    return drawable(spec)
+
+
+# Control characters, line separators, halves of surrogate pairs, what XML does not allow, and the backslash.
+UNDRAWABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff\\ufffe\\uffff\\\\]")
+
+
+def drawable(value: Any) -> Any:
+    """The same value, the undrawable characters of its texts replaced by their numbers, e.g. U+2028.
+
+    Names of metrics, cells and tasks are the user's. Vega draws no figure whose title has a line break, and evaluates what
+    follows a backslash; the library that writes PNG ends the process at a control character.
+    """
+    if isinstance(value, str):
+        return UNDRAWABLE.sub(lambda match: f"U+{ord(match[0]):04X}", value)
+    if isinstance(value, dict):
+        return {name: drawable(part) for name, part in value.items()}
+    return [drawable(part) for part in value] if isinstance(value, list | tuple) else value

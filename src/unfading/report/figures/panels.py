@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from unfading.report.figures.charts import COLOURS, DASHES, FONT, GRID, INK, Spec, decades, needed
+from unfading.report.figures.charts import COLOURS, DASHES, FONT, GRID, INK, Spec, decades, drawable, needed
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -64,5 +64,5 @@ def styled(chart: Any) -> Spec:
     chart = chart.configure(font=FONT, padding=8).configure_view(stroke=None)
     chart = chart.configure_axis(**text, gridColor=GRID, domainColor=INK, tickColor=INK)
     chart = chart.configure_legend(labelFontSize=12, labelColor=INK, titleFontSize=12, symbolStrokeWidth=3)
-    spec: Spec = chart.to_dict()
+    spec: Spec = drawable(chart.to_dict())
     return spec
