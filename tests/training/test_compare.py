@@ -87,10 +87,10 @@ def test_a_pass_that_does_not_fit_in_memory_is_halved(tmp_path, monkeypatch):
 
 
 def test_starting_again_returns_no_old_record_even_if_a_pass_does_not_fit(tmp_path, monkeypatch):
-    runs = [replace(SMALL, device="cuda", seed=seed) for seed in (0, 1)]
+    runs, record = [replace(SMALL, device="cuda", seed=seed) for seed in (0, 1)], train(replace(SMALL, steps=1))
     for run in runs:
         folder = RunFolder(tmp_path, run)
-        folder.save_record({"version": 1, "status": "old", "run": folder.run.to_json()})
+        folder.save_record({**record, "reason": "old", "run": folder.run.to_json()})
         folder.close()
         (folder.path / "last.safetensors").write_bytes(b"damaged")
 
@@ -101,11 +101,11 @@ def test_starting_again_returns_no_old_record_even_if_a_pass_does_not_fit(tmp_pa
         folder = RunFolder(options.folder, runs[0])
         assert finished(options.folder, runs[0]) is None
         assert folder.load("last") is None
-        folder.save_record({"version": 1, "status": "new", "run": folder.run.to_json()})
+        folder.save_record({**record, "reason": "new", "run": folder.run.to_json()})
         folder.close()
 
     monkeypatch.setattr(training, "train_together", scarce)
-    assert [record["status"] for record in compare(runs, tmp_path, again=True, say=silent)] == ["new", "new"]
+    assert [each["reason"] for each in compare(runs, tmp_path, again=True, say=silent)] == ["new", "new"]
 
 
 def test_a_folder_that_another_process_writes_is_not_cleared(tmp_path):
@@ -119,7 +119,8 @@ def test_a_folder_that_another_process_writes_is_not_cleared(tmp_path):
 
 def test_stopped_runs_are_refused_before_any_run_is_trained(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, SMALL)
-    folder.save("last", {"w": torch.zeros(2)}, {"step": 7})
+    progress = {"seconds": 0.0, "time": 0, "best": None, "least": None, "loss": None, "reached": False}
+    folder.save("last", {"w": torch.zeros(2)}, {"step": 7, **progress})
     folder.close()
     # The step is read from the header, without reading the weights.
     monkeypatch.setattr("unfading.training.checkpoint.load", lambda path: pytest.fail("the weights were read"))

@@ -46,7 +46,7 @@ def with_earlier_source(
 
 def _earlier_code(runs: Sequence[Run], where: Path, resume: bool, say: Callable[[str], None]) -> dict[str, UserCode] | None:
     """The source with which runs of the same files continue, if it is not the present one."""
-    if any(_has_results(where / run.key) for run in runs):
+    if any(_results(where / run.key) for run in runs):
         return None
     earlier = _newest(runs, where)
     if earlier is None:
@@ -76,8 +76,8 @@ def _newest(runs: Sequence[Run], where: Path) -> _Earlier | None:
     for file in where.glob("*/run.json"):
         with suppress(ValueError, OSError):  # a damaged file is not one of these runs
             content = read_run_file(file)
-            if content["run"] in settings and _has_results(file.parent):
-                time = max(each.stat().st_mtime_ns for each in file.parent.iterdir())
+            if content["run"] in settings and _results(file.parent):
+                time = max(each.stat().st_mtime_ns for each in _results(file.parent))
                 folders.append((time, file.parent, runs[settings.index(content["run"])]))
     if not folders:
         return None
@@ -90,5 +90,5 @@ def _newest(runs: Sequence[Run], where: Path) -> _Earlier | None:
     return _Earlier(folder, code if intact else None)
 
 
-def _has_results(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("record.json", "last.safetensors"))
+def _results(folder: Path) -> list[Path]:
+    return [path for name in ("record.json", "last.safetensors") if (path := folder / name).exists()]
