@@ -5,11 +5,12 @@ the text is all that is known of it.
 """
 
 from collections import Counter
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from unfading.fuse.ir.program import InputKind, TensorKind
+from unfading.fuse.ir.program import Block, InputKind, TensorKind
 from unfading.fuse.ir.serialise import from_text, to_text
 from unfading.fuse.plan import NAMES, PROGRAMS, TensorNames
 from unfading.torch_state import constant_when_compiled
@@ -46,8 +47,7 @@ def check_arguments(
 ) -> None:
     """Raise ValueError unless the tensors have the sizes of the program: a kernel reads memory by them."""
     program, lead = PROGRAMS[key], int(models > 0)
-    numbers = Counter(kind for kind, _ in program.widths)
-    wanted = [numbers[kind] for kind in (TensorKind.INPUT, TensorKind.STATE, TensorKind.WEIGHT)]
+    wanted, blocks = _needed(key)
     given = [len(tensors) for tensors in (inputs, states, weights)]
     if given != wanted:
         raise ValueError(f"the fused loop takes {wanted} inputs, states and weights; got {given}.")
@@ -63,7 +63,7 @@ def check_arguments(
     for i, weight in enumerate(weights):
         if weight.shape[lead:].numel() != program.widths[TensorKind.WEIGHT, i]:
             raise ValueError(f"weight {i} of the fused loop is another than the one it was exported with.")
-    for block in program.blocks():
+    for block in blocks:
         size = weights[block.weight].shape[lead:]
         if len(size) != 2 or block.r1 > size[0] or block.c1 > size[1]:
             raise ValueError(f"weight {block.weight} of the fused loop has shape {list(size)}, which has no block {block}.")
@@ -75,6 +75,13 @@ def check_arguments(
             )
     if lengths is not None:
         _check_lengths(lengths, T, B, lead)
+
+
+@cache
+def _needed(key: str) -> tuple[list[int], list[Block]]:
+    """How many inputs, states and weights a program has, and the blocks of the weights that it multiplies with."""
+    numbers = Counter(kind for kind, _ in PROGRAMS[key].widths)
+    return [numbers[kind] for kind in (TensorKind.INPUT, TensorKind.STATE, TensorKind.WEIGHT)], PROGRAMS[key].blocks()
 
 
 def _check_lengths(lengths: Tensor, T: int, B: int, lead: int) -> None:
