@@ -40,7 +40,7 @@ class Called:
         return results
 
     @staticmethod
-    def pool(device):
+    def pool():
         return None
 
     @staticmethod

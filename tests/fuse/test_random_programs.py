@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from tests.helpers.against_autograd import by_autograd, by_kernel, compiled, some_numbers, some_settings, wrong
 from tests.helpers.random_steps import RandomStep, some
+from unfading.fuse.c import emit_step, schedule
 from unfading.fuse.ir import rules
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import ELEMENTWISE, REDUCTIONS, VIEWS, InputKind, Op, Program
@@ -57,6 +58,14 @@ def test_sixty_random_steps_have_the_results_and_gradients_of_autograd(unit):
 
 def test_random_steps_have_them_in_optimised_code():
     check(steps(60, 12)[::15], first=100, optimised=True)
+
+
+def test_random_steps_have_them_as_calls_of_functions(monkeypatch):
+    """The form of long steps: every loop is a function, and loops are short."""
+    monkeypatch.setattr(emit_step, "LONG", 0)
+    monkeypatch.setattr(schedule, "MANY", 0)
+    monkeypatch.setattr(schedule, "DEEPEST", 3)
+    check(steps(60, 12)[::6], first=200)
 
 
 @pytest.mark.long

@@ -95,7 +95,7 @@ class CapturedGraph:
         return self._results
 
     @staticmethod
-    def pool(device: torch.device) -> Any:
+    def pool() -> Any:
         """A new memory pool for recordings."""
         return torch.cuda.graph_pool_handle()
 

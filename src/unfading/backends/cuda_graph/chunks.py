@@ -116,7 +116,7 @@ class RecordedLoop:
             )
             with Watch([leaf for leaf in _pytree.tree_leaves(self.buffers) if leaf is not None]):
                 self._forward(cell, 1, self.buffers)
-        self.pool = capture.CapturedGraph.pool(kind.device)
+        self.pool = capture.CapturedGraph.pool()
         self.forwards: dict[int, capture.CapturedGraph] = {}
         self.backwards: dict[int, capture.CapturedGraph] = {}
 

@@ -62,7 +62,7 @@ def shared(real: str, name: str) -> str:
 
 def emit_forward(name: str, program: Program) -> CFunction:
     """The loop of a forward program."""
-    writer = StepWriter(program, schedule(program), backward=False)
+    writer = StepWriter(name, program, schedule(program), backward=False)
     load, final, swap = [], [], []
     for i, n in _states(program).items():
         initial, last = writer.pointer(TensorKind.INITIAL, i), writer.pointer(TensorKind.FINAL, i)
@@ -89,7 +89,7 @@ def emit_forward(name: str, program: Program) -> CFunction:
 def emit_backward(name: str, both: Reversed) -> CFunction:
     """The loop of a reverse program, from each row's last step to its first."""
     program = both.reverse
-    writer = StepWriter(program, schedule(program), backward=True)
+    writer = StepWriter(name, program, schedule(program), backward=True)
     join, add, write, swap = [], [], [], []
     for i, n in _states(program).items():
         d_final, d_next, d_initial = (
@@ -147,20 +147,22 @@ def _function(name: str, writer: StepWriter, program: Program, frame: str) -> CF
     names = [f"{kind}{index}" for kind, index in writer.pointers] + [f"m{k}" for k in range(len(writer.blocks))]
     tensors = ["const Product product = (Product)tensors[0]; (void)product;"]
     tensors += [f"real* {name} = tensors[{i}]; (void){name};" for i, name in enumerate(names, start=1)]
-    buffers, taken = [], "0"
+    buffers, end = [], "mem"
     widths = [(f"s{k}", size) for k, size in enumerate(writer.schedule.sizes)]
     for i, n in _states(program).items():
         widths += [(f"now{i}", n), (f"new{i}", n)]
     widths += [(f"held{i}", n) for i, n in _held(program).items()]
     for buffer, n in widths:
-        buffers.append(f"real* {buffer} = mem + ({taken}) * tile;")
-        taken += f" + PAD({n})"
+        buffers.append(f"real* {buffer} = {end};")
+        end = f"{buffer} + PAD({n}) * tile"
+    taken = " + ".join(["0", *(f"PAD({n})" for _, n in widths)])
     sums = sum(_summed(program).values())
     start = 0
     for i, n in _summed(program).items():
-        buffers.append(f"double* sum{i} = (double*)(mem + ({taken}) * tile) + {start};")
+        buffers.append(f"double* sum{i} = (double*)({end}) + {start};")
         start += n
     text = f"""
+{"".join(writer.outline.source)}
 #define LENGTH(b) (lengths[b] < 0 ? 0 : (lengths[b] > T ? T : lengths[b]))
 int {name}(void** tensors, int64_t T, int64_t B, int64_t tile, int64_t first, int64_t last, int reverse,
     const int64_t* order, const int64_t* lengths) {{

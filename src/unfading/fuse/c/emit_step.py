@@ -5,6 +5,7 @@ The surrounding loop (`emit.py`) defines s, the number of the step; for row r of
 in a sequence that is stored for after the loop; and now0, new0, ..., the state, or its gradient, before and after the step.
 """
 
+from unfading.fuse.c.outline import LONG, Outline
 from unfading.fuse.c.schedule import StepSchedule
 from unfading.fuse.ir.program import (
     NUMBERS,
@@ -59,22 +60,28 @@ EXPRESSIONS: dict[Op, str] = {
 class StepWriter:
     """Writes the lines of a step, and collects the tensors that they need."""
 
-    def __init__(self, program: Program, schedule: StepSchedule, *, backward: bool):
+    def __init__(self, name: str, program: Program, schedule: StepSchedule, *, backward: bool):
         self.program, self.schedule, self.backward = program, schedule, backward
         self.blocks = program.blocks()
+        self.numbers = {block: k for k, block in enumerate(self.blocks)}
         self.pointers: dict[TensorId, None] = {}  # in order of use
-        self.lines: list[str] = []
+        self.parts: list[tuple[Value, list[str]]] = []
         for level in schedule.levels:
             for shape, values in level.loops:
-                self._guarded(values[0], self._loop(shape, values))
+                self.parts.append((values[0], self._loop(shape, values)))
             for value in level.rest:
                 write = self._dot if value.op is Op.DOT else self._reduction if value.op in REDUCTIONS else self._join
-                self._guarded(value, write(value))
+                self.parts.append((value, write(value)))
+        self.outline = Outline(name)
+        if sum(len(lines) for _, lines in self.parts) > LONG:
+            # A dot is one line already.
+            self.parts = [(v, lines if v.op is Op.DOT else [self.outline.call(lines)]) for v, lines in self.parts]
+        self.lines = [line for value, lines in self.parts for line in self._guarded(value, lines)]
 
-    def _guarded(self, value: Value, lines: list[str]) -> None:
+    def _guarded(self, value: Value, lines: list[str]) -> list[str]:
         """Lines that only the gradient of an input needs run only where that gradient is wanted."""
         index = self.schedule.only_for.get(value.id)
-        self.lines += lines if index is None else [f"if ({self.pointer(TensorKind.D_INPUT, index)}) {{", *lines, "}"]
+        return lines if index is None else [f"if ({self.pointer(TensorKind.D_INPUT, index)}) {{", *lines, "}"]
 
     def optional(self) -> frozenset[int]:
         """The inputs whose gradient is stored by guarded lines only."""
@@ -177,7 +184,7 @@ class StepWriter:
     def _dot(self, value: Value) -> list[str]:
         parts = []
         for v, block in value.factors:
-            k = self.blocks.index(block)
+            k = self.numbers[block]
             if v.op is Op.LEAF:
                 base, width = f"now{v.leaf.index} + {v.leaf.start}", self.program.widths[v.leaf.kind, v.leaf.index]
             else:

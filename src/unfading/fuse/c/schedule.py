@@ -11,6 +11,9 @@ from typing import NamedTuple
 from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Op, Program, Shape, TensorKind, Value, in_order
 
 CHEAP = (Op.LEAF, Op.CONST, Op.ZERO)
+# In a step of more than MANY operations one loop computes at most DEEPEST of them on end: the C compiler's time grows with the
+# square of the length of a loop, and loops of equal length can be equal (`outline.py`).
+MANY, DEEPEST = 500, 24
 
 
 class Level(NamedTuple):
@@ -117,9 +120,14 @@ def _levels(
 ) -> dict[int, int]:
     scheduled = [value for value in order if value.op not in CHEAP and value.op not in VIEWS]
     level: dict[int, int] = {}
+    depth: dict[int, int] = {}  # in the loop of its level
     for value in scheduled:
         waits = [level[base.id] + _gap(value, arg, base, only_for) for arg, base in _read(value)]
-        level[value.id] = max(waits, default=0)
+        first = max(waits, default=0)
+        depth[value.id] = 1 + max((depth[base.id] for _, base in _read(value) if level[base.id] == first), default=0)
+        if depth[value.id] > DEEPEST and len(scheduled) > MANY:
+            first, depth[value.id] = first + 1, 1
+        level[value.id] = first
     # An elementwise value that only a later level reads moves there, into the loop of its reader, and needs no buffer.
     readers: dict[int, list[tuple[Value, Value]]] = {}
     for value in scheduled:

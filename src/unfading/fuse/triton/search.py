@@ -36,15 +36,15 @@ def best(
     """The fastest settings, their time, and the time of the usual ones. `time` is infinite for settings that do not run."""
     first = time(usual)
     fastest, least = usual, first
-    for candidates in (_warps, _widths):
-        for setting in candidates(loop, fastest):
+    for candidates in (_warps, lambda start: _widths(loop, start)):
+        for setting in candidates(fastest):
             milliseconds = time(setting)
             if milliseconds < least:
                 fastest, least = setting, milliseconds
     return fastest, least, first
 
 
-def _warps(loop: LoopShape, start: LaunchSettings) -> Iterator[LaunchSettings]:
+def _warps(start: LaunchSettings) -> Iterator[LaunchSettings]:
     yield from (start._replace(warps=warps) for warps in WARPS if warps != start.warps)
 
 
