@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unfading
-from tests.helpers.trained import outcome, small, stopped_after
+from tests.helpers.trained import OWN, outcome, small, stopped_after
 from unfading import catalogue
 from unfading.diagnostics.subject import trained_run
 from unfading.training import checkpoint, run_dir, weights
@@ -80,6 +80,18 @@ def test_one_flipped_bit_in_any_file_of_a_stopped_run_is_found_or_mended(halted,
         elif trial < 40:
             train(run, tmp_path, resume=True)
             assert outcome(tmp_path / run.key) == expected
+
+
+def test_one_flipped_bit_in_the_stored_source_is_found(tmp_path):
+    numbers, run = random.Random(3), small(task=f"{OWN}:Breaks", task_options={"at": 99})
+    train(run, tmp_path)
+    (path,) = (tmp_path / run.key / "source" / "task").glob("*.py")
+    content = path.read_bytes()
+    for _ in range(30):
+        path.write_bytes(content)
+        run_dir.verify(tmp_path / run.key)
+        flip(path, numbers)
+        refused(tmp_path / run.key / "source", lambda: run_dir.verify(tmp_path / run.key))
 
 
 def test_files_without_checksums_are_read(done, tmp_path):
