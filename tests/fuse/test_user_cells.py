@@ -130,7 +130,8 @@ def test_a_wrong_value_is_noticed_and_cut_to_the_line_that_shows_it(monkeypatch)
     assert attack.attack(cell, plan).verdict == "agrees"
     wrong = aten.RULES[torch.ops.aten.tanh]
     monkeypatch.setitem(aten.RULES, torch.ops.aten.cos, wrong)
-    monkeypatch.setattr("unfading.fuse.plan._c_kernels", {})
+    assert attack.attack(cell, plan).outcomes["refused"] == 1  # the program is tested on data
+    monkeypatch.setattr("unfading.fuse.make_plan.check_program", lambda *given, **options: None)
     assert attack.attack(cell, plan).verdict == "wrong"
     short, _ = attack.shrink(cell, plan)
     assert "v0 = torch.cos(state.h)" in short.source
@@ -151,3 +152,21 @@ def test_rounding_alone_is_not_counted_as_wrong():
     """The comparison is decided by the last bit of exp and log."""
     cell, plan = planted("v0 = 3 + state.h", "return State(torch.where(torch.exp(torch.log(v0)) > v0, inputs.a, -inputs.a))")
     assert attack.attack(cell, plan).verdict in ("agrees", "undecided")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "state.h.device.type == 'cpu'",
+        "state.h.requires_grad",
+        "torch.is_grad_enabled()",
+        "inputs.a.is_meta",
+        "len(state.h) > 3",
+    ],
+)
+@pytest.mark.parametrize("kind", ["grad", "no_grad"])
+def test_a_branch_that_a_trace_cannot_follow_is_refused(question, kind):
+    cell, plan = planted(f"return State(torch.tanh(inputs.a + state.h) if {question} else torch.sin(inputs.a - state.h))")
+    outcome = attack.attack(cell, plan._replace(calls=(ONCE._replace(kind=kind),)))
+    assert outcome.verdict == "agrees", outcome.message
+    assert outcome.outcomes["refused"] == 1

@@ -1,6 +1,8 @@
 """Trace a cell's step on a small example, together with its projection where that pays, and make the plan of it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from unfading.fuse.ir.program import InputKind, Program
 from unfading.fuse.isolation import WithoutDraws, isolated
 from unfading.fuse.plan import NAMES, PROGRAMS, Plan, Target, TensorNames, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
-from unfading.fuse.row_law import check_rows_of_project, check_rows_of_step
+from unfading.fuse.row_law import check_program, check_rows_of_project, check_rows_of_step
 from unfading.fuse.trace.projection import affine_project, with_project
 from unfading.fuse.trace.recorder import Signature, trace
 from unfading.fuse.trace.tree import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
@@ -116,6 +118,14 @@ class _Example:
         with WithoutDraws(), torch.no_grad():
             check(self.cell, *arguments)
 
+    def check_program(self, traced: "_Traced") -> None:
+        """Test on data that a program computes what the step computes."""
+        tensors: list[Tensor] = []
+        flatten(self.weights, tensors)
+        tensors += [attrgetter(name)(self.cell) for name in traced.parameters]
+        projected = traced.signature is not self.signature
+        self.check_rows(partial(check_program, projected=projected), traced.program, tensors, self.weights, self.state[0])
+
     def step_function(self) -> Callable[..., Any]:
         """`step` of a copy of the cell, as a function of flat lists of tensors."""
         twin, state = CellCopy(self.contents, without_data({})), self.state
@@ -156,10 +166,12 @@ def _program(example: _Example) -> _Traced:
             raise NotFusable("the projection stays outside the loop")
         traced = _Traced(*with_project(contents, step, signature))
         example.check_rows(check_rows_of_project, example.state[0])
+        example.check_program(traced)
         if target == "triton" and _matrices(traced.program) > _matrices(trace(step, signature)):
             traced = _Traced(*affine_project(contents, step, signature), affine=True)
     except NotFusable:
         traced = _Traced(trace(step, signature), signature)
+        example.check_program(traced)
     example.check_rows(check_rows_of_step, example.weights, example.state[0])
     return traced
 

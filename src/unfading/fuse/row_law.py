@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
+from unfading.fuse.ir.interpret import next_states
+from unfading.fuse.ir.program import Program
 from unfading.fuse.isolation import numbers
 from unfading.fuse.refusal import NotFusable
 from unfading.reference import leaf_names
@@ -65,6 +67,41 @@ def check_rows_of_step(cell: Cell, weights: Any, like: Tensor) -> None:
         part = cell.step(at(1, batch), type(state)(*(rows[:batch] for rows in state)), weights)
         if not all(_same(rows, all_rows[:batch]) for rows, all_rows in zip(part, whole, strict=True)):
             reason = "a row's state depends on other rows, or on how many there are; a compiled step knows one row"
+            raise NotFusable(reason, definition_line(cell.step))
+
+
+def check_program(
+    cell: Cell, program: Program, tensors: Sequence[Tensor], weights: Any, like: Tensor, *, projected: bool
+) -> None:
+    """Raise NotFusable unless a program computes what the step computes.
+
+    A trace runs on tensors without data, with gradients. A method may ask for more than the operations on a tensor show: its
+    device, whether it requires a gradient, whether gradients are enabled. Then the recorded branch is not the one that runs.
+
+    Args:
+        cell: a copy, whose parameters have values.
+        program: of the step, or of projection and step together.
+        tensors: the weights that the program reads.
+        weights: those that the step reads.
+        like: a tensor of the cell's device and dtype.
+        projected: whether the program contains the projection.
+    """
+    x = _random((2, ROWS, cell.input_size), like, seed=0)
+    inputs = cell.project(x)
+    leaves, tree = _pytree.tree_flatten(inputs)
+    names = leaf_names(inputs)
+    first, second = (
+        [leaf[0 if name in cell.constant else t] for name, leaf in zip(names, leaves, strict=True)] for t in range(2)
+    )
+    state = cell.step(_pytree.tree_unflatten(first, tree), cell.initial_state(ROWS), weights)
+    whole = cell.step(_pytree.tree_unflatten(second, tree), state, weights)
+    shared = [row for name, row in zip(names, second, strict=True) if name in cell.shared]
+    rows = [x[1], *shared] if projected else second
+    for part, want in zip(next_states(program, rows, list(state), tensors), whole, strict=True):
+        size = want.nan_to_num(0.0, 0.0, 0.0).abs().amax().item()
+        same = torch.isclose(part, want, rtol=0.0, atol=1e3 * TOLERANCE[want.dtype] * size, equal_nan=True).all(-1)
+        if same.sum() < 0.9 * ROWS:  # rounding may decide a comparison in a few rows
+            reason = "the step computes something else on tensors without data, on which it is recorded"
             raise NotFusable(reason, definition_line(cell.step))
 
 

@@ -293,9 +293,11 @@ def test_a_step_that_reads_another_attribute_is_compiled_anew(change):
 
 
 def test_a_refusal_can_fail(monkeypatch):
-    """Without the checks of shapes and of rows a step that mixes rows is compiled to another function."""
+    """Without the checks of shapes, of rows and of the program a step that mixes rows is compiled to another function."""
     monkeypatch.setattr(trace.Recorder, "_mismatch", lambda self, packet, tensor, value: None)
     test_what_is_refused_runs_by_the_reference(rows_against_rows)  # the check of rows refuses it alone
     monkeypatch.setattr(make_plan, "check_rows_of_step", lambda *arguments: None)
+    test_what_is_refused_runs_by_the_reference(rows_against_rows)  # so does the test of the program
+    monkeypatch.setattr(make_plan, "check_program", lambda *arguments, **options: None)
     with pytest.raises(AssertionError):
         test_what_is_refused_runs_by_the_reference(rows_against_rows)
