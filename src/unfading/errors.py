@@ -38,6 +38,18 @@ def check_number(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite; got {value}.")
 
 
+def check_flag(name: str, value: bool) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False; got {value!r} ({type(value).__name__}).")
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise unless `value` is of a class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}; got {type(value).__name__}.")
+
+
 def check_share(name: str, value: float) -> None:
     """Raise unless `value` is a number in [0, 1]."""
     check_number(name, value)

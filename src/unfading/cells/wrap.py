@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unfading.cells.base import Cell
 from unfading.cells.matrix import LowRank, Masked
-from unfading.errors import check_share
+from unfading.errors import check_share, check_type
 
 
 class Inputs(NamedTuple):
@@ -28,6 +28,7 @@ class WrapperCell(Cell[Inputs, Any, Any]):
     """The common part of wrappers: everything except the noise comes from the wrapped cell."""
 
     def __init__(self, cell: Cell, rate: float):
+        check_type("cell", cell, Cell)
         super().__init__(cell.input_size, cell.output_size)
         check_share("rate", rate)
         self.cell = cell

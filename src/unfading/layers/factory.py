@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from unfading.cells.base import Cell
-from unfading.errors import check_count, unknown
+from unfading.errors import check_count, check_flag, unknown
 from unfading.layers.recurrent import Recurrent, State
 
 
@@ -46,6 +46,9 @@ class Layer(Recurrent[State]):
         for name in options:
             if name not in _options(self.cell):
                 raise TypeError(unknown(f"option of {type(self).__name__}", name, inspect.signature(type(self)).parameters))
+            if isinstance(_options(self.cell)[name].default, bool):
+                check_flag(name, options[name])
+        check_flag("bias", bias)
         check_count("hidden_size", hidden_size)
         super().__init__(
             lambda size: self.cell(size, hidden_size, bias=bias, **options),  # type: ignore[call-arg]
@@ -86,6 +89,8 @@ def layer(cell: type[Cell]) -> type[Layer]:
     The cell's constructor must be `(input_size, hidden_size, *, bias=True, <options with defaults>)`. One cell has one
     layer class: later calls return the same.
     """
+    if not inspect.isclass(cell) or not issubclass(cell, Cell):
+        raise TypeError(f"layer takes a subclass of unfading.Cell; got {cell!r}.")
     name = cell.__name__.removesuffix("Cell")
     ours = cell.__module__.startswith("unfading.")
     common = list(inspect.signature(Layer).parameters.values())[:-1]

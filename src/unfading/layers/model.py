@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unfading.errors import check_count
+from unfading.errors import check_count, check_type
 from unfading.layers.recurrent import Recurrent, detach
 
 
@@ -22,6 +22,9 @@ class Model(nn.Module):
 
     def __init__(self, encoder: nn.Module, rnn: Recurrent, head: nn.Module):
         super().__init__()
+        check_type("encoder", encoder, nn.Module)
+        check_type("rnn", rnn, Recurrent)
+        check_type("head", head, nn.Module)
         if rnn.batch_first:
             raise ValueError("Model takes input [T, B, ...]; got a stack with batch_first=True. Build the stack without it.")
         self.encoder = encoder

@@ -22,11 +22,12 @@ from typing_extensions import TypeVar
 from unfading.backends.choose import check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
-from unfading.errors import check_count, check_share
+from unfading.errors import check_count, check_flag, check_share, check_type
 from unfading.layers import allocation
 from unfading.layers.exported_state import exported_class
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
+from unfading.source_lines import first_line
 from unfading.torch_state import traced
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class Recurrent(nn.Module, Generic[State]):
         check_share("dropout", dropout)
         check_share("recurrent_dropout", recurrent_dropout)
         check_share("zoneout", zoneout)
+        flags = {"batch_first": batch_first, "bidirectional": bidirectional, "learn_initial_state": learn_initial_state}
+        for name, flag in flags.items():
+            check_flag(name, flag)
         check_backend(backend)
         if checkpoint_every is not None:
             check_count("checkpoint_every", checkpoint_every)
@@ -315,6 +319,12 @@ def _checked_initial_state(cell: Cell) -> Any:
 def _defaults(device: torch.device | str | None, dtype: torch.dtype | None) -> Iterator[None]:
     """Create parameters on `device` and in `dtype`. Casting them later would make an orthogonal start inexact in float64."""
     before = torch.get_default_dtype()
+    if dtype is not None:
+        check_type("dtype", dtype, torch.dtype)
+    try:
+        device = None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must name a device of torch, e.g. 'cpu'; got {device!r} ({first_line(error)}).") from None
     if dtype is not None and not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating-point type; got {dtype}.")
     torch.set_default_dtype(before if dtype is None else dtype)

@@ -85,6 +85,8 @@ class Stream:
 
     def push(self, x: Tensor) -> Tensor:
         """Take the input of the next step, x [B, I]; return the output of the last layer."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"push takes a Tensor of shape {list(self._shape)}; got {type(x).__name__}.")
         if x.shape != self._shape or x.dtype != self._dtype or x.device != self._device:
             raise ValueError(
                 f"push takes {self._dtype} {list(self._shape)} on {self._device}, one step for every row; got {x.dtype} "

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from unfading.errors import check_count
+from unfading.errors import check_count, check_type
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent, detach
 
@@ -38,6 +38,9 @@ def truncated(network: Recurrent | Model, x: Tensor, every: int, *, state: Any =
     """
     rnn = network.rnn if isinstance(network, Model) else network
     check_count("every", every)
+    check_type("x", x, Tensor)
+    if x.dim() < 2:
+        raise ValueError(f"x must have a time axis and features, [T, B, I] or [T, I]; got shape {list(x.shape)}.")
     if rnn.bidirectional:
         raise ValueError("a bidirectional network cannot pass its state from chunk to chunk; got one. Use one direction.")
     time = 1 if rnn.batch_first and x.dim() == 3 else 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unfading.errors import check_type
 from unfading.layers.allocation import one_sentence
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import train_together
@@ -54,5 +55,6 @@ def train(
     )
     if options.folder is not None:
         [run] = with_earlier_source([run], options.folder, resume=resume, again=again, say=say)
+    check_type("run", run, Run)
     with one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every"):
         return train_together([run], options)[0]
