@@ -3,6 +3,7 @@
 import copy
 import os
 import random
+import signal
 import threading
 
 import numpy as np
@@ -109,6 +110,7 @@ def test_a_fork_while_another_thread_plans(monkeypatch):
     monkeypatch.setattr(make_plan, "make_plan", make)
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # a lock that is never released ends the child
         try:
             layer(x)
             os._exit(0 if refusal(layer.cells[0]) is None and refusal(other.cells[0]) is None else 1)
