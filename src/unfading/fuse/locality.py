@@ -38,7 +38,7 @@ from unfading.source_lines import definition_line, first_line
 # Steps of the sequence that is cut: at least LEAST, and up to MOST as many as the caller's, so that a convolution with a long
 # reach is noticed where it matters.
 LEAST, MOST = 64, 4096
-ROWS = 2
+ROWS_AND_STARTS = ((3, 0), (2, 3), (1, 7))  # of the sequences that are cut: project may compute with either number
 STARTS = (1, 2, 3, 1000)  # a flipped sequence is projected from these
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest entry; 1e-2 for other types
 DRAWS = ("bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "uniform_", "normal_", "normal")
@@ -128,25 +128,30 @@ class _Test:
         self.copy = CellCopy(contents, with_data if dtype is None else partial(_changed, dtype), example=True)
         self.cell = self.copy.cell
         like = self.cell.initial_state(1)[0]
-        x = sample((T, ROWS, self.cell.input_size), torch.Generator().manual_seed(0))
+        rows = max(rows for rows, _ in ROWS_AND_STARTS)
+        x = sample((T, rows, self.cell.input_size), torch.Generator().manual_seed(0))
         self.x = x.to(like.device, dtype or like.dtype)
         self.tolerance = TOLERANCE.get(self.x.dtype, 1e-2)
         self.random = False
 
     def difference(self, reverse: bool) -> str | None:
         """Where the equations do not hold, in words; None where they hold."""
-        return self._cut() or (self._reversed() if reverse else None)
+        for rows, start in ROWS_AND_STARTS:
+            reason = self._cut(self.x[:, :rows], start)
+            if reason is not None:
+                return reason
+        return (self._constants() if self.cell.constant else None) or (self._reversed() if reverse else None)
 
-    def _cut(self) -> str | None:
-        T = len(self.x)
-        whole = self._project(self.x, 0)
+    def _cut(self, x: Tensor, start: int) -> str | None:
+        T = len(x)
+        whole = self._project(x, start)
         borders = sorted({0, 1, 2, 5, T // 3, T // 2 + 1, T - 1, T})
         # From the last piece to the first, so that a projection that stores what it has seen is noticed too.
         for a, b in reversed(list(pairwise(borders))):
-            for name, value in self._project(self.x[a:b], a).items():
+            for name, value in self._project(x[a:b], start + a).items():
                 if name not in self.cell.constant and not self._same(value, whole[name][a:b]):
                     return f"project is not local in time: its field {name} differs between a sequence and the parts of it"
-        return self._constants() if self.cell.constant else None
+        return None
 
     def _constants(self) -> str | None:
         """One piece computes these fields for all, with its own x and the noise of a single draw."""
@@ -158,7 +163,7 @@ class _Test:
         return None
 
     def _reversed(self) -> str | None:
-        x = self.x[:LEAST]
+        x = self.x[:LEAST, :2]
         lengths = torch.tensor([len(x), len(x) // 2], device=x.device)
         forward = self._project(x, 0, call=0, moving=False)
         for start in STARTS:
@@ -173,7 +178,7 @@ class _Test:
         return None
 
     def _project(self, x: Tensor, start: int, **noise: Any) -> dict[str, Tensor]:
-        with Noise(len(x), start, **noise) as stand_in:
+        with Noise(len(x), x.shape[1], start, **noise) as stand_in:
             inputs = self.cell.project(x, start)
         self.random = self.random or stand_in.draws > 0
         return dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
@@ -194,6 +199,7 @@ class Noise(WithoutDraws):
 
     Args:
         steps: of the sequence that is projected.
+        rows: of it.
         start: index of its first step.
         call: a number for draws without an axis of time; by default, another one at every call.
         moving: whether draws differ from step to step.
@@ -201,11 +207,11 @@ class Noise(WithoutDraws):
 
     calls = 0
 
-    def __init__(self, steps: int, start: int, call: int | None = None, moving: bool = True):
+    def __init__(self, steps: int, rows: int, start: int, call: int | None = None, moving: bool = True):
         super().__init__()
         Noise.calls += 1
         self.call = Noise.calls if call is None else call
-        self.steps, self.start, self.moving, self.draws = steps, start, moving, 0
+        self.steps, self.rows, self.start, self.moving, self.draws = steps, rows, start, moving, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         ones = super().__torch_dispatch__(func, types, args, kwargs)
@@ -228,7 +234,7 @@ class Noise(WithoutDraws):
         """Numbers in [0, 1] in the shape of a tensor."""
         self.draws += 1
         shape, T = list(like.shape), self.steps
-        axis = next((i for i, n in enumerate(shape) if n in (T, T * ROWS)), None)
+        axis = next((i for i, n in enumerate(shape) if n in (T, T * self.rows)), None)
         if axis is None:
             return numbers(torch.tensor([self.call]), self.draws, like.numel()).reshape(shape).to(like)
         rest = [shape[axis] // T, *shape[:axis], *shape[axis + 1 :]]
