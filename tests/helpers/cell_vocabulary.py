@@ -337,7 +337,7 @@ STARTS = texts("""
 """)
 ROWS = texts("""
     {p} - {p}.mean(1, keepdim=True); {p}[:, :1] + {p}; {p} / (1 + {p}.abs().amax(1, keepdim=True)); torch.softmax({p}, 1)
-    {p}.cumsum(1); {p}.flip(1); {p} * {p}.std((0, 1), correction=0)
+    {p}.cumsum(1); {p}.flip(1); {p} * {p}.std(1, keepdim=True, correction=0)
 """)
 PROJECT_CASTS = texts("""
     {p}.half().to({p}.dtype); ({p} > 0).to({p}.dtype); {p}.float().to(x.dtype); {p}.bool() * {p}
@@ -386,7 +386,7 @@ PROJECT_BLOCKS = [
         "{v} = (torch.softmax((q @ q.mT).masked_fill(future, -1e9), -1) @ q).transpose(0, 1)",
         "",
     ),
-    ("{v} = torch.empty_like({p})\n{v}[:] = {p} * 2", ""),
+    ("q = torch.empty_like({p})\nq[:] = {p} * 2\n{v} = q", ""),
     ("{v} = {p}.clone()\n{v}[..., 0] = 0.5", ""),
     ("{v} = {p}.clone()\n{v}[0] = 0.5", ""),
 ]

@@ -1,7 +1,7 @@
 """The plan of a cell: which program its step is compiled to, and which tensors that program reads.
 
-`plan(cell)` traces the step once (`make_plan`) and returns the same plan until the contents of the cell change. The kernels of a
-plan are built when they are first asked for: in C for the CPU, in Triton for a GPU.
+`plan(cell)` traces the step once (`make_plan`) and returns the same plan until the contents of the cell change. The kernels of
+a plan are built when they are first asked for: in C for the CPU, in Triton for a GPU.
 """
 
 import os
