@@ -305,3 +305,15 @@ def test_a_projection_along_time_runs_once_and_its_loop_in_pieces(monkeypatch):
         layer(x)
     assert sum(steps) == STEPS
     assert len(steps) > 1
+
+
+def test_a_hook_on_a_module_of_project_is_not_called_by_the_test_and_hinders_no_stream():
+    layer, calls = layer_of(along_time.Along), []
+    layer.cells[0].W.register_forward_hook(lambda module, arguments, output: calls.append(output.shape[0]))
+    x = torch.randn(6, 2, I, dtype=torch.float64)
+    stream = layer.stream(2)
+    assert not calls
+    with torch.no_grad():
+        whole = layer(x)[0]
+        assert_close(torch.stack([stream.push(step) for step in x]), whole, **CLOSE[torch.float64])
+    assert sum(calls) >= len(x)

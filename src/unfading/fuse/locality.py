@@ -15,6 +15,7 @@ cell's own, so that a weight that is zero today hides nothing. Fields that are `
 """
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise, product
@@ -28,7 +29,7 @@ from torch.utils import _pytree
 from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
 from unfading.fuse.cell_copy import CellCopy, with_data
-from unfading.fuse.contents import Contents
+from unfading.fuse.contents import HOOKS, Contents
 from unfading.fuse.isolation import WithoutDraws, isolated, numbers
 from unfading.fuse.refusal import Refusal
 from unfading.lengths import flip
@@ -127,6 +128,8 @@ class _Test:
     def __init__(self, contents: Contents, T: int, sample: Callable[..., Tensor], dtype: torch.dtype | None):
         self.copy = CellCopy(contents, with_data if dtype is None else partial(_changed, dtype), example=True)
         self.cell = self.copy.cell
+        for module in self.cell.modules():  # hooks observe the calls of the user, not a test
+            vars(module).update({kind: OrderedDict() for kind in HOOKS})
         like = self.cell.initial_state(1)[0]
         rows = max(rows for rows, _ in ROWS_AND_STARTS)
         x = sample((T, rows, self.cell.input_size), torch.Generator().manual_seed(0))
