@@ -23,6 +23,12 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
+@constant_when_compiled
+def exporting() -> bool:
+    """True inside torch.export. Asked by Python while torch traces: torch 2.11 itself answers True under torch.compile too."""
+    return torch.compiler.is_exporting()
+
+
 @contextmanager
 def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
     """Set the precision of float32 products inside the block, ours and cuDNN's: float32 ("ieee") or tf32, with three digits."""

@@ -26,7 +26,7 @@ from unfading.fuse.ir.program import InputKind, Program, TensorKind
 from unfading.fuse.plan import PROGRAMS, c_kernel, target_of, triton_kernel
 from unfading.loop_options import LoopOptions
 from unfading.reference import scan
-from unfading.torch_state import constant_when_compiled, traced
+from unfading.torch_state import constant_when_compiled, exporting, traced
 
 # -- the bare operators -------------------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ def run_in_graph(
     if keep:
         reads = _with_gradient(key, tensors[0].dtype, target_of(tensors[0].device))
         tensors = [tensor if has else tensor.detach() for tensor, has in zip(tensors, reads, strict=True)]
-        if not torch.compiler.is_exporting():
+        if not exporting():
             # torch.compile takes no tensor twice.
             return FusedLoop.apply(key, sizes, lengths, reverse, True, *[tensor.view_as(tensor) for tensor in tensors])
     return tuple(forward_op(text_of(key), *_parts(sizes, tensors), lengths, reverse, False, sizes.models, sizes.dots))

@@ -28,7 +28,7 @@ from unfading.layers.exported_state import exported_class
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.source_lines import first_line
-from unfading.torch_state import traced
+from unfading.torch_state import exporting, traced
 
 if TYPE_CHECKING:
     from unfading.layers.stream import Stream
@@ -400,7 +400,7 @@ def _join_states(states: list[Any], *, stacked: bool, batched: bool, axis: int) 
     """The caller's state from the states of all layers and directions; `axis` is 0, or 1 where the first axis is time."""
     if not batched:
         states = [type(state)(*(part.squeeze(axis) for part in state)) for state in states]
-    if torch.compiler.is_exporting():
+    if exporting():
         states = [exported_class(type(state))(*state) for state in states]
     if not stacked:
         return tuple(states)
