@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "unfading"
 
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
-    ["errors", "files", "torch_state", "source_lines"],
+    ["allocation", "errors", "files", "torch_state", "source_lines"],
     ["data", "initialise", "lengths", "loop_options", "report"],
     ["cells", "tasks"],
     ["reference"],

@@ -4,6 +4,9 @@ import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# The largest float32, and the largest int of torch.
+LARGEST_FLOAT, LARGEST_INT = 3.4028234e38, 2**63 - 1
+
 
 class NoKernel(Exception):
     """A kernel cannot be built on this machine; the message is the reason, without a full stop."""
@@ -34,8 +37,19 @@ def check_number(name: str, value: float) -> None:
     """Raise unless `value` is a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} must be finite; got {value}.")
+    most = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
+    if abs(value) > most:
+        raise ValueError(f"{name} must be at most {most:.4g} in absolute value; got {value}.")
+
+
+def check_seed(name: str, value: int) -> None:
+    """Raise unless `value` is an integer that a generator of torch takes."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int; got {value!r} ({type(value).__name__}).")
+    if abs(value) > LARGEST_INT:
+        raise ValueError(f"{name} must be an int of 64 bits; got {value}.")
 
 
 def check_flag(name: str, value: bool) -> None:

@@ -1,7 +1,30 @@
-"""Rows of different lengths in one tensor [T, B, ...]: set what is past a row's end to zero, and reverse rows."""
+"""Rows of different lengths in one tensor [T, B, ...]: check lengths, set what is past a row's end to zero, reverse rows."""
 
 import torch
 from torch import Tensor
+
+from unfading.torch_state import traced
+
+
+def checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
+    """The lengths on the device of x [T, B, ...]; raises unless they are int64 [B] in 1..T."""
+    T, B = x.shape[:2]
+    check_lengths(lengths, B)
+    # The values of traced or batched tensors cannot be read, and are not checked.
+    if not traced():
+        wrong = lengths[(lengths < 1) | (lengths > T)]
+        if len(wrong):
+            raise ValueError(f"lengths must lie in 1..{T}, the steps of the input; got {int(wrong[0])}.")
+    return lengths.to(x.device)
+
+
+def check_lengths(lengths: Tensor, B: int) -> None:
+    """Raise unless lengths are int64 [B]; their values, which may be on a GPU, are not read."""
+    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64:
+        got = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise TypeError(f"lengths must be an int64 tensor of shape [{B}]; got {got}. Use torch.as_tensor(lengths).long().")
+    if lengths.shape != (B,):
+        raise ValueError(f"lengths must have one entry per row, shape [{B}]; got {list(lengths.shape)}.")
 
 
 def zero_past(value: Tensor, lengths: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
-from unfading.lengths import flip, zero_past
+from unfading.errors import check_flag
+from unfading.lengths import check_lengths, flip, zero_past
 from unfading.loop_options import LoopOptions
 
 
@@ -29,6 +30,7 @@ def scan(
         reverse: run each row from its own last step to its first. Shared fields are read in the order of processing, the
             others in the order of time; the returned states are in the order of time.
     """
+    _check_arguments(cell, state, lengths, reverse)
     leaves, tree = _pytree.tree_flatten(inputs)
     T = check_inputs(cell, inputs, batch=state[0].shape[0])
     rows = []
@@ -54,6 +56,16 @@ def scan(
     if lengths is not None:
         trajectory = [zero_past(part, lengths) for part in trajectory]
     return type(state)(*trajectory), state
+
+
+def _check_arguments(cell: Cell, state: Any, lengths: Tensor | None, reverse: bool) -> None:
+    if not callable(getattr(cell, "step", None)):
+        raise TypeError(f"scan takes a cell; got {type(cell).__name__}.")
+    if not hasattr(state, "_fields") or not state or not all(isinstance(part, Tensor) and part.dim() for part in state):
+        raise TypeError(f"state must be a NamedTuple of tensors [B, n], as of initial_state; got {type(state).__name__}.")
+    check_flag("reverse", reverse)
+    if lengths is not None:
+        check_lengths(lengths, state[0].shape[0])
 
 
 def reference(

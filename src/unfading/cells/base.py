@@ -14,7 +14,8 @@ A cell is one recurrent update and nothing else. `project` computes what depends
         output[t] = cell.output(state)
 """
 
-from abc import ABC, abstractmethod
+import inspect
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, get_args
 
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from unfading.errors import check_count, unknown
+from unfading.allocation import refuse_large
+from unfading.errors import check_count, check_flag, unknown
 
 Activation = Literal["relu", "tanh", "sigmoid"]
 
@@ -30,6 +32,7 @@ Activation = Literal["relu", "tanh", "sigmoid"]
 Inputs = TypeVar("Inputs", bound=tuple[Any, ...], default=Any)
 State = TypeVar("State", bound=tuple[Any, ...], default=Any)
 Weights = TypeVar("Weights", bound=tuple[Any, ...], default=Any)
+AnyCell = TypeVar("AnyCell")
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
@@ -58,7 +61,25 @@ class Gains(NamedTuple):
     state: tuple[float, float]
 
 
-class Cell(nn.Module, ABC, Generic[Inputs, State, Weights]):
+class CellClass(ABCMeta):
+    """The class of cell classes: checks the flags of a cell, and refuses one that does not fit in memory."""
+
+    def __call__(cls: "type[AnyCell]", *arguments: Any, **options: Any) -> "AnyCell":
+        parameters = inspect.signature(cls).parameters if options else {}
+        for name in options.keys() & parameters.keys():
+            if isinstance(parameters[name].default, bool):
+                check_flag(name, options[name])
+        with refuse_large(cls.__name__, "input size, hidden size or number of units"):
+            return type.__call__(cls, *arguments, **options)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The arguments of the constructor; `inspect` would take those of `__call__`."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class Cell(nn.Module, Generic[Inputs, State, Weights], metaclass=CellClass):
     """One recurrent update and nothing else: no loop over time, no layers, no handling of lengths.
 
     Inputs, weights and state are NamedTuples: readable names, and plain tuples for torch.func, gradcheck and export. Every

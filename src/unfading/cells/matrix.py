@@ -59,11 +59,19 @@ class Masked:
 
 def linear(v: Tensor, W: Tensor | LowRank | Masked) -> Tensor:
     """v W^T over the last axis: one product, or two thin ones for a LowRank matrix."""
+    if not isinstance(v, Tensor):
+        raise TypeError(f"linear takes a Tensor v; got {type(v).__name__}.")
     if isinstance(W, Masked):
         return linear(v * W.mask, W.matrix)
     if isinstance(W, Tensor):
+        if W.dim() != 2 or v.dim() == 0 or v.shape[-1] != W.shape[1]:
+            raise ValueError(f"linear takes v [..., m] and W [n, m]; got v {list(v.shape)} and W {list(W.shape)}.")
+        if v.dtype != W.dtype and not torch.is_autocast_enabled(v.device.type):
+            raise TypeError(f"linear takes v and W of one dtype; got {v.dtype} and {W.dtype}.")
         return functional.linear(v, W)
-    product = functional.linear(functional.linear(v, W.right), W.left)
+    if not isinstance(W, LowRank):
+        raise TypeError(f"linear takes a matrix W, a Tensor or a LowRank; got {type(W).__name__}.")
+    product = linear(linear(v, W.right), W.left)
     return product if W.identity == 0.0 else W.identity * v + product
 
 

@@ -25,11 +25,15 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
+from unfading.allocation import check_fits
 from unfading.cells.base import Cell, at_least_float32
 from unfading.cells.matrix import linear
 from unfading.cells.unitary import modrelu_pair, real_pair
 from unfading.errors import check_count
 from unfading.initialise import uniform_
+
+# What a layer of rotations takes in Python, beside two bytes per unit for its angles.
+LAYER_BYTES = 200
 
 
 class Rotations(nn.Module):
@@ -48,6 +52,8 @@ class Rotations(nn.Module):
                 raise ValueError(
                     f"the tunable style pairs coordinates; hidden_size must be even, got {size}. Nearest: {size + 1}."
                 )
+            # Before the list of layers is made: a list that does not fit takes minutes to fail.
+            check_fits(f"Q with capacity={capacity}", capacity * (LAYER_BYTES + 2 * size), "capacity")
             self.layers = [(layer % 2, 1) for layer in range(capacity)]
         self.angles_of = [(size - 2 * begin) // 2 for begin, _ in self.layers]
         self.theta = nn.Parameter(torch.empty(sum(self.angles_of)))

@@ -55,9 +55,9 @@ def diagnose(
     """
     import torch
 
+    from unfading import allocation
     from unfading.diagnostics import subject
     from unfading.diagnostics.diagnosis import diagnose as diagnose_model
-    from unfading.layers import allocation
 
     counts = {"layers": layers, "hidden": hidden, "input-size": input_size, "steps": steps, "batch": batch, "threads": threads}
     for name, value in counts.items():

@@ -21,7 +21,7 @@ from unfading.diagnostics.measure.observe import Chain, evaluation_mode, observe
 from unfading.diagnostics.measures import Measures, measure
 from unfading.diagnostics.remedy import Advice
 from unfading.diagnostics.verdict import Finding
-from unfading.errors import check_count, check_type
+from unfading.errors import check_count, check_seed
 from unfading.layers.recurrent import Recurrent
 from unfading.report import diagnosis_page
 from unfading.tasks.base import Batch, cross_entropy
@@ -98,7 +98,7 @@ def diagnose(
         seed: seed of these vectors and of the random direction that replaces a loss.
     """
     check_count("exact_up_to", exact_up_to)
-    check_type("seed", seed, int)
+    check_seed("seed", seed)
     if not isinstance(model, nn.Module):
         raise TypeError(f"diagnose takes a torch.nn.Module; got {type(model).__name__}.")
     if not isinstance(x, Tensor | PackedSequence | Batch):

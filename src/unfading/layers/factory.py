@@ -46,8 +46,6 @@ class Layer(Recurrent[State]):
         for name in options:
             if name not in _options(self.cell):
                 raise TypeError(unknown(f"option of {type(self).__name__}", name, inspect.signature(type(self)).parameters))
-            if isinstance(_options(self.cell)[name].default, bool):
-                check_flag(name, options[name])
         check_flag("bias", bias)
         check_count("hidden_size", hidden_size)
         super().__init__(

@@ -19,16 +19,16 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils import _pytree
 from typing_extensions import TypeVar
 
+from unfading import allocation
 from unfading.backends.choose import check_backend, output_of, outputs, run
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_flag, check_share, check_type
-from unfading.layers import allocation
 from unfading.layers.exported_state import exported_class
-from unfading.lengths import zero_past
+from unfading.lengths import checked_lengths, zero_past
 from unfading.loop_options import LoopOptions
 from unfading.source_lines import first_line
-from unfading.torch_state import exporting, traced
+from unfading.torch_state import exporting
 
 if TYPE_CHECKING:
     from unfading.layers.stream import Stream
@@ -189,13 +189,14 @@ class Recurrent(nn.Module, Generic[State]):
         check_count("batch", batch)
         if self.bidirectional:
             raise ValueError(f"{name} is bidirectional: its reverse direction begins at the end, which a stream does not have.")
-        states = self.initial_states(batch)
-        if state is not None:
-            states = _split_state(state, states, name, stacked=self.stacked_state, batched=True)
         # Imported here, since it loads the compiler.
         from unfading.layers.stream import Stream
 
-        return Stream(self.runners, states, start, self.backend)
+        with allocation.refuse_large(f"a stream of {batch} rows", "batch"):
+            states = self.initial_states(batch)
+            if state is not None:
+                states = _split_state(state, states, name, stacked=self.stacked_state, batched=True)
+            return Stream(self.runners, states, start, self.backend)
 
     def check_chunks(self, steps: int, every: int) -> None:
         """Raise ValueError if separate calls of `every` steps would differ from one call: a projection may need all steps."""
@@ -361,7 +362,7 @@ def _checked_input(
             raise ValueError("lengths= needs a batch; got unbatched input. Cut the sequence to its length instead.")
         x = x.unsqueeze(1)
     if lengths is not None:
-        lengths = _checked_lengths(lengths, x)
+        lengths = checked_lengths(lengths, x)
         # Before any arithmetic, so that no value of the padding, not even NaN, reaches the output or a gradient.
         x = zero_past(x, lengths)
     return Sequences(x, lengths, batched, packed)
@@ -464,18 +465,3 @@ def _check_device_and_dtype(x: Tensor, like: Tensor, name: str) -> None:
             f"{name} has parameters in {like.dtype}; got input in {x.dtype}. Convert the input with x.to({like.dtype}), or "
             f"the layer with layer.to({x.dtype})."
         )
-
-
-def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
-    T, B = x.shape[:2]
-    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64:
-        got = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
-        raise TypeError(f"lengths must be an int64 tensor of shape [{B}]; got {got}. Use torch.as_tensor(lengths).long().")
-    if lengths.shape != (B,):
-        raise ValueError(f"lengths must have one entry per row, shape [{B}]; got {list(lengths.shape)}.")
-    # The values of traced or batched tensors cannot be read, and are not checked.
-    if not traced():
-        wrong = lengths[(lengths < 1) | (lengths > T)]
-        if len(wrong):
-            raise ValueError(f"lengths must lie in 1..{T}, the steps of the input; got {int(wrong[0])}.")
-    return lengths.to(x.device)

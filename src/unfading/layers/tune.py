@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from unfading.errors import check_count
+from unfading.errors import check_count, check_type
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.probe import tune_cell
 from unfading.layers.recurrent import Recurrent
@@ -21,9 +21,10 @@ def tune(layer: Recurrent, *, steps: int = 200, batch: int = 128) -> dict[str, l
         steps: length of the timed sequence.
         batch: number of its rows.
     """
+    check_type("layer", layer, Recurrent)
     check_count("steps", steps)
     check_count("batch", batch)
-    device = next(layer.parameters()).device
+    device = layer.initial_states(1)[0][0].device
     if device.type != "cuda":
         raise ValueError(f"tune times kernels on a GPU; the layer is on {device}. Move it there first: layer.cuda().")
     choices: dict[str, list[Any]] = {}

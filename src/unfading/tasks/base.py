@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unfading.allocation import refuse_large
 from unfading.errors import check_count, check_share, unknown
-from unfading.lengths import zero_past
+from unfading.lengths import checked_lengths, zero_past
 
 # "full" is "train" and "valid" together, for the final run after settings were chosen by validation.
 Split = Literal["train", "valid", "full", "test"]
@@ -124,7 +125,8 @@ class OneHot(nn.Module):
         super().__init__()
         check_count("symbols", symbols)
         # A buffer, so that it follows the model to its device and dtype.
-        self.register_buffer("eye", torch.eye(symbols), persistent=False)
+        with refuse_large("OneHot", "number of symbols"):
+            self.register_buffer("eye", torch.eye(symbols), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, self.eye)
@@ -147,35 +149,68 @@ class Head(nn.Module):
         check_count("answers", answers)
         check_share("dropout", dropout)
         self.dropout = nn.Dropout(dropout)
-        self.answer = nn.Linear(size, answers)
+        with refuse_large(type(self).__name__, "size or number of answers"):
+            self.answer = nn.Linear(size, answers)
+
+    def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
+        self._check_output(output)
+        if lengths is None:
+            return self.predict(output)
+        if output.dim() != 3:
+            raise ValueError(f"lengths= needs a batch, [T, B, {self.answer.in_features}]; got {list(output.shape)}.")
+        return self.predict_rows(output, checked_lengths(lengths, output))
+
+    def predict(self, output: Tensor) -> Tensor:
+        """The prediction from output [T, B, n], or [T, n] unbatched."""
+        raise NotImplementedError
+
+    def predict_rows(self, output: Tensor, lengths: Tensor) -> Tensor:
+        """The prediction from output [T, B, n] whose rows have these lengths, [B]."""
+        raise NotImplementedError
 
     def read(self, output: Tensor) -> Tensor:
         """[..., n] -> [..., answers]."""
         answers: Tensor = self.answer(self.dropout(output))
         return answers
 
+    def _check_output(self, output: Tensor) -> None:
+        name, n = type(self).__name__, self.answer.in_features
+        if not isinstance(output, Tensor):
+            raise TypeError(f"{name} takes the output of a layer, a Tensor [T, B, {n}]; got {type(output).__name__}.")
+        if output.dim() not in (2, 3) or output.shape[-1] != n or output.shape[0] == 0:
+            raise ValueError(f"{name} takes output of shape [T, B, {n}], or [T, {n}] unbatched; got {list(output.shape)}.")
+        own = next(self.parameters(), output)
+        if output.device != own.device:
+            raise ValueError(f"{name} lives on {own.device}, and the output on {output.device}. Move one of them.")
+        if output.dtype != own.dtype and not torch.is_autocast_enabled(own.device.type):
+            raise TypeError(f"{name} has {own.dtype} parameters; got {output.dtype}. Use output.to({own.dtype}).")
+
 
 class LastStep(Head):
     """One prediction per sequence, from the output at each row's last step: [B, answers]."""
 
-    def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
-        if lengths is None:
-            return self.read(output[-1])
-        last = lengths.to(output.device) - 1
-        return self.read(output[last, torch.arange(output.shape[1], device=output.device)])
+    def predict(self, output: Tensor) -> Tensor:
+        return self.read(output[-1])
+
+    def predict_rows(self, output: Tensor, lengths: Tensor) -> Tensor:
+        return self.read(output[lengths - 1, torch.arange(output.shape[1], device=output.device)])
 
 
 class EveryStep(Head):
     """A prediction at each step: [T, B, answers]. Past a row's end it reads zeros; ignore it there."""
 
-    def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.read(output if lengths is None else zero_past(output, lengths))
+    def predict(self, output: Tensor) -> Tensor:
+        return self.read(output)
+
+    def predict_rows(self, output: Tensor, lengths: Tensor) -> Tensor:
+        return self.read(zero_past(output, lengths))
 
 
 class MeanOverTime(Head):
     """One prediction per sequence, from the mean of the output over each row's own steps: [B, answers]."""
 
-    def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
-        if lengths is None:
-            return self.read(output.mean(dim=0))
-        return self.read(zero_past(output, lengths).sum(dim=0) / lengths.to(output.device).unsqueeze(1))
+    def predict(self, output: Tensor) -> Tensor:
+        return self.read(output.mean(dim=0))
+
+    def predict_rows(self, output: Tensor, lengths: Tensor) -> Tensor:
+        return self.read(zero_past(output, lengths).sum(dim=0) / lengths.unsqueeze(1))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
+from unfading import allocation
 from unfading.errors import TaskError, check_count
-from unfading.layers import allocation
 from unfading.layers.model import Model
 from unfading.source_lines import first_line
 from unfading.tasks.base import Batch, OneHot, Split, Task

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unfading.errors import check_type
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import shared_fields, train_pass
 from unfading.training.options import Listener, TrainOptions
@@ -49,8 +50,9 @@ def compare(
         save_every: seconds between checkpoints.
         command: the command line, for the records.
     """
+    for i, run in enumerate(runs):
+        check_type(f"runs[{i}]", run, Run)
     folder = Path(where)
-    runs = with_earlier_source(runs, folder, resume=resume, again=again, say=say)
     options = TrainOptions(
         folder,
         resume=resume,
@@ -62,6 +64,7 @@ def compare(
         processes=processes,
         runs_per_pass=together,
     )
+    runs = with_earlier_source(runs, folder, resume=resume, again=again, say=say)
     if len({run.key for run in runs}) < len(runs):
         raise ValueError("two of these runs are the same. Give each run once.")
     records = {} if again else {run.key: record for run in runs if (record := finished(folder, run)) is not None}

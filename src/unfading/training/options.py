@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unfading.errors import check_count, check_flag, check_number, check_type
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
 from unfading.training.run import Run
@@ -58,6 +59,17 @@ class TrainOptions:
     watch: Watch | None = None
     processes: int | None = None
     runs_per_pass: int = 16
+
+    def __post_init__(self) -> None:
+        check_flag("resume", self.resume)
+        check_flag("again", self.again)
+        check_type("command", self.command, str)
+        check_number("save_every", self.save_every)
+        if self.save_every < 0:
+            raise ValueError(f"save_every must be at least 0 seconds; got {self.save_every}.")
+        if self.processes is not None:
+            check_count("processes", self.processes)
+        check_count("together", self.runs_per_pass)
 
     def to_json(self) -> dict[str, Any]:
         """The options that a worker process needs, without callbacks."""

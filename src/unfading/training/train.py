@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unfading.allocation import one_sentence
 from unfading.errors import check_type
-from unfading.layers.allocation import one_sentence
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import train_together
 from unfading.training.options import Listener, TrainOptions, Watch
@@ -43,6 +43,7 @@ def train(
         watch: called before the first step and every hundred steps with the model, its task and the next batch. The log
             stores the JSON values that it returns as `watched`. It must not change the model.
     """
+    check_type("run", run, Run)
     options = TrainOptions(
         None if where is None else Path(where),
         resume=resume,
@@ -55,6 +56,5 @@ def train(
     )
     if options.folder is not None:
         [run] = with_earlier_source([run], options.folder, resume=resume, again=again, say=say)
-    check_type("run", run, Run)
     with one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every"):
         return train_together([run], options)[0]

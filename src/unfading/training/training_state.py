@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from unfading.layers import allocation
+from unfading import allocation
 from unfading.layers.model import Model
 from unfading.training.active_run import ActiveRun
 from unfading.training.check_task import Place

@@ -34,7 +34,7 @@ from unfading.cells.base import Cell
 from unfading.diagnostics.flat_start.adjustments import adjusted, cell_adjustments, input_matrices
 from unfading.diagnostics.measure.lattice import Flatness, flatness, lattice_function
 from unfading.diagnostics.measure.lattice_step import Parameters
-from unfading.errors import check_count, check_positive
+from unfading.errors import check_count, check_number, check_positive, check_seed, check_type
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch
 
@@ -71,8 +71,13 @@ def flat_start(model: Model, data: Tensor | Batch, *, within: float = 1.5, round
         rounds: the largest number of rounds; each costs as much as measuring a few lattices.
         seed: seed of the loss, a random linear function of the prediction.
     """
+    check_type("model", model, Model)
+    check_number("within", within)
     check_positive("within - 1", within - 1)
     check_count("rounds", rounds)
+    check_seed("seed", seed)
+    if not isinstance(data, Tensor | Batch):
+        raise TypeError(f"data must be a Tensor [T, B, I] or a Batch; got {type(data).__name__}.")
     batch = data if isinstance(data, Batch) else Batch(data, data)
     search = _Search(model, batch, seed)
     z, G = search.start, search.lattice(search.start)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 # Tensors below this size are not compared: reading the available memory would take longer than creating them.
 SMALL = 64 * 2**20
@@ -58,12 +58,15 @@ def check_fits(what: str, needed: float, change: str, device: torch.device | str
 def refuse_large(what: str, change: str) -> Iterator[None]:
     """Inside the block, a tensor larger than the available memory is refused, and a failed allocation gives one sentence.
 
+    In a block inside another one, the sentence is that of the outer block.
+
     Args:
         what: what is built or read in the block, as the subject of the sentence.
         change: what to make smaller.
     """
     # Modes such as that of fake tensors, and the compiler of torch, allocate nothing.
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    allocates = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    if not allocates or any(isinstance(mode, _Allocations) for mode in _get_current_function_mode_stack()):
         yield
         return
     with one_sentence(what, change), _Allocations(what, change):
@@ -108,8 +111,9 @@ class _Allocations(TorchFunctionMode):
         kwargs = kwargs or {}
         shape = _shape(func, args, kwargs)
         if shape is not None:
-            device = kwargs.get("device") or torch.get_default_device()
-            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            like = args[0] if func in _NEW else None
+            device = kwargs.get("device") or (torch.get_default_device() if like is None else like.device)
+            dtype = kwargs.get("dtype") or (torch.get_default_dtype() if like is None else like.dtype)
             shaped = f"{self.what}: a tensor of shape {list(shape)}"
             check_fits(shaped, math.prod(shape) * dtype.itemsize, self.change, device)
         return func(*args, **kwargs)
@@ -118,6 +122,8 @@ class _Allocations(TorchFunctionMode):
 # Functions that take a shape, as one argument or as several, or one or two sizes. Others need input that is as large.
 _SHAPED = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 _SIZED = {torch.eye, torch.randperm}
+# Methods of a tensor, which gives the device and the dtype.
+_NEW = {torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_full}
 
 
 def _shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
@@ -130,7 +136,9 @@ def _shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[in
             return (int(numbers[0]), int(numbers[-1])) if func is torch.eye else (int(numbers[0]),)
         start, end, step = (0, *numbers, 1) if len(numbers) == 1 else (*numbers, 1)[:3]
         return (max(0, math.ceil((end - start) / (step or 1))),)
-    if func not in _SHAPED and func is not torch.randint:
+    if func in _NEW:
+        args = args[1:]
+    elif func not in _SHAPED and func is not torch.randint:
         return None
     shape = kwargs.get("size") or next((arg for arg in args if isinstance(arg, list | tuple)), args)
     return tuple(shape) if all(type(count) is int for count in shape) else None
