@@ -28,6 +28,7 @@ def test_sixty_users_cells_agree_with_the_reference(first):
     assert not reports
     assert calls["fused"] > 10  # of about forty; others are refused, or run as "auto"
     assert calls["undecided"] <= 1
+    assert calls["at a pole"] <= 1
 
 
 @pytest.mark.long
@@ -37,6 +38,7 @@ def test_twenty_thousand_users_cells_agree_with_the_reference(first):
     assert not reports
     assert calls["fused"] > 0.25 * BLOCK
     assert calls["undecided"] <= 0.06 * BLOCK
+    assert calls["at a pole"] <= 0.06 * BLOCK
 
 
 def test_a_seed_gives_the_same_cell_and_the_same_calls():

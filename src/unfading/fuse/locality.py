@@ -107,7 +107,7 @@ def _tested(cell: Cell, tested: int, steps: int, reverse: bool) -> tuple[Content
             try:
                 test = _Test(contents, T, sample, dtype)
                 reason = test.difference(reverse)
-                written = frozenset(test.copy.written())
+                written = frozenset(test.copies[0].written())
                 result = Locality(None if reason is None else Refusal(reason, line), test.random, bool(written))
                 return Contents(cell, written), result
             except Exception as error:  # of the user's code, or of something that cannot be copied
@@ -126,9 +126,10 @@ class _Test:
     """
 
     def __init__(self, contents: Contents, T: int, sample: Callable[..., Tensor], dtype: torch.dtype | None):
-        self.copy = CellCopy(contents, with_data if dtype is None else partial(_changed, dtype), example=True)
-        self.cell = self.copy.cell
-        for module in self.cell.modules():  # hooks observe the calls of the user, not a test
+        # Two copies: what a projection stores when it sees the whole sequence must not help it with the pieces.
+        self.copies = [CellCopy(contents, with_data if dtype is None else partial(_changed, dtype), example=True) for _ in "12"]
+        self.cell, self.other = (each.cell for each in self.copies)
+        for module in (*self.cell.modules(), *self.other.modules()):  # hooks observe the calls of the user, not a test
             vars(module).update({kind: OrderedDict() for kind in HOOKS})
         like = self.cell.initial_state(1)[0]
         rows = max(rows for rows, _ in ROWS_AND_STARTS)
@@ -151,7 +152,7 @@ class _Test:
         borders = sorted({0, 1, 2, 5, T // 3, T // 2 + 1, T - 1, T})
         # From the last piece to the first, so that a projection that stores what it has seen is noticed too.
         for a, b in reversed(list(pairwise(borders))):
-            for name, value in self._project(x[a:b], start + a).items():
+            for name, value in self._project(x[a:b], start + a, cell=self.other).items():
                 if name not in self.cell.constant and not self._same(value, whole[name][a:b]):
                     return f"project is not local in time: its field {name} differs between a sequence and the parts of it"
         return None
@@ -180,9 +181,9 @@ class _Test:
                 return f"in reverse, the shared field {name} of project depends on x"
         return None
 
-    def _project(self, x: Tensor, start: int, **noise: Any) -> dict[str, Tensor]:
+    def _project(self, x: Tensor, start: int, cell: Cell | None = None, **noise: Any) -> dict[str, Tensor]:
         with Noise(len(x), x.shape[1], start, **noise) as stand_in:
-            inputs = self.cell.project(x, start)
+            inputs = (cell or self.cell).project(x, start)
         self.random = self.random or stand_in.draws > 0
         return dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
 
