@@ -281,7 +281,7 @@ def test_a_matrix_that_is_used_in_two_ways_gets_its_full_gradient():
             )
 
     torch.manual_seed(0)
-    step = LatticeStep(Both(4, 4), 1)
+    step = LatticeStep(Both(4, 4), 1, 5)
     assert "cell.W_h" in step.others
     rnn = unfading.Recurrent(lambda size: Both(size, 4), 4, 2, learn_initial_state=False, dtype=torch.float64)
     for cell in rnn.cells:

@@ -21,6 +21,7 @@ from unfading.cells.base import Cell
 from unfading.cells.incremental import InnerStepsCell
 from unfading.cells.wrap import innermost
 from unfading.diagnostics.measure.observe import Chain, select_rows
+from unfading.diagnostics.measure.single_steps import check_single_steps
 
 # Points whose Jacobians are in memory at a time.
 CHUNK = 256
@@ -72,7 +73,9 @@ def inner_path(cell: Cell, x: Tensor, state: Any = None, *, start: int = 0) -> I
 @torch.no_grad()
 def observed_path(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> InnerPath:
     """The path at some observed time steps, counted from 0; h has the state before each, and the state after the last."""
-    cell = deepcopy(check_incremental(innermost(chain.cell))).double().eval()
+    cell = check_incremental(innermost(chain.cell))
+    check_single_steps(cell, chain.T, reverse=chain.position.backward)
+    cell = deepcopy(cell).double().eval()
     weights = cell.weights()
     inputs = [cell.project(select_rows(chain.x[t], rows).double().unsqueeze(0), chain.index[t]) for t in times]
     u, eta = (torch.cat([getattr(of_step, name) for of_step in inputs]) for name in ("u", "eta"))

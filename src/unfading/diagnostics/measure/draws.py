@@ -156,7 +156,7 @@ def random_signals(sizes: StackSizes, output_size: int, draws: int) -> tuple[Ten
 
 def lattices(cells: Sequence[Cell], thetas: Sequence[Parameters], x: Tensor, v: Tensor) -> Tensor:
     """G of every draw under every loss, [draws, losses, L, T]; arguments from `initial_parameters` and `random_signals`."""
-    layers = [LatticeStep(cell, batch=1) for cell in cells]
+    layers = [LatticeStep(cell, batch=1, steps=x.shape[1]) for cell in cells]
 
     def lattices_of_draw(thetas: list[Parameters], x: Tensor, v: Tensor) -> Tensor:
         initial = [cell.initial_state(1) for cell in cells]

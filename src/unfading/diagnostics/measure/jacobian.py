@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.diagnostics.measure.observe import Chain, batch_steps, select_rows
+from unfading.diagnostics.measure.single_steps import check_single_steps
 
 
 class Spectrum(NamedTuple):
@@ -44,6 +45,7 @@ def state_jacobians(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> 
 
 def input_jacobians(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> Tensor:
     """K_t [S, rows, h, I] of the given steps."""
+    check_single_steps(chain.cell, chain.T, reverse=chain.position.backward)
     _, state = batch_steps(chain, times, rows)
     x = torch.stack([select_rows(chain.x[t], rows) for t in times]).requires_grad_()
     # Step by step, because a projection may depend on the index of the step.

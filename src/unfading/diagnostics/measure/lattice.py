@@ -91,7 +91,7 @@ def lattice_function(
     with torch.no_grad():
         x = model.encoder(batch.x)
         initial = rnn.initial_states(x.shape[1])
-    layers = [LatticeStep(cast(Cell, cell), x.shape[1]) for cell in rnn.cells]
+    layers = [LatticeStep(cast(Cell, cell), x.shape[1], len(x)) for cell in rnn.cells]
 
     def measure(thetas: Sequence[Parameters]) -> Tensor:
         with torch.no_grad():
@@ -158,7 +158,7 @@ def observed_points(
         times: the steps.
         gradients: dL/ds_t of this chain for each L by name, as `lag.state_gradients` returns it.
     """
-    layer = LatticeStep(chain.cell, len(chain.x[0]))
+    layer = LatticeStep(chain.cell, len(chain.x[0]), chain.T, reverse=chain.position.backward)
     theta, points = layer.theta(), []
     for t in times:
         u, state = chain.x[t], type(chain.states[t])(*(part.detach() for part in chain.states[t]))

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
+from unfading.diagnostics.measure.single_steps import check_single_steps
 
 Parameters = Mapping[str, Tensor]
 # From the cotangents of a step's new state and output to ||d theta|| and the cotangents of its input and of its old state.
@@ -94,9 +95,12 @@ class LatticeStep:
     Args:
         cell: of the layer.
         batch: number of rows.
+        steps: number of steps of the sequence.
+        reverse: whether it is run from its last step to its first.
     """
 
-    def __init__(self, cell: Cell, batch: int):
+    def __init__(self, cell: Cell, batch: int, steps: int, *, reverse: bool = False):
+        check_single_steps(cell, steps, reverse=reverse)
         self.step = StepModule(cell)
         own: dict[str, Tensor] = dict(self.step.named_parameters())
         matrices = {name: W for name, W in own.items() if W.dim() == 2}

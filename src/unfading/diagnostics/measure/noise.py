@@ -20,6 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from unfading.cells.base import Cell
+from unfading.diagnostics.measure.single_steps import check_single_steps
 from unfading.errors import check_count
 from unfading.reference import scan
 
@@ -44,6 +45,7 @@ def after_noise(cell: Cell, signal: Tensor, *, steps: int = 972, seed: int = 0) 
         )
     # In float64, so that rounding is not mistaken for forgetting.
     cell, signal = deepcopy(cell).double().eval(), signal.double()
+    check_single_steps(cell, len(signal) + steps)
     T, B, size = signal.shape
     _, before = scan(cell, cell.project(signal), cell.initial_state(B), cell.weights())
     noise = torch.randn(steps, 1, size, generator=Generator().manual_seed(seed), dtype=torch.float64)
