@@ -184,6 +184,8 @@ class Pair:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.check_call(index, call)
+            if self.outcomes["refused in pieces"] and re.search(r"^ {12}self\.\w+ = ", self.cell.source, re.M):
+                return  # a method stores something, and the reference has run one call more
 
     def check_call(self, index: int, call: Call) -> None:
         errors: list[Exception | None] = [None, None]
