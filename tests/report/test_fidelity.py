@@ -236,6 +236,13 @@ def test_the_overview_has_each_row_in_per_cent_once_with_its_gap():
     assert b"<svg" in figures.svg(overview.overview([gap]))[:300]
 
 
+def test_the_longest_name_fits_in_a_wide_font():
+    row = {"gap": 0.0, "low": 0.0, "high": 0.0, "tolerance": 0.4, "least": -0.4, "verdict": "held"}
+    spec = overview.overview([{**row, "row": "m" * count} for count in (5, 80)])
+    axes = [layer["encoding"]["y"]["axis"] for layer in spec["layer"]]
+    assert all(axis["minExtent"] >= 80 * 6.5 and axis["labelLimit"] == 0 for axis in axes)
+
+
 def test_the_page_needs_no_torch(tmp_path):
     written(tmp_path)
     code = f"""if True:

@@ -15,6 +15,7 @@ from unfading.report.verdicts import BEATEN, HELD, MISSED, Line, Outcome
 
 VERDICTS = {BEATEN: COLOURS[2], HELD: COLOURS[0], MISSED: COLOURS[1]}
 TICKS = [-30, -10, -3, -1, 0, 1, 3]
+LETTER = 6.5  # pixels of a letter of a label in a wide font
 
 
 def gaps(answers: Iterable[tuple[Line, Outcome]]) -> list[dict[str, Any]]:
@@ -47,7 +48,10 @@ def overview(rows: list[dict[str, Any]]) -> Spec:
     scale = alt.Scale(type="symlog", constant=1, nice=False, padding=8)
     axis = alt.Axis(values=TICKS, grid=True, labelExpr="datum.value ? format(datum.value, '+d') : '0'")
     title = "points above what is published"
-    y = alt.Y("row:N", sort=[row["row"] for row in rows], title=None, axis=alt.Axis(labelLimit=320, grid=False))
+    names = [row["row"] for row in rows]
+    # The labels are measured in a font of this machine, and drawn in one of the reader's, which may be wider.
+    room = LETTER * max(map(len, names), default=0)
+    y = alt.Y("row:N", sort=names, title=None, axis=alt.Axis(labelLimit=0, minExtent=room, grid=False))
     colour = alt.Color(
         "verdict:N",
         scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
