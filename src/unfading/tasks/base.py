@@ -157,7 +157,7 @@ class Head(nn.Module):
         if lengths is None:
             return self.predict(output)
         if output.dim() != 3:
-            raise ValueError(f"lengths= needs a batch, [T, B, {self.answer.in_features}]; got {list(output.shape)}.")
+            raise ValueError(f"lengths= needs a batch, output [T, B, n]; got {list(output.shape)}.")
         return self.predict_rows(output, checked_lengths(lengths, output))
 
     def predict(self, output: Tensor) -> Tensor:
@@ -174,16 +174,19 @@ class Head(nn.Module):
         return answers
 
     def _check_output(self, output: Tensor) -> None:
-        name, n = type(self).__name__, self.answer.in_features
+        name, answer = type(self).__name__, self.answer
         if not isinstance(output, Tensor):
-            raise TypeError(f"{name} takes the output of a layer, a Tensor [T, B, {n}]; got {type(output).__name__}.")
-        if output.dim() not in (2, 3) or output.shape[-1] != n or output.shape[0] == 0:
-            raise ValueError(f"{name} takes output of shape [T, B, {n}], or [T, {n}] unbatched; got {list(output.shape)}.")
-        own = next(self.parameters(), output)
-        if output.device != own.device:
-            raise ValueError(f"{name} lives on {own.device}, and the output on {output.device}. Move one of them.")
-        if output.dtype != own.dtype and not torch.is_autocast_enabled(own.device.type):
-            raise TypeError(f"{name} has {own.dtype} parameters; got {output.dtype}. Use output.to({own.dtype}).")
+            raise TypeError(f"{name} takes the output of a layer, a Tensor; got {type(output).__name__}.")
+        if not isinstance(answer, nn.Linear):  # the user's, or a quantised one
+            return
+        shape, weight = output.shape, answer.weight
+        if len(shape) not in (2, 3) or shape[-1] != weight.shape[1] or shape[0] == 0:
+            n = weight.shape[1]
+            raise ValueError(f"{name} takes output of shape [T, B, {n}], or [T, {n}] unbatched; got {list(shape)}.")
+        if output.device != weight.device:
+            raise ValueError(f"{name} lives on {weight.device}, and the output on {output.device}. Move one of them.")
+        if output.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
+            raise TypeError(f"{name} has {weight.dtype} parameters; got {output.dtype}. Use output.to({weight.dtype}).")
 
 
 class LastStep(Head):
