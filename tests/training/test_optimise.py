@@ -189,7 +189,7 @@ def test_every_schedule_is_compared_and_ends_at_its_floor():
 
 CASES = {
     "l2": (lambda: Adam(l2=-0.1), ValueError, "l2 must be at least 0; got -0.1"),
-    "l2 nan": (lambda: SGD(l2=math.nan), ValueError, "l2 must be at least 0; got nan"),
+    "l2 nan": (lambda: SGD(l2=math.nan), ValueError, "l2 must be finite; got nan"),
     "weight_decay": (lambda: SGD(weight_decay=-1), ValueError, "weight_decay must be at least 0"),
     "weight_decay kind": (lambda: SGD(weight_decay="1"), TypeError, "weight_decay must be a number; got '1'"),
     "b1": (lambda: Adam(b1=1.0), ValueError, "b1 must be below 1"),

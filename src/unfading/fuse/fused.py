@@ -20,7 +20,7 @@ from unfading.cells.base import Cell
 from unfading.errors import NoKernel
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality
-from unfading.fuse.operator import FusedLoop, Sizes, run_in_graph
+from unfading.fuse.operator import FusedLoop, Sizes, run_in_graph, without_unread
 from unfading.fuse.plan import Plan, autocast_precision, c_kernel, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
@@ -72,6 +72,7 @@ def fused(
         results = run_in_graph(cell_plan.key, sizes, options.lengths, options.reverse, keep, tensors)
     else:
         run = FusedLoop.apply if keep or traced() else FusedLoop.forward
+        tensors = without_unread(cell_plan.key, tensors) if keep else tensors
         results = run(cell_plan.key, sizes, options.lengths, options.reverse, keep, *tensors)
     return type(state)(*results[:n]), type(state)(*results[n : 2 * n])
 

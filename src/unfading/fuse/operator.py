@@ -295,12 +295,19 @@ def run_in_graph(
 ) -> tuple[Tensor, ...]:
     """As FusedLoop, in a graph of torch.compile or torch.export."""
     if keep:
-        reads = _with_gradient(key, tensors[0].dtype, target_of(tensors[0].device))
-        tensors = [tensor if has else tensor.detach() for tensor, has in zip(tensors, reads, strict=True)]
+        tensors = without_unread(key, list(tensors))
         if not exporting():
             # torch.compile takes no tensor twice.
             return FusedLoop.apply(key, sizes, lengths, reverse, True, *[tensor.view_as(tensor) for tensor in tensors])
     return tuple(forward_op(text_of(key), *_parts(sizes, tensors), lengths, reverse, False, sizes.models, sizes.dots))
+
+
+def without_unread(key: str, tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, detached where no gradient reaches them: a hook of the user would be called with None."""
+    reads = _with_gradient(key, tensors[0].dtype, target_of(tensors[0].device))
+    if all(reads):
+        return tensors
+    return [tensor if has else tensor.detach() for tensor, has in zip(tensors, reads, strict=True)]
 
 
 @constant_when_compiled

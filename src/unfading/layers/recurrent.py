@@ -401,7 +401,7 @@ def _join_states(states: list[Any], *, stacked: bool, batched: bool, axis: int) 
     """The caller's state from the states of all layers and directions; `axis` is 0, or 1 where the first axis is time."""
     if not batched:
         states = [type(state)(*(part.squeeze(axis) for part in state)) for state in states]
-    if exporting():
+    if torch.compiler.is_compiling() and exporting():
         states = [exported_class(type(state))(*state) for state in states]
     if not stacked:
         return tuple(states)
