@@ -101,7 +101,8 @@ def called(
 
 
 def blame(error: Exception, method: str | None = None, place: Place | None = None) -> NoReturn:
-    """Raise a `TaskError` that says which line of a user's file failed. An error of the library itself is raised as it is.
+    """Raise a `TaskError` that says which line of a user's file failed. A sentence of the library is raised as it is, unless a
+    line of the user called what raised it.
 
     Args:
         error: the error.
@@ -110,11 +111,12 @@ def blame(error: Exception, method: str | None = None, place: Place | None = Non
     """
     line = _user_line(error)
     method = method or (line and line.method)
-    if isinstance(error, TaskError) or method is None or allocation.out_of_memory(error) or _is_a_sentence(error):
+    own = line is None and _is_a_sentence(error)
+    if isinstance(error, TaskError) or method is None or allocation.out_of_memory(error) or own:
         raise error
     details = [*([] if line is None else [f"{line.filename}, line {line.number}"]), *([] if place is None else [str(place)])]
     where = f" ({'; '.join(details)})" if details else ""
-    raise TaskError(f"{method} raised {type(error).__name__}: {first_line(error)}{where}.") from error
+    raise TaskError(f"{method} raised {type(error).__name__}: {first_line(error).rstrip('.')}{where}.") from error
 
 
 class _UserLine(NamedTuple):
@@ -284,7 +286,12 @@ def _predict(task: Task, model: Model, encoded: Tensor, batch: Batch, place: Pla
         output, _ = rnn(encoded, lengths=batch.lengths)
     except Exception as error:
         blame(error, place=place)
-    prediction = called(task, "head", model.head, output, batch.lengths, place=place)
+    try:
+        prediction = model.head(output, batch.lengths)
+    except (TypeError, ValueError) as error:  # a head of the library that was built for another output says so itself
+        raise TaskError(f"the module of {_name(task)}.head failed: {first_line(error).rstrip('.')} ({place}).") from error
+    except Exception as error:
+        blame(error, f"{_name(task)}.head", place)
     if not isinstance(prediction, Tensor) or not prediction.is_floating_point():
         got = prediction.dtype if isinstance(prediction, Tensor) else _kind(prediction)
         raise TaskError(
