@@ -32,6 +32,7 @@ class Run(Settings):
     The files of a user's own task and cell are read when the run is created. They do not change with the files on disk.
     """
 
+    # Source of a user's own task and cell, by file or module; what is left out is read now.
     code: Mapping[str, UserCode] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -140,5 +141,4 @@ class Run(Settings):
 
 
 _ARGUMENTS = {name: each.description for name, each in FIELDS.items()}
-_ARGUMENTS["code"] = "Source of a user's own task and cell, by file or module. By default it is read when the run is created."
 Run.__doc__ = f"{inspect.cleandoc(Run.__doc__ or '')}\n\nArgs:\n" + "\n".join(f"    {n}: {t}" for n, t in _ARGUMENTS.items())
