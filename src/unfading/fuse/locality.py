@@ -183,17 +183,28 @@ class _Test:
 
     def _project(self, x: Tensor, start: int, cell: Cell | None = None, **noise: Any) -> dict[str, Tensor]:
         with Noise(len(x), x.shape[1], start, **noise) as stand_in:
-            inputs = (cell or self.cell).project(x, start)
+            fields = fields_of(cell or self.cell, x, start)
         self.random = self.random or stand_in.draws > 0
-        return dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
+        return fields
 
     def _same(self, a: Tensor, b: Tensor) -> bool:
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if not a.is_floating_point():
-            return torch.equal(a, b)
-        size = b.nan_to_num(0.0, 0.0, 0.0).abs().amax().item() if b.numel() else 0.0
-        return torch.allclose(a, b, rtol=self.tolerance, atol=self.tolerance * size, equal_nan=True)
+        return same(a, b, self.tolerance)
+
+
+def fields_of(cell: Cell, x: Tensor, start: int) -> dict[str, Tensor]:
+    """The fields that `project` returns, by name."""
+    inputs = cell.project(x, start)
+    return dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
+
+
+def same(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether two tensors are equal up to `tolerance`, which is relative to the largest entry; NaN is equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    size = b.nan_to_num(0.0, 0.0, 0.0).abs().amax().item() if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=0.0, atol=tolerance * size, equal_nan=True)
 
 
 class Noise(WithoutDraws):

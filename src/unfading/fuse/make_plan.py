@@ -1,7 +1,7 @@
 """Trace a cell's step on a small example, together with its projection where that pays, and make the plan of it."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from unfading.fuse.ir.program import InputKind, Program
 from unfading.fuse.isolation import WithoutDraws, isolated
 from unfading.fuse.plan import NAMES, PROGRAMS, Plan, Target, TensorNames, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
-from unfading.fuse.row_law import check_program, check_rows_of_project, check_rows_of_step
+from unfading.fuse.row_law import StepExample, check_program, check_rows_of_project, check_rows_of_step
 from unfading.fuse.trace.projection import affine_project, with_project
 from unfading.fuse.trace.recorder import Signature, trace
 from unfading.fuse.trace.tree import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
@@ -113,18 +113,27 @@ class _Example:
             dtype,
         )
 
-    def check_rows(self, check: Callable[..., None], *arguments: Any) -> None:
-        """Test on data that rows do not depend on each other."""
+    @cached_property
+    def of_step(self) -> StepExample:
+        return StepExample(self.cell, self.weights, self.state[0])
+
+    def check_rows_of_project(self) -> None:
+        """Test on data that rows of the projection do not depend on each other."""
         with WithoutDraws(), torch.no_grad():
-            check(self.cell, *arguments)
+            check_rows_of_project(self.cell, self.state[0])
+
+    def check_rows_of_step(self) -> None:
+        """Test on data that rows of the step do not depend on each other."""
+        with WithoutDraws(), torch.no_grad():
+            check_rows_of_step(self.of_step)
 
     def check_program(self, traced: "_Traced") -> None:
         """Test on data that a program computes what the step computes."""
-        tensors: list[Tensor] = []
-        flatten(self.weights, tensors)
-        tensors += [attrgetter(name)(self.cell) for name in traced.parameters]
-        projected = traced.signature is not self.signature
-        self.check_rows(partial(check_program, projected=projected), traced.program, tensors, self.weights, self.state[0])
+        with WithoutDraws(), torch.no_grad():
+            tensors: list[Tensor] = []
+            flatten(self.weights, tensors)
+            tensors += [attrgetter(name)(self.cell) for name in traced.parameters]
+            check_program(self.of_step, traced.program, tensors, projected=traced.signature is not self.signature)
 
     def step_function(self) -> Callable[..., Any]:
         """`step` of a copy of the cell, as a function of flat lists of tensors."""
@@ -165,14 +174,14 @@ def _program(example: _Example) -> _Traced:
         if target == "triton" and example.cell.input_size > PROJECTED_IN_LOOP:
             raise NotFusable("the projection stays outside the loop")
         traced = _Traced(*with_project(contents, step, signature))
-        example.check_rows(check_rows_of_project, example.state[0])
+        example.check_rows_of_project()
         example.check_program(traced)
         if target == "triton" and _matrices(traced.program) > _matrices(trace(step, signature)):
             traced = _Traced(*affine_project(contents, step, signature), affine=True)
     except NotFusable:
         traced = _Traced(trace(step, signature), signature)
         example.check_program(traced)
-    example.check_rows(check_rows_of_step, example.weights, example.state[0])
+    example.check_rows_of_step()
     return traced
 
 

@@ -271,10 +271,6 @@ class FusedLoop(torch.autograd.Function):
             results = FusedLoopBackward.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
         else:
             results = FusedLoopBackward.forward(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
-        if not torch.compiler.is_compiling():
-            # As in the reference loop, what the step does not read has no gradient, where an optimiser would act on zeros.
-            reads = _with_gradient(ctx.key, tensors[0].dtype, target_of(tensors[0].device))
-            wanted = tuple(want and has for want, has in zip(wanted, reads, strict=True))
         return (None,) * 5 + tuple(d if want else None for d, want in zip(results, wanted, strict=True))
 
     @staticmethod
@@ -303,7 +299,11 @@ def run_in_graph(
 
 
 def without_unread(key: str, tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, detached where no gradient reaches them: a hook of the user would be called with None."""
+    """The tensors, detached where no gradient reaches them.
+
+    As in the reference loop, what a step does not read has no gradient: an optimiser would act on zeros, and a hook of the user
+    would be called with None.
+    """
     reads = _with_gradient(key, tensors[0].dtype, target_of(tensors[0].device))
     if all(reads):
         return tensors

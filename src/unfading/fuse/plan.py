@@ -4,8 +4,6 @@
 a plan are built when they are first asked for: in C for the CPU, in Triton for a GPU.
 """
 
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -15,6 +13,7 @@ import torch
 
 from unfading.cells.base import Cell
 from unfading.fuse.contents import Contents
+from unfading.fuse.fork_lock import ForkLock
 from unfading.fuse.ir.program import Program
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.torch_state import traced
@@ -66,17 +65,7 @@ _triton_kernels: "dict[str, TritonKernel | Refusal]" = {}
 # loop switches between training and evaluation.
 _plans: "WeakKeyDictionary[Cell, list[tuple[Contents, FirstParameter, Plan | Refusal]]]" = WeakKeyDictionary()
 # Held while a cell is planned. Planning works on copies, so the lock is there to do the work once.
-_planning = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """In a forked child, the thread that held the lock does not exist and would never release it."""
-    global _planning
-    _planning = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_planning = ForkLock()
 
 
 def plan(cell: Cell) -> Plan | Refusal:

@@ -7,6 +7,7 @@ run on random rows in tensors of several shapes, from several starts. A row must
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from unfading.cells.base import Cell
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import Program
 from unfading.fuse.isolation import numbers
+from unfading.fuse.locality import TOLERANCE, fields_of, same
 from unfading.fuse.refusal import NotFusable
 from unfading.reference import leaf_names
 from unfading.source_lines import definition_line
@@ -24,7 +26,6 @@ from unfading.source_lines import definition_line
 ROWS = 320
 SHAPES = ((1, 1, 3), (2, 3, 1), (3, 2, 4), (4, 1, 5), (1, 4, 6), (5, 1, 7), (16, 20, 2), (1, ROWS, 1000))  # T, B, start
 BATCHES = (1, 2, 3, 4, 7)
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest entry
 TF32_TOLERANCE = 1e-2  # on a GPU whose float32 products round their factors to three digits
 
 
@@ -37,61 +38,60 @@ def check_rows_of_project(cell: Cell, like: Tensor) -> None:
     """
     x = _random((ROWS, 1, cell.input_size), like, seed=0)
     line = definition_line(cell.project)
-    whole = _fields(cell, x, 0)
+    whole = fields_of(cell, x, 0)
     for T, B, start in SHAPES:
-        part = _fields(cell, x[: T * B].reshape(T, B, -1), start)
+        part = fields_of(cell, x[: T * B].reshape(T, B, -1), start)
         for name in part.keys() - {*cell.shared}:
             rows = part[name].flatten(0, 1)
-            if not _same(rows, whole[name].flatten(0, 1)[: T * B]):
+            if not same(rows, whole[name].flatten(0, 1)[: T * B], _tolerance(rows)):
                 reason = f"the field {name} of project depends on other rows, on their number or on the index of the step"
                 raise NotFusable(reason, line)
-    other = _fields(cell, _random(tuple(x.shape), like, seed=1), 0)
+    other = fields_of(cell, _random(tuple(x.shape), like, seed=1), 0)
     for name in cell.shared:
-        if not _same(other[name], whole[name]):
+        if not same(other[name], whole[name], _tolerance(whole[name])):
             raise NotFusable(f"the shared field {name} of project depends on x, hence on one row or on all of them", line)
 
 
-def check_rows_of_step(cell: Cell, weights: Any, like: Tensor) -> None:
-    """Raise NotFusable if a state after a step depends on other rows, or on how many there are; arguments as above."""
-    example = _StepExample(cell, weights, like)
-    whole = example.step(ROWS)
+def check_rows_of_step(example: "StepExample") -> None:
+    """Raise NotFusable if a state after a step depends on other rows, or on how many there are."""
     for batch in BATCHES:
-        if not all(_same(rows, all_rows[:batch]) for rows, all_rows in zip(example.step(batch), whole, strict=True)):
+        parts = zip(example.step(batch), example.whole, strict=True)
+        if not all(same(rows, all_rows[:batch], _tolerance(rows)) for rows, all_rows in parts):
             reason = "a row's state depends on other rows, or on how many there are; a compiled step knows one row"
-            raise NotFusable(reason, definition_line(cell.step))
+            raise NotFusable(reason, definition_line(example.cell.step))
 
 
-def check_program(
-    cell: Cell, program: Program, tensors: Sequence[Tensor], weights: Any, like: Tensor, *, projected: bool
-) -> None:
+def check_program(example: "StepExample", program: Program, tensors: Sequence[Tensor], *, projected: bool) -> None:
     """Raise NotFusable unless a program computes what the step computes.
 
     A trace runs on tensors without data, with gradients. A method may ask for more than the operations on a tensor show: its
     device, whether it requires a gradient, whether gradients are enabled. Then the recorded branch is not the one that runs.
 
     Args:
-        cell: a copy, whose parameters have values.
+        example: of the step.
         program: of the step, or of projection and step together.
         tensors: the weights that the program reads.
-        weights: those that the step reads.
-        like: a tensor of the cell's device and dtype.
         projected: whether the program contains the projection.
     """
-    example = _StepExample(cell, weights, like)
-    shared = [row for name, row in zip(example.names, example.leaves, strict=True) if name in cell.shared]
+    shared = [row for name, row in zip(example.names, example.leaves, strict=True) if name in example.cell.shared]
     rows = [example.x, *shared] if projected else example.leaves
-    for part, want in zip(next_states(program, rows, list(example.state), tensors), example.step(ROWS), strict=True):
+    for part, want in zip(next_states(program, rows, list(example.state), tensors), example.whole, strict=True):
         size = want.nan_to_num(0.0, 0.0, 0.0).abs().amax().item()
-        same = torch.isclose(part, want, rtol=0.0, atol=10 * _tolerance(want) * size, equal_nan=True).all(-1)
-        if same.sum() < 0.9 * ROWS:  # rounding may decide a comparison in a few rows
+        equal = torch.isclose(part, want, rtol=0.0, atol=10 * _tolerance(want) * size, equal_nan=True).all(-1)
+        if equal.sum() < 0.9 * ROWS:  # rounding may decide a comparison in a few rows
             reason = "the step computes something else on tensors without data, on which it is recorded"
-            raise NotFusable(reason, definition_line(cell.step))
+            raise NotFusable(reason, definition_line(example.cell.step))
 
 
-class _StepExample:
+class StepExample:
     """The second step of a random sequence of ROWS rows.
 
     The state before it is what the first step returns, plus random numbers: a part of a state may be zero at all times.
+
+    Args:
+        cell: a copy, whose parameters have values.
+        weights: those that the step reads.
+        like: a tensor of the cell's device and dtype.
     """
 
     def __init__(self, cell: Cell, weights: Any, like: Tensor):
@@ -107,26 +107,19 @@ class _StepExample:
         state = cell.step(_pytree.tree_unflatten(first, self.tree), cell.initial_state(ROWS), weights)
         self.state = type(state)(*(rows + _random(rows.shape, like, seed=i + 1) for i, rows in enumerate(state)))
 
+    @cached_property
+    def whole(self) -> Any:
+        """The state after the step, of all rows."""
+        return self.step(ROWS)
+
     def step(self, batch: int) -> Any:
-        """The state after the step, of the first rows alone."""
+        """The state after the step, computed from the first rows alone."""
         inputs = _pytree.tree_unflatten([rows[:batch] for rows in self.leaves], self.tree)
         return self.cell.step(inputs, type(self.state)(*(rows[:batch] for rows in self.state)), self.weights)
 
 
-def _fields(cell: Cell, x: Tensor, start: int) -> dict[str, Tensor]:
-    inputs = cell.project(x, start)
-    return dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
-
-
 def _random(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
     return 4 * (numbers(torch.zeros(1), seed, math.prod(shape)).reshape(tuple(shape)) - 0.5).to(like)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    size = b.nan_to_num(0.0, 0.0, 0.0).abs().amax().item()
-    return torch.allclose(a, b, rtol=0.0, atol=_tolerance(a) * size, equal_nan=True)
 
 
 def _tolerance(tensor: Tensor) -> float:

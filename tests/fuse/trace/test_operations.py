@@ -206,18 +206,10 @@ def differences(name, got, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_special_numbers_give_what_torch_gives(name, dtype):
+@pytest.mark.parametrize("optimised", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "optimised"])
+def test_special_numbers_give_what_torch_gives(name, dtype, optimised):
     numbers, setting = numbers_of(dtype)
-    got = by_kernel(kernels(dtype, False)[name], signature(dtype), numbers, setting)
-    assert differences(name, got, dtype) == {}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_special_numbers_in_optimised_code(name, dtype):
-    numbers, setting = numbers_of(dtype)
-    got = by_kernel(kernels(dtype, True)[name], signature(dtype), numbers, setting)
+    got = by_kernel(kernels(dtype, optimised)[name], signature(dtype), numbers, setting)
     assert differences(name, got, dtype) == {}
 
 

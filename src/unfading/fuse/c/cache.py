@@ -17,13 +17,11 @@ digest is a hash of the key and of the library's bytes. Since it is part of the 
   that is about to load it compiles it again.
 """
 
-import math
 import os
 import re
 import shutil
 import stat
 import tempfile
-import threading
 import time
 from contextlib import suppress
 from ctypes import CDLL
@@ -33,6 +31,7 @@ from typing import NamedTuple
 
 from unfading.fuse.c import compiler
 from unfading.fuse.c.compiler import Compiler, NoCompiler
+from unfading.fuse.fork_lock import ForkLock
 
 # The files that `_store` writes, finished or not. The .py files are the sources of kernels for GPUs.
 OURS = re.compile(r"[0-9a-f]{32}(\.c|\.py|-[0-9a-f]{32}\.so)(\.\w{8}\.tmp)?")
@@ -46,17 +45,7 @@ REMNANT_SECONDS = 3600.0
 
 _loaded: dict[str, CDLL] = {}
 _refused: dict[str, str] = {}
-_lock = threading.Lock()
-
-
-def _forget_the_lock() -> None:
-    """In a forked child, the thread that held the lock does not exist and would never release it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_the_lock)
+_lock = ForkLock()
 
 
 class Description(NamedTuple):
@@ -135,14 +124,8 @@ def clear() -> tuple[int, int]:
 
 def limit() -> int:
     """The number of bytes that the folder may hold."""
-    text = os.environ.get("UNFADING_CACHE_MB", "").strip()
-    try:
-        megabytes = float(text) if text else LIMIT_MB
-    except ValueError:
-        megabytes = math.nan
-    if not 0 <= megabytes <= 1e9:
-        raise NoCompiler(f"UNFADING_CACHE_MB={text!r} is not a number of megabytes, 0 or more; correct it or unset it")
-    return int(megabytes * 1e6)
+    allowed = "number of megabytes, 0 or more"
+    return int(compiler.from_environment("UNFADING_CACHE_MB", LIMIT_MB, lambda number: 0 <= number <= 1e9, allowed) * 1e6)
 
 
 def describe() -> Description:

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from itertools import takewhile
@@ -115,14 +116,27 @@ def cpu() -> str:
 
 def seconds() -> float:
     """The time limit of a compilation."""
-    text = os.environ.get("UNFADING_COMPILE_SECONDS", "").strip()
+    allowed = "number of seconds above 0"
+    return from_environment("UNFADING_COMPILE_SECONDS", COMPILE_SECONDS, lambda number: 0 < number <= 1e6, allowed)
+
+
+def from_environment(name: str, default: float, valid: Callable[[float], bool], allowed: str) -> float:
+    """The number that an environment variable holds.
+
+    Args:
+        name: of the variable.
+        default: the number where it is not set.
+        valid: whether a number may be used.
+        allowed: which numbers these are, in words.
+    """
+    text = os.environ.get(name, "").strip()
     try:
-        limit = float(text) if text else COMPILE_SECONDS
+        number = float(text) if text else default
     except ValueError:
-        limit = math.nan
-    if not 0 < limit <= 1e6:
-        raise NoCompiler(f"UNFADING_COMPILE_SECONDS={text!r} is not a number of seconds above 0; correct it or unset it")
-    return limit
+        number = math.nan
+    if not valid(number):
+        raise NoCompiler(f"{name}={text!r} is not a {allowed}; correct it or unset it")
+    return number
 
 
 def build(compiler: Compiler, source: Path, output: Path) -> None:
