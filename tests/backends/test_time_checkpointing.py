@@ -2,10 +2,11 @@
 
 import gc
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import unfading
@@ -114,6 +115,70 @@ def test_segments_take_parameters_that_are_swapped_in():
         gradients.append(torch.autograd.grad(output.square().sum(), list(swapped.values())))
     for a, b in zip(*gradients, strict=True):
         assert_close(a, b, **EXACT)
+
+
+class TwoInputs(NamedTuple):
+    a: Tensor
+    z: Tensor
+
+
+class TwoStates(NamedTuple):
+    h: Tensor
+    c: Tensor
+
+
+class RootCell(unfading.Cell):
+    """The derivative of c's step is infinite at 0; h depends neither on c nor on the weight `idle`."""
+
+    def __init__(self, input_size, hidden_size):
+        super().__init__(input_size, hidden_size)
+        self.W = nn.Linear(input_size, hidden_size)
+        self.idle = nn.Parameter(torch.ones(hidden_size))
+
+    def project(self, x, start=0):
+        return TwoInputs(self.W(x), x * self.idle[0])
+
+    def weights(self):
+        return (self.idle,)
+
+    def initial_state(self, batch):
+        zeros = self.idle.new_zeros(batch, self.output_size)
+        return TwoStates(zeros, zeros)
+
+    def step(self, inputs, state, weights):
+        return TwoStates(torch.tanh(inputs.a + 0.5 * state.h), state.c.relu().sqrt())
+
+
+def root_layer(backend):
+    return unfading.Recurrent(lambda size: RootCell(size, 3), 2, dtype=torch.float64, backend=backend)
+
+
+def test_an_output_without_a_gradient_adds_no_nan():
+    layer, x = root_layer("reference"), laws.random_input()
+    for every in (None, 2):
+        layer.checkpoint_every = every
+        state = TwoStates(*(torch.zeros(1, x.shape[1], 3, dtype=torch.float64, requires_grad=True) for _ in "hc"))
+        output, _ = layer(x, state)
+        h, c = torch.autograd.grad(output.square().sum(), state, allow_unused=True)
+        assert h.any()
+        assert c is None
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_the_hook_of_a_parameter_that_is_not_read_is_not_called(backend):
+    layer, x = root_layer(backend), laws.random_input()
+    calls = []
+    layer.cells[0].idle.register_hook(calls.append)
+    layer.cells[0].W.weight.register_hook(lambda gradient: 2 * gradient)
+    gradients = []
+    for every in (None, 2):
+        layer.checkpoint_every = every
+        layer.zero_grad()
+        layer(x)[0].square().sum().backward()
+        gradients.append(layer.cells[0].W.weight.grad)
+        assert layer.cells[0].idle.grad is None
+    assert_close(*gradients, **EXACT)
+    assert not calls
 
 
 def test_one_dropout_mask_serves_all_segments():

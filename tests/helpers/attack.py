@@ -253,7 +253,7 @@ class Pair:
     def expected(self, index: int, call: Call) -> tuple[Results | None, Exception | None]:
         """The results of the reference, in one call over the whole sequence, or its error."""
         whole = call._replace(kind=WHOLE.get(call.kind, call.kind))
-        around = call.around if call.around in ("vmap", "func_grad") else ""
+        around = call.around if call.around in ("vmap", "func_grad", "fork") else ""
         try:
             results = perform(self.truth, whole, self.plan, index, around)
         except Exception as error:

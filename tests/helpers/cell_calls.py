@@ -88,11 +88,12 @@ def scenario(cell: UserCell) -> Scenario:
         form = r.choices(["batched", "unbatched", "packed"], [10, 1, 1])[0]
         B = 1 if form == "unbatched" else B
         kind = r.choice(KINDS)
-        if kind in ("stream", "truncated") and (bidirectional or noise or cell.noisy):
+        if kind in ("stream", "truncated") and (bidirectional or noise or cell.noisy or (cell.draws and layers > 1)):
             kind = "grad"
         ragged = form == "batched" and kind not in ("stream", "truncated") and chance(0.3)
         change = changes[i - 1] if 0 < i <= len(changes) else r.choice(["", "train", "eval", "update"]) if i else ""
         around = r.choice(SURROUNDINGS) if chance(0.1) and not noise and not cell.noisy and form == "batched" else ""
+        around = "" if around == "threads" and cell.draws else around
         kind = "grad" if around not in ("", "threads", "fork") else kind
         calls.append(
             Call(

@@ -67,6 +67,11 @@ class UserCell(NamedTuple):
     local: bool  # whether project was written to compute each step from x at that step alone, and from its index
     noisy: bool  # whether project draws random numbers in training
 
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws random numbers: in another order where layers take turns, and where threads do."""
+        return bool(re.search(r"nn\.Dropout|rand_like", self.source))
+
     def module(self, name: str = "user_cell") -> types.ModuleType:
         """A new module of the source: its classes and globals are its own."""
         return load(self.source, f"{name}_{self.seed}")

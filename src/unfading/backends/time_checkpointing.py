@@ -37,12 +37,18 @@ def run_in_segments(
         whole = None if whole is None else _flipped(cell, whole, lengths)
     constants = constants_of(cell, x, start) if whole is None else {}
     parameters = {f"cell.{name}": value for name, value in cell.named_parameters()}
+    hooked = any(parameter._backward_hooks for parameter in parameters.values())
+    reads: list[bool] | None = None
     segments = []
     for a, x_segment in zip(range(0, len(x), options.checkpoint_every), x.split(options.checkpoint_every), strict=True):
         segment = Segment(implementation, cell, options._replace(lengths=lengths, reverse=False, start=start))
         inputs = () if whole is None else _chunk(cell, whole, a, a + len(x_segment))
         leaves, tree = _pytree.tree_flatten(((x_segment, state, weights, constants, inputs), parameters))
-        *states, state = _pytree.tree_unflatten(RecomputedSegment.apply(segment, tree, *leaves), segment.outputs)
+        if hooked and torch.is_grad_enabled():
+            reads = reads or segment.reads(leaves, tree)
+            leaves = [leaf if read else leaf.detach() for leaf, read in zip(leaves, reads, strict=True)]
+        outputs = RecomputedSegment.apply(segment, tree, hooked, *leaves)
+        *states, state = _pytree.tree_unflatten(outputs, segment.outputs)
         segments.append(states)
         start += len(x_segment)
         lengths = None if lengths is None else lengths - len(x_segment)
@@ -110,6 +116,19 @@ class Segment(nn.Module):
         same = len(now) == len(self.parameters_then) and all(map(is_, now, self.parameters_then))
         return now if same and all(p.is_leaf and not p._backward_hooks for p in now) else None
 
+    def reads(self, leaves: list[Tensor], tree: Any) -> list[bool]:
+        """For each tensor, whether a gradient reaches it: the hook of one that is not read would be called with None."""
+        device = leaves[0].device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            # All of them: the state before the first segment needs no gradient, the next ones do.
+            twins = [leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
+            arguments, parameters = _pytree.tree_unflatten(twins, tree)
+            outputs = [output for output in torch.func.functional_call(self, parameters, arguments) if output.requires_grad]
+            total = sum((output.sum() for output in outputs), start=torch.zeros((), requires_grad=True))
+            wanted = [twin for twin in twins if twin.requires_grad]
+            gradients = iter(torch.autograd.grad(total, wanted, allow_unused=True))
+        return [twin.requires_grad and next(gradients) is not None for twin in twins]
+
     def first(self, arguments: Any) -> list[Tensor]:
         """Run, and store the state of the random number generators and of autocast."""
         device = arguments[0].device
@@ -144,16 +163,21 @@ class Segment(nn.Module):
 
 
 class RecomputedSegment(torch.autograd.Function):
-    """A segment that stores only its inputs for the backward pass."""
+    """A segment that stores only its inputs for the backward pass.
+
+    An output without a gradient is left out of the backward pass. Zeros in its place would become NaN where they meet an
+    infinite derivative, which autograd never computes. With hooks there are zeros, since a hook would be called with None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, segment: Segment, tree: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, segment: Segment, tree: Any, hooked: bool, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.segment, ctx.tree = segment, tree
+        ctx.set_materialize_grads(hooked)
         ctx.save_for_backward(*leaves)
         return tuple(segment.first(_pytree.tree_unflatten(leaves, tree)[0]))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         twice = torch.is_grad_enabled()  # a second derivative is wanted
         with torch.enable_grad():
             # New nodes, so that a gradient stops at the inputs of this segment.
@@ -166,7 +190,7 @@ class RecomputedSegment(torch.autograd.Function):
                 leaves[len(leaves) - len(own) :] = own
             outputs = ctx.segment.again(arguments, parameters if own is None else None)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        tracked = [i for i, output in enumerate(outputs) if output.requires_grad]
+        tracked = [i for i, output in enumerate(outputs) if output.requires_grad and gradients[i] is not None]
         results = iter(
             torch.autograd.grad(
                 [outputs[i] for i in tracked],
@@ -175,8 +199,10 @@ class RecomputedSegment(torch.autograd.Function):
                 create_graph=twice,
                 allow_unused=True,
             )
+            if tracked
+            else [None] * len(wanted)
         )
-        return (None, None, *(next(results) if leaf.requires_grad else None for leaf in leaves))
+        return (None, None, None, *(next(results) if leaf.requires_grad else None for leaf in leaves))
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
