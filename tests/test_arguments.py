@@ -67,8 +67,12 @@ def call_head(**keywords):
     return unfading.LastStep(3, 1)(**keywords)
 
 
-def call_linear(v, W, low_rank):
-    return unfading.linear(v, W), unfading.linear(v, low_rank)
+def call_linear(v, W, low_rank, heads):
+    return unfading.linear(v, W), unfading.linear(v, low_rank), unfading.linear(v, heads)
+
+
+def call_block_diagonal(blocks, heads):
+    return unfading.linear(torch.ones(4, 3), unfading.BlockDiagonal(blocks, heads))
 
 
 def call_scan(**keywords):
@@ -131,9 +135,11 @@ CALLS = {
             "v": torch.randn(4, 3),
             "W": torch.randn(2, 3),
             "low_rank": unfading.LowRank(torch.randn(3, 1), torch.randn(1, 3)),
+            "heads": unfading.BlockDiagonal(torch.randn(6, 1), 3),
         },
     ),
     "LowRank": (unfading.LowRank, lambda: {"left": torch.randn(3, 1), "right": torch.randn(1, 3), "identity": 1.0}),
+    "BlockDiagonal": (call_block_diagonal, lambda: {"blocks": torch.randn(6, 1), "heads": 3}),
     "diagnose": (unfading.diagnose, lambda: {"model": star(), "x": torch.randn(4, 3, 2)}),
     "flat_start": (unfading.flat_start, lambda: {"model": model(), "data": torch.randn(4, 3, 2), "rounds": 1}),
     "tune": (call_tune, lambda: {"layer": star()}),

@@ -24,7 +24,7 @@ _PUBLIC_NAMES = {
     "cells.incremental": ["IncrementalRNNCell", "SiRNNCell"],
     "cells.janet": ["ForgetLSTMCell", "JANETCell"],
     "cells.lstm": ["LSTMCell", "PeepholeLSTMCell"],
-    "cells.matrix": ["linear", "LowRank"],
+    "cells.matrix": ["BlockDiagonal", "linear", "LowRank"],
     "cells.nru": ["NRUCell"],
     "cells.rotation": ["EURNNCell", "GORUCell"],
     "cells.spectral": ["SoftOrthogonalRNNCell", "SpectralRNNCell"],

@@ -37,7 +37,7 @@ from unfading.cells.highway import RecurrentHighwayCell
 from unfading.cells.incremental import IncrementalRNNCell, SiRNNCell
 from unfading.cells.janet import ForgetLSTMCell, JANETCell
 from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
-from unfading.cells.matrix import LowRank, linear
+from unfading.cells.matrix import BlockDiagonal, LowRank, linear
 from unfading.cells.nru import NRUCell
 from unfading.cells.rotation import EURNNCell, GORUCell
 from unfading.cells.spectral import SoftOrthogonalRNNCell, SpectralRNNCell
@@ -69,6 +69,7 @@ __all__ = [
     "AntisymmetricRNN",
     "AntisymmetricRNNCell",
     "Batch",
+    "BlockDiagonal",
     "Cell",
     "compare",
     "ContinuousRNN",
@@ -258,6 +259,7 @@ class Elman(Layer[elman.State]):
         dtype: torch.dtype | None = None,
         activation: Literal["relu", "tanh", "sigmoid"] = "tanh",
         normalise: bool = False,
+        heads: int = 1,
     ) -> None: ...
 
 class EquilibriumRNN(Layer[equilibrium.State]):
@@ -336,6 +338,7 @@ class FastGRNN(Layer[fast.State]):
         gate_activation: Literal["relu", "tanh", "sigmoid"] = "sigmoid",
         zeta: float = 0.7310585786300049,
         nu: float = 0.01798620996209156,
+        heads: int = 1,
     ) -> None: ...
 
 class FastRNN(Layer[fast.State]):
@@ -362,6 +365,7 @@ class FastRNN(Layer[fast.State]):
         alpha: float = 0.04742587317756678,
         beta: float = 0.9525741268224334,
         trainable: bool = True,
+        heads: int = 1,
     ) -> None: ...
 
 class ForgetLSTM(Layer[janet.State]):
@@ -385,6 +389,7 @@ class ForgetLSTM(Layer[janet.State]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         max_lag: int | None = None,
+        heads: int = 1,
     ) -> None: ...
 
 class FullUnitaryRNN(Layer[unitary.State]):
@@ -480,6 +485,7 @@ class GRU(Layer[gru.State]):
         dtype: torch.dtype | None = None,
         reset_after: bool = False,
         normalise: bool = False,
+        heads: int = 1,
     ) -> None: ...
 
 class IdentityRNN(Layer[elman.State]):
@@ -505,6 +511,7 @@ class IdentityRNN(Layer[elman.State]):
         activation: Literal["relu", "tanh", "sigmoid"] = "relu",
         normalise: bool = False,
         scale: float = 1.0,
+        heads: int = 1,
     ) -> None: ...
 
 class IncrementalRNN(Layer[incremental.State]):
@@ -561,6 +568,7 @@ class JANET(Layer[janet.State]):
         dtype: torch.dtype | None = None,
         max_lag: int | None = None,
         beta: float = 1.0,
+        heads: int = 1,
     ) -> None: ...
 
 class LinearRNN(Layer[elman.State]):
@@ -584,6 +592,7 @@ class LinearRNN(Layer[elman.State]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         normalise: bool = False,
+        heads: int = 1,
     ) -> None: ...
 
 class LSTM(Layer[lstm.State]):
@@ -608,6 +617,7 @@ class LSTM(Layer[lstm.State]):
         dtype: torch.dtype | None = None,
         max_lag: int | None = None,
         normalise: bool = False,
+        heads: int = 1,
     ) -> None: ...
 
 class NRU(Layer[nru.State]):
@@ -664,6 +674,7 @@ class OrthogonalRNN(Layer[elman.State]):
         dtype: torch.dtype | None = None,
         activation: Literal["relu", "tanh", "sigmoid"] = "relu",
         normalise: bool = False,
+        heads: int = 1,
     ) -> None: ...
 
 class PeepholeLSTM(Layer[lstm.State]):
@@ -687,6 +698,7 @@ class PeepholeLSTM(Layer[lstm.State]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         max_lag: int | None = None,
+        heads: int = 1,
     ) -> None: ...
 
 class RecurrentHighway(Layer[highway.State]):
@@ -847,6 +859,7 @@ class STAR(Layer[star.State]):
         dtype: torch.dtype | None = None,
         max_lag: int | None = None,
         shift: float = 0.0,
+        heads: int = 1,
     ) -> None: ...
 
 class StatisticalRNN(Layer[statistical.State]):
@@ -895,6 +908,7 @@ class UGRNN(Layer[janet.State]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         max_lag: int | None = None,
+        heads: int = 1,
     ) -> None: ...
 
 class UnitaryRNN(Layer[unitary.State]):

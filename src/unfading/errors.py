@@ -33,6 +33,13 @@ def check_rank(name: str, rank: int, size: int, *, least: int = 1) -> None:
         raise ValueError(f"{name} cannot be larger than the matrix; got {name}={rank} for size {size}. Largest: {size}.")
 
 
+def check_heads(heads: int, hidden_size: int) -> None:
+    """Raise unless the units can be cut into this number of groups of equal size."""
+    check_count("heads", heads)
+    if hidden_size % heads:
+        raise ValueError(f"heads must be a divisor of hidden_size; got heads={heads} for hidden_size={hidden_size}.")
+
+
 def check_number(name: str, value: float) -> None:
     """Raise unless `value` is a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -20,6 +20,11 @@ def orthogonal_(tensor: Tensor, *, blocks: int = 1, generator: Generator | None 
     return tensor
 
 
+def square_blocks(tensor: Tensor) -> int:
+    """The number of square matrices stacked along the rows."""
+    return tensor.shape[0] // tensor.shape[1]
+
+
 def orthogonal_linear_(layer: nn.Linear, *, blocks: int, generator: Generator | None = None) -> None:
     """Make each of the `blocks` matrices stacked in the layer's weight orthogonal, and its bias zero."""
     orthogonal_(layer.weight, blocks=blocks, generator=generator)
@@ -28,9 +33,10 @@ def orthogonal_linear_(layer: nn.Linear, *, blocks: int, generator: Generator | 
 
 
 @torch.no_grad()
-def identity_(tensor: Tensor, *, scale: float = 1.0) -> Tensor:
-    """`scale` on the diagonal, zero elsewhere."""
-    tensor.zero_().diagonal().fill_(scale)
+def identity_(tensor: Tensor, *, scale: float = 1.0, blocks: int = 1) -> Tensor:
+    """`scale` on the diagonal, zero elsewhere, for each of `blocks` matrices stacked along the rows."""
+    for block in tensor.zero_().chunk(blocks):
+        block.diagonal().fill_(scale)
     return tensor
 
 

@@ -68,7 +68,7 @@ def test_every_cell_agrees_with_the_reference(cell, device):
 @pytest.mark.long
 @pytest.mark.parametrize(("cell", "options"), every_cell())
 def test_every_variant_agrees_with_the_reference(cell, options, device):
-    same_as_the_reference(built(cell, hidden_size(cell), bidirectional=True, **options), device)
+    same_as_the_reference(built(cell, hidden_size(cell, options), bidirectional=True, **options), device)
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 31, 32, 33, 75, 1000])

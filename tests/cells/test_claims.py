@@ -19,8 +19,8 @@ def orthogonal_cell(cell, options):
     instance = cell(N, N, **options).double()
     with torch.no_grad():
         for parameter in instance.parameters():
-            blocks = len(parameter) // N
-            if parameter.dim() == 2 and blocks and parameter.shape == (blocks * N, N):
+            blocks = len(parameter) // parameter.shape[-1]
+            if parameter.dim() == 2 and blocks and len(parameter) == blocks * parameter.shape[1]:
                 orthogonal_(parameter, blocks=blocks)
             else:
                 parameter.zero_()

@@ -94,7 +94,7 @@ OTHER = {
     "iterations": 1,
     "gate_activation": "tanh",
     "memory_size": 16,
-    "heads": 1,
+    "heads": 5,
 }
 
 
@@ -111,7 +111,9 @@ def options_of(cell):
 def test_every_option_changes_parameters_or_output(cell):
     x = laws.random_input()
     for option in options_of(cell):
-        if option.name in OTHER:
+        if option.name == "heads" and name(cell) == "NRU":  # which are not groups of units
+            other = 1
+        elif option.name in OTHER:
             other = OTHER[option.name]
         elif isinstance(option.default, bool):
             other = not option.default

@@ -19,7 +19,7 @@ with_matrix = [p for p in every_cell() if name(p.values[0]) not in without_matri
 
 
 def layer_of(cell, **keywords):
-    return unfading.layer(cell)(laws.I, hidden_size(cell), dtype=torch.float64, **keywords)
+    return unfading.layer(cell)(laws.I, hidden_size(cell, keywords), dtype=torch.float64, **keywords)
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)

@@ -67,7 +67,7 @@ def brute(chain, t, row):
 
 @pytest.mark.parametrize(("cell", "options"), every_cell())
 def test_observing_does_not_change_the_output(cell, options):
-    rnn = layer(cell)(I, hidden_size(cell), num_layers=2, bidirectional=True, dtype=torch.float64, **options)
+    rnn = layer(cell)(I, hidden_size(cell, options), num_layers=2, bidirectional=True, dtype=torch.float64, **options)
     x, lengths = torch.randn(T, B, I, dtype=torch.float64), torch.tensor([T, 1, 3])
     watched = observe(rnn, Batch(x, x, lengths)).prediction
     with unfading.use_backend("reference"):

@@ -187,7 +187,7 @@ def test_a_layer_with_statistics_runs_in_a_stream_in_evaluation():
 
 @pytest.mark.parametrize(("cell", "options"), [*every_cell(), pytest.param(QuietCell, {}, id="Quiet")])
 def test_every_cell_of_the_library_is_local(cell, options):
-    built = cell(I, hidden_size(cell), **options)
+    built = cell(I, hidden_size(cell, options), **options)
     for reverse in (False, True):
         assert locality.locality(built, STEPS, reverse=reverse) == Locality(None)
 

@@ -24,7 +24,7 @@ T, B, I = 7, 3, 2
 
 def make(cell, options, seed=0):
     torch.manual_seed(seed)
-    made = Recurrent(lambda size: cell(size, hidden_size(cell), **options), I, dtype=torch.float64).cells[0]
+    made = Recurrent(lambda size: cell(size, hidden_size(cell, options), **options), I, dtype=torch.float64).cells[0]
     # A bias at zero and a step size all equal would hide what a law looks for.
     with torch.no_grad():
         for parameter in made.parameters():

@@ -109,6 +109,19 @@ def test_sizes_that_divide_nothing(cell, sizes, device):
     agrees_with_float64(cell, T, B, H, device)
 
 
+@pytest.mark.parametrize(
+    ("cell", "H", "heads"),
+    [
+        (unfading.GRUCell, 6, 2),
+        pytest.param(unfading.LSTMCell, 6, 3, marks=pytest.mark.long),
+        pytest.param(unfading.STARCell, 34, 2, marks=pytest.mark.long),
+        pytest.param(unfading.ElmanCell, 5, 5, marks=pytest.mark.long),
+    ],
+)
+def test_block_diagonal_recurrence(cell, H, heads, device):
+    agrees_with_float64(cell, 2, 5, H, device, heads=heads)
+
+
 def test_memory_that_was_not_written_is_not_read(device):
     torch.use_deterministic_algorithms(True)  # fills the memory of torch.empty with NaN
     try:

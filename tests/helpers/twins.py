@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from tests.helpers import twins_structured as structured
-from tests.helpers.twins_common import PHI, affine, gates, norms, relu, sigmoid, states
+from tests.helpers.twins_common import PHI, affine, gates, norms, relu, sigmoid, states, whole
 
 
 def elman(p, o, x, phi="tanh"):
@@ -82,15 +82,16 @@ def ugrnn(p, o, x):
 def star(p, o, x):
     Wz, Wx = np.split(p["from_input.weight"], 2)
     bz, bk = np.split(p["from_input.bias"], 2) if "from_input.bias" in p else (0.0, 0.0)
+    Wh = whole(p["W_h"])
     h, hs = np.zeros(len(Wz)), []
     for x_t in x:
         z = np.tanh(Wz @ x_t + bz)
         if o.get("shift"):
             # The released code, in its own sign: f keeps the state, and JANET's shift acts on the other side.
-            f = -(Wx @ x_t + p["W_h"] @ h + bk)
+            f = -(Wx @ x_t + Wh @ h + bk)
             h = np.tanh(sigmoid(f) * h + (1 - sigmoid(f - o["shift"])) * z)
         else:
-            k = sigmoid(Wx @ x_t + p["W_h"] @ h + bk)
+            k = sigmoid(Wx @ x_t + Wh @ h + bk)
             h = np.tanh((1 - k) * h + k * z)
         hs.append(h)
     return states(hs)

@@ -21,9 +21,19 @@ def affine(p):
 
 def gates(p, count):
     """Per gate its own W_x, W_h, b, cut out of the stacked parameters."""
-    W_x, W_h = np.split(p["from_input.weight"], count), np.split(p["W_h"], count)
+    W_x, W_h = np.split(p["from_input.weight"], count), [whole(W) for W in np.split(p["W_h"], count)]
     b = np.split(p["from_input.bias"], count) if "from_input.bias" in p else [0.0] * count
     return list(zip(W_x, W_h, b, strict=True))
+
+
+def whole(W):
+    """A square matrix whose row i is zero except in the group of entry i; stored are these parts of the rows."""
+    H, D = W.shape
+    full = np.zeros((H, H))
+    for i in range(H):
+        first = i // D * D
+        full[i, first : first + D] = W[i]
+    return full
 
 
 def norms(p, o, name, count):

@@ -32,7 +32,7 @@ OPTIONS = {
     "FastGRNN": [{"rank": 2, "input_rank": 1, "gate_activation": "tanh"}],
     "FastRNN": [{"trainable": False, "alpha": 0.01, "beta": 0.99}],
     "ForgetLSTM": [{"max_lag": 30}],
-    "GRU": [{"reset_after": True}, {"reset_after": True, "bias": False}, {"normalise": True}],
+    "GRU": [{"reset_after": True}, {"reset_after": True, "bias": False}, {"normalise": True}, {"heads": 3}],
     "IncrementalRNN": [
         {"steps": 4, "inner_steps": 3, "eta": 0.3, "activation": "tanh"},
         {"rank": 2, "projection_rank": 1, "eta": 0.2, "from_zero": True},
@@ -54,7 +54,7 @@ OPTIONS = {
     ],
     "PeepholeLSTM": [{"max_lag": 30}],
     "SiRNN": [{"steps": 3, "eta": 0.2}],
-    "STAR": [{"max_lag": 30}, {"shift": 1.0}],
+    "STAR": [{"max_lag": 30}, {"shift": 1.0}, {"heads": 3}],
 }
 
 
@@ -62,8 +62,10 @@ def name(cell):
     return cell.__name__.removesuffix("Cell")
 
 
-def hidden_size(cell):
-    """A size that divides nothing, where the cell allows one."""
+def hidden_size(cell, options=None):
+    """A size that divides nothing, where the cell and its options allow one."""
+    if name(cell) != "NRU" and 5 % (options or {}).get("heads", 1):
+        return 6
     return 8 if name(cell) in ("EURNN", "GORU") else 5
 
 
@@ -82,6 +84,6 @@ def every_cell_that_claims(claim):
     found = []
     for param in every_cell():
         cell, options = param.values
-        if getattr(cell(2, hidden_size(cell), **options), claim) is not None:
+        if getattr(cell(2, hidden_size(cell, options), **options), claim) is not None:
             found.append(param)
     return found

@@ -27,7 +27,7 @@ def everything(layer, x, lengths):
 
 @pytest.mark.parametrize(("cell", "options"), every_cell())
 def test_gpu_agrees_with_the_cpu(cell, options):
-    layer = unfading.layer(cell)(laws.I, hidden_size(cell), 2, bidirectional=True, dtype=torch.float64, **options)
+    layer = unfading.layer(cell)(laws.I, hidden_size(cell, options), 2, bidirectional=True, dtype=torch.float64, **options)
     x, lengths = laws.random_input(), torch.tensor([7, 2, 5])
     want = everything(layer, x, lengths)
     moved = copy.deepcopy(layer).to("cuda")

@@ -83,8 +83,8 @@ class Cell(nn.Module, Generic[Inputs, State, Weights], metaclass=CellClass):
     """One recurrent update and nothing else: no loop over time, no layers, no handling of lengths.
 
     Inputs, weights and state are NamedTuples: readable names, and plain tuples for torch.func, gradcheck and export. Every
-    field is a tensor; a field of the weights may be a `LowRank`. `docs/guide/own-cell.md` explains an example. A type checker
-    checks the methods of a class `MyCell(Cell[Inputs, State, Weights])` against its NamedTuples.
+    field is a tensor; a field of the weights may be a `LowRank` or a `BlockDiagonal`. `docs/guide/own-cell.md` explains an
+    example. A type checker checks the methods of a class `MyCell(Cell[Inputs, State, Weights])` against its NamedTuples.
 
     Args:
         input_size: I, the number of features of x.

@@ -13,13 +13,12 @@ norm is layer norm (`layer_norm.py`) with `normalise=True`, and absent otherwise
 
 from typing import NamedTuple
 
-import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Activation, Cell, Gains, activation, known_activation
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
-from unfading.cells.matrix import linear
-from unfading.initialise import gaussian_, identity_, orthogonal_, orthogonal_linear_
+from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
+from unfading.initialise import gaussian_, identity_, orthogonal_, orthogonal_linear_, square_blocks
 
 
 class Inputs(NamedTuple):
@@ -27,7 +26,7 @@ class Inputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    W_h: Tensor  # [H, H]
+    W_h: Tensor | BlockDiagonal  # [H, H]
     norm: LayerNorm | Plain
 
 
@@ -38,23 +37,23 @@ class State(NamedTuple):
 class PlainCell(Cell[Inputs, State, Weights]):
     """The common part of plain networks: everything except phi."""
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, normalise: bool):
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, normalise: bool, heads: int):
         super().__init__(input_size, hidden_size)
         self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
-        self.W_h = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.W_h = recurrent_parameter(1, hidden_size, heads)
         self.norm = Normalise(1, hidden_size, on=normalise)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         orthogonal_linear_(self.from_input, blocks=1, generator=generator)
-        orthogonal_(self.W_h, generator=generator)
+        orthogonal_(self.W_h, blocks=square_blocks(self.W_h), generator=generator)
         self.norm.reset_parameters()
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         return Inputs(self.from_input(x))
 
     def weights(self) -> Weights:
-        return Weights(self.W_h, self.norm())
+        return Weights(block_diagonal(self.W_h, self.output_size), self.norm())
 
     def initial_state(self, batch: int) -> State:
         return State(self.W_h.new_zeros(batch, self.output_size))
@@ -66,6 +65,8 @@ class ElmanCell(PlainCell):
     Args:
         activation: the function phi of the equation.
         normalise: layer norm inside the step.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [H, H / heads].
     """
 
     paper = "Elman 1990"
@@ -78,8 +79,9 @@ class ElmanCell(PlainCell):
         bias: bool = True,
         activation: Activation = "tanh",
         normalise: bool = False,
+        heads: int = 1,
     ):
-        super().__init__(input_size, hidden_size, bias=bias, normalise=normalise)
+        super().__init__(input_size, hidden_size, bias=bias, normalise=normalise, heads=heads)
         self.activation = known_activation(activation)
         if activation == "tanh" and not normalise:
             self.singular_values_at_zero = Gains(input=(1.0, 1.0), state=(1.0, 1.0))
@@ -97,6 +99,8 @@ class OrthogonalRNNCell(ElmanCell):
     Args:
         activation: the function phi of the equation.
         normalise: layer norm inside the step, as in NRU's experiments.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [H, H / heads].
     """
 
     paper = "Henaff 2016"
@@ -109,8 +113,9 @@ class OrthogonalRNNCell(ElmanCell):
         bias: bool = True,
         activation: Activation = "relu",
         normalise: bool = False,
+        heads: int = 1,
     ):
-        super().__init__(input_size, hidden_size, bias=bias, activation=activation, normalise=normalise)
+        super().__init__(input_size, hidden_size, bias=bias, activation=activation, normalise=normalise, heads=heads)
 
 
 class IdentityRNNCell(ElmanCell):
@@ -120,6 +125,8 @@ class IdentityRNNCell(ElmanCell):
         activation: the function phi of the equation.
         normalise: layer norm inside the step, as in NRU's experiments.
         scale: initial multiple of the identity; Le et al. take 0.01 where short memory is enough.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [H, H / heads].
     """
 
     paper = "Le 2015"
@@ -133,14 +140,15 @@ class IdentityRNNCell(ElmanCell):
         activation: Activation = "relu",
         normalise: bool = False,
         scale: float = 1.0,
+        heads: int = 1,
     ):
         self.scale = scale  # first, since the base class initialises the parameters
-        super().__init__(input_size, hidden_size, bias=bias, activation=activation, normalise=normalise)
+        super().__init__(input_size, hidden_size, bias=bias, activation=activation, normalise=normalise, heads=heads)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         super().reset_parameters(generator)
         gaussian_(self.from_input.weight, 0.001, generator=generator)
-        identity_(self.W_h, scale=self.scale)
+        identity_(self.W_h, scale=self.scale, blocks=square_blocks(self.W_h))
 
 
 class LinearRNNCell(PlainCell):
@@ -148,12 +156,14 @@ class LinearRNNCell(PlainCell):
 
     Args:
         normalise: layer norm inside the step; the cell is then not linear.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [H, H / heads].
     """
 
     paper = "Henaff 2016"
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, normalise: bool = False):
-        super().__init__(input_size, hidden_size, bias=bias, normalise=normalise)
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, normalise: bool = False, heads: int = 1):
+        super().__init__(input_size, hidden_size, bias=bias, normalise=normalise, heads=heads)
         if not normalise:
             self.singular_values_at_zero = Gains(input=(1.0, 1.0), state=(1.0, 1.0))
 

@@ -20,8 +20,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Activation, Cell, activation, known_activation
-from unfading.cells.matrix import LowRank, Matrix, linear
-from unfading.errors import check_rank, check_share
+from unfading.cells.matrix import BlockDiagonal, LowRank, Matrix, block_diagonal, linear, recurrent_parameter
+from unfading.errors import check_heads, check_rank, check_share
 from unfading.initialise import gaussian_
 
 
@@ -30,13 +30,13 @@ class Inputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    U: Tensor  # [H, H]
+    U: Tensor | BlockDiagonal  # [H, H]
     alpha: Tensor  # []
     beta: Tensor  # []
 
 
 class GatedWeights(NamedTuple):
-    U: Tensor | LowRank  # [H, H]
+    U: Tensor | LowRank | BlockDiagonal  # [H, H]
     b_z: Tensor  # [H]
     b_h: Tensor  # [H]
     zeta: Tensor  # []
@@ -55,6 +55,8 @@ class FastRNNCell(Cell[Inputs, State, Weights]):
         alpha: initial weight of the update, in (0, 1).
         beta: initial weight of the old state, in (0, 1).
         trainable: learn alpha and beta. Otherwise they are fixed, in [0, 1] (the incremental RNN's ablation).
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: U is
+            block-diagonal, and its parameter contains the blocks, [H, H / heads].
     """
 
     paper = "Kusupati 2018"
@@ -69,11 +71,12 @@ class FastRNNCell(Cell[Inputs, State, Weights]):
         alpha: float = 1 / (1 + math.exp(3.0)),
         beta: float = 1 / (1 + math.exp(-3.0)),
         trainable: bool = True,
+        heads: int = 1,
     ):
         super().__init__(input_size, hidden_size)
         self.activation = known_activation(activation)
         self.from_input = nn.Linear(input_size, hidden_size, bias=bias)
-        self.U = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.U = recurrent_parameter(1, hidden_size, heads)
         self.start = [_logit("alpha", alpha, trainable), _logit("beta", beta, trainable)]
         if trainable:
             self.logits = nn.Parameter(torch.empty(2))  # of alpha, beta
@@ -92,7 +95,7 @@ class FastRNNCell(Cell[Inputs, State, Weights]):
         return Inputs(self.from_input(x))
 
     def weights(self) -> Weights:
-        return Weights(self.U, *torch.sigmoid(self.logits))
+        return Weights(block_diagonal(self.U, self.output_size), *torch.sigmoid(self.logits))
 
     def initial_state(self, batch: int) -> State:
         return State(self.U.new_zeros(batch, self.output_size))
@@ -111,6 +114,8 @@ class FastGRNNCell(Cell[Inputs, State, GatedWeights]):
         gate_activation: the function gamma of the equation.
         zeta: initial zeta, in (0, 1).
         nu: initial nu, in (0, 1).
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: U is
+            block-diagonal, and its parameter contains the blocks, [H, H / heads]. Not together with `rank`.
     """
 
     paper = "Kusupati 2018"
@@ -126,16 +131,20 @@ class FastGRNNCell(Cell[Inputs, State, GatedWeights]):
         gate_activation: Activation = "sigmoid",
         zeta: float = 1 / (1 + math.exp(-1.0)),
         nu: float = 1 / (1 + math.exp(4.0)),
+        heads: int = 1,
     ):
         super().__init__(input_size, hidden_size)
         if rank is not None:
             check_rank("rank", rank, hidden_size)
         if input_rank is not None:
             check_rank("input_rank", input_rank, min(input_size, hidden_size))
+        check_heads(heads, hidden_size)
+        if heads > 1 and rank is not None:
+            raise ValueError(f"heads={heads} makes U block-diagonal and rank={rank} makes it low-rank. Drop one of the two.")
         self.gate_activation = known_activation(gate_activation)
         self.start = [_logit("zeta", zeta, True), _logit("nu", nu, True)]
         self.W = Matrix(hidden_size, input_size, rank=input_rank)
-        self.U = Matrix(hidden_size, hidden_size, rank=rank)
+        self.U = Matrix(hidden_size, hidden_size // heads, rank=rank)
         self.b = nn.Parameter(torch.empty(2, hidden_size)) if bias else None  # rows: z, h
         self.logits = nn.Parameter(torch.empty(2))  # of zeta, nu
         self.reset_parameters()
@@ -152,7 +161,9 @@ class FastGRNNCell(Cell[Inputs, State, GatedWeights]):
 
     def weights(self) -> GatedWeights:
         b_z, b_h = self.logits.new_zeros(2, self.output_size) if self.b is None else self.b
-        return GatedWeights(self.U(), b_z, b_h, *torch.sigmoid(self.logits))
+        U = self.U()
+        U = block_diagonal(U, self.output_size) if isinstance(U, Tensor) else U
+        return GatedWeights(U, b_z, b_h, *torch.sigmoid(self.logits))
 
     def initial_state(self, batch: int) -> State:
         return State(self.logits.new_zeros(batch, self.output_size))

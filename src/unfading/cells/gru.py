@@ -19,8 +19,8 @@ from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
-from unfading.cells.matrix import linear
-from unfading.initialise import orthogonal_, orthogonal_linear_
+from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
+from unfading.initialise import orthogonal_, orthogonal_linear_, square_blocks
 
 
 class Inputs(NamedTuple):
@@ -29,15 +29,15 @@ class Inputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    W_rz: Tensor  # [2H, H] rows: r, z
-    W_n: Tensor  # [H, H]
+    W_rz: Tensor | BlockDiagonal  # [2H, H] rows: r, z
+    W_n: Tensor | BlockDiagonal  # [H, H]
     norm_rz: LayerNorm | Plain
     norm_n: LayerNorm | Plain
 
 
 class WeightsAfter(NamedTuple):
-    W_rz: Tensor  # [2H, H] rows: r, z
-    W_n: Tensor  # [H, H]
+    W_rz: Tensor | BlockDiagonal  # [2H, H] rows: r, z
+    W_n: Tensor | BlockDiagonal  # [H, H]
     norm_rz: LayerNorm | Plain
     norm_n: LayerNorm | Plain
     c_n: Tensor  # [H]
@@ -53,6 +53,8 @@ class GRUCell(Cell[Inputs, State, Weights | WeightsAfter]):
     Args:
         reset_after: reset the product W_hn h + c_n instead of h, as `nn.GRU` does.
         normalise: layer norm of each gate and of the candidate inside the step.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [3H, H / heads].
     """
 
     paper = "Cho 2014"
@@ -67,11 +69,12 @@ class GRUCell(Cell[Inputs, State, Weights | WeightsAfter]):
         bias: bool = True,
         reset_after: bool = False,
         normalise: bool = False,
+        heads: int = 1,
     ):
         super().__init__(input_size, hidden_size)
         self.reset_after = reset_after
         self.from_input = nn.Linear(input_size, 3 * hidden_size, bias=bias)  # rows: r, z, n
-        self.W_h = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))  # rows: r, z, n
+        self.W_h = recurrent_parameter(3, hidden_size, heads)  # rows: r, z, n
         self.c_n = nn.Parameter(torch.empty(hidden_size)) if reset_after and bias else None
         self.norm_rz = Normalise(2, hidden_size, on=normalise)
         self.norm_n = Normalise(1, hidden_size, on=normalise)
@@ -81,7 +84,7 @@ class GRUCell(Cell[Inputs, State, Weights | WeightsAfter]):
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         orthogonal_linear_(self.from_input, blocks=3, generator=generator)
-        orthogonal_(self.W_h, blocks=3, generator=generator)
+        orthogonal_(self.W_h, blocks=square_blocks(self.W_h), generator=generator)
         if self.c_n is not None:
             nn.init.zeros_(self.c_n)
         self.norm_rz.reset_parameters()
@@ -93,10 +96,10 @@ class GRUCell(Cell[Inputs, State, Weights | WeightsAfter]):
 
     def weights(self) -> Weights | WeightsAfter:
         H = self.output_size
-        W_rz, W_n = self.W_h.split([2 * H, H])
+        W_rz, W_n = (block_diagonal(W, H) for W in self.W_h.split([2 * H, H]))
         if not self.reset_after:
             return Weights(W_rz, W_n, self.norm_rz(), self.norm_n())
-        c_n = W_n.new_zeros(H) if self.c_n is None else self.c_n
+        c_n = self.W_h.new_zeros(H) if self.c_n is None else self.c_n
         return WeightsAfter(W_rz, W_n, self.norm_rz(), self.norm_n(), c_n)
 
     def initial_state(self, batch: int) -> State:

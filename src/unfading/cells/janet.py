@@ -17,9 +17,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains
-from unfading.cells.matrix import linear
+from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
 from unfading.errors import check_max_lag, check_number
-from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
+from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, square_blocks
 
 
 class Inputs(NamedTuple):
@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    W_h: Tensor  # [2H, H] rows: f, z
+    W_h: Tensor | BlockDiagonal  # [2H, H] rows: f, z
 
 
 class State(NamedTuple):
@@ -37,17 +37,17 @@ class State(NamedTuple):
 class ForgetGateCell(Cell[Inputs, State, Weights]):
     """The common part of cells with a forget gate and a candidate: everything except the last line of the equation."""
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None):
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None, heads: int):
         super().__init__(input_size, hidden_size)
         check_max_lag(max_lag, bias)
         self.max_lag = max_lag
         self.from_input = nn.Linear(input_size, 2 * hidden_size, bias=bias)  # rows: f, z
-        self.W_h = nn.Parameter(torch.empty(2 * hidden_size, hidden_size))
+        self.W_h = recurrent_parameter(2, hidden_size, heads)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         orthogonal_linear_(self.from_input, blocks=2, generator=generator)
-        orthogonal_(self.W_h, blocks=2, generator=generator)
+        orthogonal_(self.W_h, blocks=square_blocks(self.W_h), generator=generator)
         if self.from_input.bias is not None:
             b_f, _ = self.from_input.bias.detach().chunk(2)
             if self.max_lag is None:
@@ -59,7 +59,7 @@ class ForgetGateCell(Cell[Inputs, State, Weights]):
         return Inputs(self.from_input(x))
 
     def weights(self) -> Weights:
-        return Weights(self.W_h)
+        return Weights(block_diagonal(self.W_h, self.output_size))
 
     def initial_state(self, batch: int) -> State:
         return State(self.W_h.new_zeros(batch, self.output_size))
@@ -72,12 +72,23 @@ class JANETCell(ForgetGateCell):
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
             remember for 1 to max_lag steps. None for b_f = 1.
         beta: subtracted inside the gate on the candidate, so that more is written than forgotten.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [2H, H / heads].
     """
 
     paper = "Westhuizen 2018"
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, beta: float = 1.0):
-        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        max_lag: int | None = None,
+        beta: float = 1.0,
+        heads: int = 1,
+    ):
+        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag, heads=heads)
         check_number("beta", beta)
         self.beta = beta
         if beta == 0.0:
@@ -95,14 +106,16 @@ class ForgetLSTMCell(ForgetGateCell):
     Args:
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
             remember for 1 to max_lag steps. None for b_f = 1.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [2H, H / heads].
     """
 
     paper = "Turkoglu 2019"
     singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.0, 1.0))
     bounded_state = 1.0
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None):
-        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, heads: int = 1):
+        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag, heads=heads)
 
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
         f, z = (inputs.a + linear(state.h, weights.W_h)).chunk(2, dim=-1)

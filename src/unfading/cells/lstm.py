@@ -24,9 +24,9 @@ from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
-from unfading.cells.matrix import linear
+from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
 from unfading.errors import check_max_lag
-from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, uniform_
+from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, square_blocks, uniform_
 
 
 class Inputs(NamedTuple):
@@ -34,12 +34,12 @@ class Inputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    W_h: Tensor  # [4H, H] rows: i, f, z, o
+    W_h: Tensor | BlockDiagonal  # [4H, H] rows: i, f, z, o
     norm: LayerNorm | Plain
 
 
 class PeepholeWeights(NamedTuple):
-    W_h: Tensor  # [4H, H] rows: i, f, z, o
+    W_h: Tensor | BlockDiagonal  # [4H, H] rows: i, f, z, o
     p_i: Tensor  # [H]
     p_f: Tensor  # [H]
     p_o: Tensor  # [H]
@@ -59,16 +59,16 @@ class _Gates(Cell[Inputs, State, AnyWeights]):
     singular_values_at_zero: Gains | None = Gains(input=(0.25, 0.25), state=(0.25, 0.25))
     bounded_state = 1.0
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None):
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None, heads: int):
         super().__init__(input_size, hidden_size)
         check_max_lag(max_lag, bias)
         self.max_lag = max_lag
         self.from_input = nn.Linear(input_size, 4 * hidden_size, bias=bias)  # rows: i, f, z, o
-        self.W_h = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        self.W_h = recurrent_parameter(4, hidden_size, heads)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         orthogonal_linear_(self.from_input, blocks=4, generator=generator)
-        orthogonal_(self.W_h, blocks=4, generator=generator)
+        orthogonal_(self.W_h, blocks=square_blocks(self.W_h), generator=generator)
         if self.from_input.bias is not None:
             b_i, b_f, _, _ = self.from_input.bias.detach().chunk(4)
             if self.max_lag is None:
@@ -92,6 +92,8 @@ class LSTMCell(_Gates[Weights]):
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
             that units remember for 1 to max_lag steps. None for b_f = 1 and other biases 0.
         normalise: layer norm of each gate inside the step.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [4H, H / heads].
     """
 
     paper = "Hochreiter 1997"
@@ -104,8 +106,9 @@ class LSTMCell(_Gates[Weights]):
         bias: bool = True,
         max_lag: int | None = None,
         normalise: bool = False,
+        heads: int = 1,
     ):
-        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag, heads=heads)
         self.norm = Normalise(4, hidden_size, on=normalise)
         if normalise:
             self.singular_values_at_zero = None
@@ -116,7 +119,7 @@ class LSTMCell(_Gates[Weights]):
         self.norm.reset_parameters()
 
     def weights(self) -> Weights:
-        return Weights(self.W_h, self.norm())
+        return Weights(block_diagonal(self.W_h, self.output_size), self.norm())
 
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
         i, f, z, o = weights.norm(inputs.a + linear(state.h, weights.W_h)).chunk(4, dim=-1)
@@ -132,12 +135,14 @@ class PeepholeLSTMCell(_Gates[PeepholeWeights]):
     Args:
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
             that units remember for 1 to max_lag steps. None for b_f = 1 and other biases 0.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [4H, H / heads].
     """
 
     paper = "Gers 2000"
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None):
-        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, heads: int = 1):
+        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag, heads=heads)
         self.peepholes = nn.Parameter(torch.empty(3, hidden_size))  # rows: i, f, o
         self.reset_parameters()
 
@@ -146,7 +151,7 @@ class PeepholeLSTMCell(_Gates[PeepholeWeights]):
         uniform_(self.peepholes, 0.1, generator=generator)
 
     def weights(self) -> PeepholeWeights:
-        return PeepholeWeights(self.W_h, *self.peepholes)
+        return PeepholeWeights(block_diagonal(self.W_h, self.output_size), *self.peepholes)
 
     def step(self, inputs: Inputs, state: State, weights: PeepholeWeights) -> State:
         i, f, z, o = (inputs.a + linear(state.h, weights.W_h)).chunk(4, dim=-1)

@@ -23,9 +23,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains
-from unfading.cells.matrix import linear
+from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
 from unfading.errors import check_max_lag, check_number
-from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
+from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, square_blocks
 
 
 class Inputs(NamedTuple):
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    W_h: Tensor  # [H, H]
+    W_h: Tensor | BlockDiagonal  # [H, H]
 
 
 class State(NamedTuple):
@@ -48,27 +48,38 @@ class STARCell(Cell[Inputs, State, Weights]):
         max_lag: longest dependency expected, in steps. Initialises the gate's bias so that forgetting times are spread over
             [1, max_lag]; None initialises it to zero.
         shift: constant that the released code adds inside the gate on the candidate (there 1).
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [H, H / heads].
     """
 
     paper = "Turkoglu 2019"
     released = {"shift": 1.0}
     bounded_state = 1.0
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, shift: float = 0.0):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        max_lag: int | None = None,
+        shift: float = 0.0,
+        heads: int = 1,
+    ):
         super().__init__(input_size, hidden_size)
         check_max_lag(max_lag, bias)
         check_number("shift", shift)
         self.max_lag = max_lag
         self.shift = shift
         self.from_input = nn.Linear(input_size, 2 * hidden_size, bias=bias)  # rows: z, then k
-        self.W_h = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.W_h = recurrent_parameter(1, hidden_size, heads)
         if shift == 0.0:
             self.singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.5, 0.5))
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         orthogonal_linear_(self.from_input, blocks=2, generator=generator)
-        orthogonal_(self.W_h, generator=generator)
+        orthogonal_(self.W_h, blocks=square_blocks(self.W_h), generator=generator)
         if self.max_lag is not None:
             _, b_k = self.from_input.bias.detach().chunk(2)
             chrono_(b_k, self.max_lag, generator=generator).neg_()
@@ -78,7 +89,7 @@ class STARCell(Cell[Inputs, State, Weights]):
         return Inputs(torch.tanh(z), a)
 
     def weights(self) -> Weights:
-        return Weights(self.W_h)
+        return Weights(block_diagonal(self.W_h, self.output_size))
 
     def initial_state(self, batch: int) -> State:
         return State(self.W_h.new_zeros(batch, self.output_size))

@@ -22,14 +22,16 @@ class UGRNNCell(ForgetGateCell):
     Args:
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
             remember for 1 to max_lag steps. None for b_f = 1.
+        heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
+            recurrent matrix is block-diagonal, and W_h contains its blocks, [2H, H / heads].
     """
 
     paper = "Collins 2016"
     singular_values_at_zero = Gains(input=(0.5, 0.5), state=(0.0, 1.0))
     bounded_state = 1.0
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None):
-        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag)
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, max_lag: int | None = None, heads: int = 1):
+        super().__init__(input_size, hidden_size, bias=bias, max_lag=max_lag, heads=heads)
 
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
         f, z = (inputs.a + linear(state.h, weights.W_h)).chunk(2, dim=-1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
-from unfading.cells.matrix import LowRank, Masked
+from unfading.cells.matrix import BlockDiagonal, LowRank, Masked
 from unfading.errors import check_share, check_type
 
 
@@ -68,9 +68,9 @@ class RecurrentDropoutCell(WrapperCell):
         weights = cell.weights()
         # The number of columns of every matrix in the step.
         self.columns = {
-            name: (W.right if isinstance(W, LowRank) else W).shape[1]
+            name: W.shape[1]
             for name, W in zip(weights._fields, weights, strict=True)
-            if isinstance(W, LowRank) or (isinstance(W, Tensor) and W.dim() == 2)
+            if isinstance(W, LowRank | BlockDiagonal) or (isinstance(W, Tensor) and W.dim() == 2)
         }
         if not self.columns:
             raise ValueError(f"{type(cell).__name__} has no recurrent matrix for recurrent dropout to act on.")

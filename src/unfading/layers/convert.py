@@ -9,6 +9,7 @@ from unfading.cells.base import Cell
 from unfading.cells.elman import ElmanCell
 from unfading.cells.gru import GRUCell
 from unfading.cells.lstm import LSTMCell
+from unfading.cells.matrix import BlockDiagonal
 from unfading.layers.factory import Layer
 from unfading.layers.library import GRU, LSTM, Elman
 from unfading.layers.recurrent import Recurrent
@@ -64,7 +65,7 @@ def from_torch(module: nn.RNN | nn.LSTM | nn.GRU) -> Layer:
 def to_torch(layer: Recurrent) -> nn.RNN | nn.LSTM | nn.GRU:
     """The torch.nn module that computes the same function as an Elman, LSTM or GRU(reset_after=True) layer.
 
-    The weights are copied.
+    The weights are copied. With heads, the weights between groups of units, which torch.nn has too, are zero.
     """
     name = type(layer).__name__
     if not isinstance(layer, Layer) or layer.cell not in (ElmanCell, LSTMCell, GRUCell):
@@ -97,7 +98,7 @@ def to_torch(layer: Recurrent) -> nn.RNN | nn.LSTM | nn.GRU:
     )
     for cell, suffix in zip(cast(list[Any], layer.cells), _suffixes(module), strict=True):
         getattr(module, f"weight_ih_{suffix}").copy_(cell.from_input.weight)
-        getattr(module, f"weight_hh_{suffix}").copy_(cell.W_h)
+        getattr(module, f"weight_hh_{suffix}").copy_(BlockDiagonal(cell.W_h, layer.hidden_size // cell.W_h.shape[1]).dense())
         if bias:
             getattr(module, f"bias_ih_{suffix}").copy_(cell.from_input.bias)
             second = getattr(module, f"bias_hh_{suffix}").zero_()

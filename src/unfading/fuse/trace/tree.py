@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree
 
-from unfading.cells.matrix import LowRank
+from unfading.cells.matrix import BlockDiagonal, LowRank
 from unfading.fuse.refusal import NotFusable
 
 Structure = Any  # nested tuples of types
@@ -26,7 +26,13 @@ def flatten(tree: Any, leaves: list[Tensor]) -> Structure:
     if isinstance(tree, LowRank):
         leaves += (tree.left, tree.right)
         return (LowRank, tree.identity)
-    raise NotFusable(f"project and weights must return tensors, LowRank matrices and tuples of them; got {type(tree).__name__}")
+    if isinstance(tree, BlockDiagonal):
+        leaves.append(tree.blocks)
+        return (BlockDiagonal, tree.heads)
+    raise NotFusable(
+        "project and weights must return tensors, LowRank and BlockDiagonal matrices, and tuples of them; got "
+        f"{type(tree).__name__}"
+    )
 
 
 def unflatten(structure: Structure, leaves: list[Tensor]) -> Any:
@@ -36,6 +42,8 @@ def unflatten(structure: Structure, leaves: list[Tensor]) -> Any:
     kind, *parts = structure
     if kind is LowRank:
         return LowRank(leaves.pop(0), leaves.pop(0), *parts)
+    if kind is BlockDiagonal:
+        return BlockDiagonal(leaves.pop(0), *parts)
     members = [unflatten(part, leaves) for part in parts]
     return kind(*members) if hasattr(kind, "_fields") else tuple(members)
 
@@ -58,7 +66,7 @@ def weight_names(tree: Any, name: str = "") -> list[str]:
     """The names that the cell has for the tensors of its weights, in the order of `flatten`."""
     if isinstance(tree, LowRank):
         return [f"{name}_left", f"{name}_right"]
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor | BlockDiagonal):
         return [name]
     fields = getattr(tree, "_fields", [f"weight{i}" for i in range(len(tree))])
     return [
