@@ -243,11 +243,19 @@ class _LoopWriter:
                 axis, start, _ = value.slice
                 index = [_plus(start, at) if k == axis else at for k, at in enumerate(index)]
             else:
-                index = _unflatten(inner.shape, _flatten(value.shape, index))
+                flat = _flatten(value.shape, index)
+                while inner.op is Op.RESHAPE:
+                    inner = inner.args[0]
+                if inner.op not in VIEWS:  # stored in this order: no division, which keeps the compiler from whole vectors
+                    return self._stored(inner, flat)
+                index = _unflatten(inner.shape, flat)
             value = inner
+        return self._stored(value, _flatten(value.shape, index))
+
+    def _stored(self, value: Value, flat: str) -> tuple[str, str | None]:
+        """The base and the index of an entry of a value that is no view; no index for a number."""
         if value.op in NUMBERS:
             return (_number(value.number) if value.op is Op.CONST else "(real)0"), None
-        flat = _flatten(value.shape, index)
         if value.op is Op.LEAF:
             return self.step.base(value.leaf.kind, value.leaf.index), _plus(value.leaf.start, flat)
         return f"s{self.step.schedule.slots[value.id]} + r * PAD({value.size})", flat

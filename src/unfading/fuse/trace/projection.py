@@ -9,7 +9,7 @@ The loop takes A and c as vectors of weights, so neither the field [T, B, n] nor
 the parameters through these two rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from unfading.cells.base import Cell
 from unfading.fuse.cell_copy import CellCopy, without_data
 from unfading.fuse.contents import Contents
-from unfading.fuse.ir.program import VIEWS, InputKind, Op, Program, TensorKind, Value, in_order
+from unfading.fuse.ir.program import VIEWS, InputKind, Op, Program, Store, TensorKind, Value, in_order
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace.recorder import ProjectFunction, Signature, StepFunction, projected_values, trace_with_project
 from unfading.fuse.trace.tree import flatten
@@ -39,30 +39,39 @@ class Projected(NamedTuple):
 def with_project(contents: Contents, step: StepFunction, signature: Signature) -> Projected:
     """Compile project as it is written, with the parameters that it reads as further weights."""
     cell = contents.of()
-    fields = _fields(signature)
-    tensors = _tensors(cell, signature)
-
-    def traced(names: Sequence[str]) -> Projected:
+    fields, tensors, own = _fields(signature), _tensors(cell, signature), len(signature.weights)
+    values = _projected(contents, tensors, signature, fields)
+    program = Program(tuple(Store(TensorKind.NEXT, i, 0, value) for i, value in enumerate(values)), {}, ())
+    names = _read(program, tensors, own)
+    while True:
         wide = _wide(cell, signature, [tuple(tensors[name].shape) for name in names])
-        program = trace_with_project(
-            _projection(contents, [tensors[name] for name in names]), step, wide, fields, len(signature.weights)
-        )
-        return Projected(program, wide, tuple(names))
+        program = trace_with_project(_projection(contents, [tensors[name] for name in names]), step, wide, fields, own)
+        read = _read(program, names, own)
+        if read == names:
+            return Projected(program, wide, tuple(names))
+        names = read  # the step does not use all fields
 
-    program = traced(list(tensors)).program
-    own = len(signature.weights)
+
+def _projected(
+    contents: Contents, tensors: Mapping[str, Tensor], signature: Signature, fields: Sequence[int | None]
+) -> list[Value]:
+    """The value of each field that project returns, with all these tensors as further weights."""
+    wide = _wide(contents.of(), signature, [tuple(tensor.shape) for tensor in tensors.values()])
+    project = _projection(contents, list(tensors.values()))
+    return projected_values(project, wide, fields, len(signature.weights), EXAMPLES[0])[2]
+
+
+def _read(program: Program, names: Iterable[str], own: int) -> list[str]:
+    """Those of the tensors behind the step's own weights that a program reads."""
     read = program.reads(TensorKind.WEIGHT) | {block.weight for block in program.blocks()}
-    return traced([name for i, name in enumerate(tensors, start=own) if i in read])
+    return [name for i, name in enumerate(names, start=own) if i in read]
 
 
 def affine_project(contents: Contents, step: StepFunction, signature: Signature) -> Projected:
     """Compile project as x A + c, with A and c of each field as further weights."""
     cell = contents.of()
     fields, tensors = _fields(signature), _tensors(cell, signature)
-    wide = _wide(cell, signature, [tuple(tensor.shape) for tensor in tensors.values()])
-    _, _, values = projected_values(
-        _projection(contents, list(tensors.values())), wide, fields, len(signature.weights), EXAMPLES[0]
-    )
+    values = _projected(contents, tensors, signature, fields)
     compiled = [i for i, index in enumerate(fields) if index is None]
     if cell.input_size != 1 or not is_affine([values[i] for i in compiled]):
         raise NotFusable("the projection is not affine in a single feature, so it runs before the loop")
