@@ -14,6 +14,8 @@ CHEAP = (Op.LEAF, Op.CONST, Op.ZERO)
 # In a step of more than MANY operations one loop computes at most DEEPEST of them on end: the C compiler's time grows with the
 # square of the length of a loop, and loops of equal length can be equal (`outline.py`).
 MANY, DEEPEST = 500, 24
+# A loop of more than WIDEST operations is divided into loops that have nothing to do with each other.
+WIDEST = 32
 
 
 class Level(NamedTuple):
@@ -46,9 +48,21 @@ def schedule(program: Program) -> StepSchedule:
         for value in here:
             if value.op in ELEMENTWISE:
                 loops.setdefault((value.shape, only_for.get(value.id)), []).append(value)
-        grouped = [(shape, values) for (shape, _), values in loops.items()]
+        grouped = [(shape, part) for (shape, _), values in loops.items() for part in _separate(values)]
         levels.append(Level(grouped, [value for value in here if value.op not in ELEMENTWISE]))
     return StepSchedule(only_for, stores, levels, slots, sizes)
+
+
+def _separate(values: list[Value]) -> list[list[Value]]:
+    """The values of a loop; if it is long, each set of values that do not read each other, such as one head of a cell."""
+    if len(values) <= WIDEST:
+        return [values]
+    loops: dict[int, list[Value]] = {}  # by value id
+    for value in values:
+        joined = {id(loops[arg.id]): loops[arg.id] for arg in value.args if arg.id in loops}
+        loop = [*(each for part in joined.values() for each in part), value]
+        loops |= dict.fromkeys((each.id for each in loop), loop)
+    return list({id(loop): loop for loop in loops.values()}.values())
 
 
 def bases(value: Value) -> Value:
