@@ -210,6 +210,42 @@ def test_a_projection_that_remembers_is_not_local():
     assert locality.locality(along_time.Memory(I), STEPS).refusal is not None
 
 
+class StoredTable(along_time.Along):
+    """Its first call decides: a table of the whole sequence, or of the first piece."""
+
+    table = None
+
+    def mixed(self, a, x, start):
+        if self.table is None or len(self.table) < len(x):
+            self.table = torch.linspace(0.5, 1, 1 + len(x), dtype=a.dtype)
+        return a * self.table[1]
+
+
+class TwoSteps(along_time.Along):
+    def mixed(self, a, x, start):
+        return 2 * a if len(x) == 2 else a
+
+
+class OddRows(along_time.Along):
+    """Along time, with an odd number of rows alone."""
+
+    def mixed(self, a, x, start):
+        return a + (x.shape[1] % 2) * a.cumsum(0)
+
+
+class ZeroTimes(along_time.Along):
+    """NaN or infinity in one step reaches the others."""
+
+    def mixed(self, a, x, start):
+        return a + 0 * a.mean(0)
+
+
+@pytest.mark.parametrize("cell", [StoredTable, TwoSteps, OddRows, ZeroTimes], ids=name)
+def test_what_depends_on_lengths_and_rows_is_not_local(cell):
+    for steps in (2, 8, STEPS):
+        assert locality.locality(cell(I), steps).refusal is not None
+
+
 def test_a_longer_sequence_is_tested_anew():
     cell = along_time.LongReach(I)
     assert locality.locality(cell, 50).refusal is None

@@ -143,3 +143,40 @@ def test_only_the_check_of_rows_finds_some(form, monkeypatch):
     monkeypatch.setattr(make_plan, "check_rows_of_project", lambda *arguments: None)
     with pytest.raises(AssertionError):
         agrees_with_the_reference(SizedProject, IN_PROJECT[form])
+
+
+def on_the_cpu(v, a, b):
+    return a(v) if v.device.type == "cpu" else b(v)
+
+
+# Branches that a trace, on tensors without data that require gradients and lie in order, takes otherwise than a call may.
+BRANCHES = {
+    "a little": lambda h, W: on_the_cpu(h, lambda v: v, lambda v: 1.0002 * v),
+    "the gradient": lambda h, W: h - on_the_cpu(h, torch.tanh, torch.sin).detach() + on_the_cpu(h, torch.tanh, torch.sin),
+    "the gradient of a weight": lambda h, W: h + on_the_cpu(W, lambda v: v, lambda v: v.detach())[0],
+    "requires_grad": lambda h, W: torch.tanh(h) if h.requires_grad else h,
+    "the layout": lambda h, W: torch.tanh(h) if h.is_contiguous() else h,
+}
+
+
+class BranchedStep(SizedStep):
+    def project(self, x, start=0):
+        return super().project(x + x.shape[1], start)  # with many rows, tanh is flat
+
+    def step(self, inputs, state, weights):
+        h = self.form(state.h, weights.U)
+        return State(torch.tanh(inputs.a + unfading.linear(h, weights.U)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", BRANCHES.values(), ids=BRANCHES.keys())
+def test_a_branch_that_a_trace_takes_otherwise_is_refused(form, dtype):
+    torch.manual_seed(0)
+    refusal = plan(BranchedStep(I, form).to(dtype))
+    assert isinstance(refusal, Refusal)
+    assert "def step(self, inputs, state, weights):" in str(refusal)
+
+
+def test_a_step_whose_branch_changes_nothing_is_compiled():
+    cell = BranchedStep(I, lambda h, W: on_the_cpu(h, torch.tanh, lambda v: torch.tanh(1.0 * v)))
+    assert not isinstance(plan(cell), Refusal)

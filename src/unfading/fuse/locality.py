@@ -45,6 +45,9 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest entry; 
 DRAWS = ("bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "uniform_", "normal_", "normal")
 
 
+NOT_LOCAL = "project is not local in time: its field {name} differs between a sequence and the parts of it"
+
+
 class Locality(NamedTuple):
     """What was shown about the projection of a cell."""
 
@@ -136,7 +139,7 @@ class _Test:
         x = sample((T, rows, self.cell.input_size), torch.Generator().manual_seed(0))
         self.x = x.to(like.device, dtype or like.dtype)
         self.tolerance = TOLERANCE.get(self.x.dtype, 1e-2)
-        self.random = False
+        self.sample, self.random = sample, False
 
     def difference(self, reverse: bool) -> str | None:
         """Where the equations do not hold, in words; None where they hold."""
@@ -154,7 +157,20 @@ class _Test:
         for a, b in reversed(list(pairwise(borders))):
             for name, value in self._project(x[a:b], start + a, cell=self.other).items():
                 if name not in self.cell.constant and not self._same(value, whole[name][a:b]):
-                    return f"project is not local in time: its field {name} differs between a sequence and the parts of it"
+                    return NOT_LOCAL.format(name=name)
+        return self._spread(x, start, whole) if self.sample is _heavy_tailed else None
+
+    def _spread(self, x: Tensor, start: int, whole: dict[str, Tensor]) -> str | None:
+        """NaN in one step must leave the others as they were: what is multiplied by 0 today need not be finite tomorrow."""
+        t = len(x) // 2
+        try:
+            other = self._project(x.index_fill(0, torch.tensor([t], device=x.device), torch.nan), start)
+        except Exception:  # project refuses NaN
+            return None
+        for name in whole.keys() - {*self.cell.constant}:
+            parts = ((other[name][part], whole[name][part]) for part in (slice(t), slice(t + 1, None)))
+            if not all(self._same(a, b) for a, b in parts):
+                return NOT_LOCAL.format(name=name)
         return None
 
     def _constants(self) -> str | None:

@@ -1,7 +1,7 @@
 """Trace a cell's step on a small example, together with its projection where that pays, and make the plan of it."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -115,7 +115,9 @@ class _Example:
 
     @cached_property
     def of_step(self) -> StepExample:
-        return StepExample(self.cell, self.weights, self.state[0])
+        tensors: list[Tensor] = []
+        flatten(self.weights, tensors)
+        return StepExample(self.cell, tensors, partial(unflatten, self.weight_structure), self.state[0])
 
     def check_rows_of_project(self) -> None:
         """Test on data that rows of the projection do not depend on each other."""
@@ -124,15 +126,13 @@ class _Example:
 
     def check_rows_of_step(self) -> None:
         """Test on data that rows of the step do not depend on each other."""
-        with WithoutDraws(), torch.no_grad():
+        with torch.no_grad():
             check_rows_of_step(self.of_step)
 
     def check_program(self, traced: "_Traced") -> None:
         """Test on data that a program computes what the step computes."""
-        with WithoutDraws(), torch.no_grad():
-            tensors: list[Tensor] = []
-            flatten(self.weights, tensors)
-            tensors += [attrgetter(name)(self.cell) for name in traced.parameters]
+        with torch.no_grad():
+            tensors = [*self.of_step.weights, *(attrgetter(name)(self.cell) for name in traced.parameters)]
             check_program(self.of_step, traced.program, tensors, projected=traced.signature is not self.signature)
 
     def step_function(self) -> Callable[..., Any]:

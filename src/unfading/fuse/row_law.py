@@ -6,7 +6,7 @@ run on random rows in tensors of several shapes, from several starts. A row must
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,15 +17,18 @@ from torch.utils import _pytree
 from unfading.cells.base import Cell
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import Program
-from unfading.fuse.isolation import numbers
+from unfading.fuse.isolation import WithoutDraws, numbers
 from unfading.fuse.locality import TOLERANCE, fields_of, same
 from unfading.fuse.refusal import NotFusable
 from unfading.reference import leaf_names
 from unfading.source_lines import definition_line
 
-ROWS = 320
+ROWS, FEW = 320, 20
 SHAPES = ((1, 1, 3), (2, 3, 1), (3, 2, 4), (4, 1, 5), (1, 4, 6), (5, 1, 7), (16, 20, 2), (1, ROWS, 1000))  # T, B, start
 BATCHES = (1, 2, 3, 4, 7)
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the largest entry: how far a program may be from its step
+OF_GRADIENTS = 10.0  # times as far
+SMALLEST = 0.02  # a tensor's largest entry counts as at least this part of that of all tensors
 TF32_TOLERANCE = 1e-2  # on a GPU whose float32 products round their factors to three digits
 
 
@@ -53,7 +56,7 @@ def check_rows_of_project(cell: Cell, like: Tensor) -> None:
 
 
 def check_rows_of_step(example: "StepExample") -> None:
-    """Raise NotFusable if a state after a step depends on other rows, or on how many there are."""
+    """Raise NotFusable if a state after a step depends on other rows, on how many there are, or on how they lie in memory."""
     for batch in BATCHES:
         parts = zip(example.step(batch), example.whole, strict=True)
         if not all(same(rows, all_rows[:batch], _tolerance(rows)) for rows, all_rows in parts):
@@ -62,7 +65,7 @@ def check_rows_of_step(example: "StepExample") -> None:
 
 
 def check_program(example: "StepExample", program: Program, tensors: Sequence[Tensor], *, projected: bool) -> None:
-    """Raise NotFusable unless a program computes what the step computes.
+    """Raise NotFusable unless a program computes what the step computes, with the same gradients.
 
     A trace runs on tensors without data, with gradients. A method may ask for more than the operations on a tensor show: its
     device, whether it requires a gradient, whether gradients are enabled. Then the recorded branch is not the one that runs.
@@ -70,52 +73,119 @@ def check_program(example: "StepExample", program: Program, tensors: Sequence[Te
     Args:
         example: of the step.
         program: of the step, or of projection and step together.
-        tensors: the weights that the program reads.
+        tensors: the weights that the program reads; those of the step come first.
         projected: whether the program contains the projection.
     """
     shared = [row for name, row in zip(example.names, example.leaves, strict=True) if name in example.cell.shared]
-    rows = [example.x, *shared] if projected else example.leaves
-    for part, want in zip(next_states(program, rows, list(example.state), tensors), example.whole, strict=True):
-        size = want.nan_to_num(0.0, 0.0, 0.0).abs().amax().item()
-        equal = torch.isclose(part, want, rtol=0.0, atol=10 * _tolerance(want) * size, equal_nan=True).all(-1)
-        if equal.sum() < 0.9 * ROWS:  # rounding may decide a comparison in a few rows
-            reason = "the step computes something else on tensors without data, on which it is recorded"
-            raise NotFusable(reason, definition_line(example.cell.step))
+    rows = [_leaf(tensor) for tensor in ([example.x, *shared] if projected else example.leaves)]
+    state, weights = [_leaf(part) for part in example.state], [_leaf(tensor) for tensor in example.weights]
+    with torch.enable_grad():
+        got = next_states(program, rows, state, [*weights, *tensors[len(weights) :]])
+        inputs = example.inputs(rows[0], rows[1:]) if projected else rows
+        want = example.run(inputs, state, weights)
+    of_rows = [*state, *(tensor for tensor in rows if len(tensor) == ROWS)]
+    cotangents = [_random(part.shape, part, seed=i + 10) for i, part in enumerate(got)]
+    gradients = [_gradients(results, [*of_rows, *weights], cotangents) for results in (got, want)]
+    (got_rows, got_sums), (want_rows, want_sums) = ((each[: len(of_rows)], each[len(of_rows) :]) for each in gradients)
+    equal = _equal_rows(got, example.whole, 1.0) + _equal_rows(got_rows, want_rows, OF_GRADIENTS)
+    # Rounding may decide a comparison in a few rows, which then change the sums over rows.
+    right = all(part.sum() >= 0.9 * len(part) for rows in equal for part in (rows[:FEW], rows[FEW:]))
+    if all(rows.all() for rows in equal):
+        right = all(entries.all() for entries in _equal(got_sums, want_sums, OF_GRADIENTS))
+    if not right:
+        reason = "the step computes something else on tensors without data, on which it is recorded"
+        raise NotFusable(reason, definition_line(example.cell.step))
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def _gradients(results: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients for the inputs; zeros where there are none."""
+    pairs = [(part, cotangent) for part, cotangent in zip(results, cotangents, strict=True) if part.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(tensor) for tensor in inputs]
+    outputs, given = zip(*pairs, strict=True)
+    gradients = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
+    return [torch.zeros_like(tensor) if g is None else g for tensor, g in zip(inputs, gradients, strict=True)]
+
+
+def _equal_rows(got: Sequence[Tensor], want: Sequence[Tensor], times: float) -> list[Tensor]:
+    """For every tensor, which rows are equal up to rounding; the first FEW rows may be of another size than the others."""
+    few, others = (
+        _equal([rows[part] for rows in got], [rows[part] for rows in want], times) for part in (slice(FEW), slice(FEW, None))
+    )
+    return [torch.cat(both).all(1) for both in zip(few, others, strict=True)]
+
+
+def _equal(got: Sequence[Tensor], want: Sequence[Tensor], times: float) -> list[Tensor]:
+    """For every tensor, which entries are equal up to some times the rounding of its largest entry, or of that of all."""
+    sizes = [part.nan_to_num(0.0, 0.0, 0.0).abs().amax().item() for part in want]
+    floor = SMALLEST * max(sizes, default=0.0)
+    return [
+        torch.isclose(a, b, rtol=0.0, atol=times * _rounding(b) * max(size, floor), equal_nan=True)
+        for a, b, size in zip(got, want, sizes, strict=True)
+    ]
 
 
 class StepExample:
     """The second step of a random sequence of ROWS rows.
 
-    The state before it is what the first step returns, plus random numbers: a part of a state may be zero at all times.
+    The state before it is what the first step returns, plus random numbers: a part of a state may be zero at all times. The
+    first FEW rows are projected alone: a projection may add the number of rows, and all functions are flat far away from 0.
 
     Args:
         cell: a copy, whose parameters have values.
         weights: those that the step reads.
+        tree: makes the weights of a step of these.
         like: a tensor of the cell's device and dtype.
     """
 
-    def __init__(self, cell: Cell, weights: Any, like: Tensor):
-        self.cell, self.weights = cell, weights
+    def __init__(self, cell: Cell, weights: Sequence[Tensor], tree: Callable[[list[Tensor]], Any], like: Tensor):
+        self.cell, self.weights, self._tree_of_weights = cell, weights, tree
         x = _random((2, ROWS, cell.input_size), like, seed=0)
-        inputs = cell.project(x)
-        fields, self.tree = _pytree.tree_flatten(inputs)
-        self.names = leaf_names(inputs)
-        first, self.leaves = (
-            [field[0 if name in cell.constant else t] for name, field in zip(self.names, fields, strict=True)] for t in range(2)
-        )
         self.x = x[1]
-        state = cell.step(_pytree.tree_unflatten(first, self.tree), cell.initial_state(ROWS), weights)
-        self.state = type(state)(*(rows + _random(rows.shape, like, seed=i + 1) for i, rows in enumerate(state)))
+        with WithoutDraws():
+            inputs = [cell.project(part) for part in (x[:, :FEW], x[:, FEW:])]
+            few, others = (_pytree.tree_leaves(part) for part in inputs)
+            self.names, self._tree = leaf_names(inputs[0]), _pytree.tree_structure(inputs[0])
+            fields = [few[i] if name in cell.shared else torch.cat([few[i], others[i]], 1) for i, name in enumerate(self.names)]
+            first, self.leaves = (
+                [field[0 if name in cell.constant else t] for name, field in zip(self.names, fields, strict=True)]
+                for t in range(2)
+            )
+            initial = cell.initial_state(ROWS)
+        self._state = type(initial)
+        state = self.run(first, initial, weights)
+        self.state = [rows + _random(rows.shape, like, seed=i + 1) for i, rows in enumerate(state)]
 
     @cached_property
     def whole(self) -> Any:
         """The state after the step, of all rows."""
-        return self.step(ROWS)
+        return self.run(self.leaves, self.state, self.weights)
 
     def step(self, batch: int) -> Any:
-        """The state after the step, computed from the first rows alone."""
-        inputs = _pytree.tree_unflatten([rows[:batch] for rows in self.leaves], self.tree)
-        return self.cell.step(inputs, type(self.state)(*(rows[:batch] for rows in self.state)), self.weights)
+        """The state after the step, computed from the first rows alone, which lie in memory in another order if they can."""
+        inputs, state = ([rows[:batch] for rows in tensors] for tensors in (self.leaves, self.state))
+        try:
+            return self.run([rows.T.contiguous().T for rows in inputs], [rows.T.contiguous().T for rows in state], self.weights)
+        except RuntimeError:  # of `view`
+            return self.run(inputs, state, self.weights)
+
+    def inputs(self, x: Tensor, shared: Sequence[Tensor]) -> list[Tensor]:
+        """The inputs of a step with one row of x for each row; those that are shared are given."""
+        with WithoutDraws():
+            leaves = _pytree.tree_leaves(self.cell.project(torch.stack([x, x])))
+        given = iter(shared)
+        return [next(given) if name in self.cell.shared else leaf[-1] for name, leaf in zip(self.names, leaves, strict=True)]
+
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], weights: Sequence[Tensor]) -> Any:
+        """The state after a step."""
+        with WithoutDraws():
+            return self.cell.step(
+                _pytree.tree_unflatten(inputs, self._tree), self._state(*state), self._tree_of_weights(list(weights))
+            )
 
 
 def _random(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
@@ -123,5 +193,12 @@ def _random(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
 
 
 def _tolerance(tensor: Tensor) -> float:
-    rounded = tensor.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return TF32_TOLERANCE if rounded else TOLERANCE[tensor.dtype]
+    return TF32_TOLERANCE if _in_tf32(tensor) else TOLERANCE[tensor.dtype]
+
+
+def _rounding(tensor: Tensor) -> float:
+    return 10 * TF32_TOLERANCE if _in_tf32(tensor) else ROUNDING[tensor.dtype]
+
+
+def _in_tf32(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"

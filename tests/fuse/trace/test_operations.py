@@ -108,6 +108,11 @@ FUNCTIONS = {
         f"norm {p}": lambda x, y, h, W, b, p=p: torch.linalg.vector_norm(x, p, 1, keepdim=True) + y
         for p in (1, 1.5, 2, 3, math.inf)
     },
+    **{
+        f"norm {p} of one": lambda x, y, h, W, b, p=p: torch.linalg.vector_norm(x.unsqueeze(2), p, 2) + y
+        for p in (1, 1.5, 2, 3)
+    },
+    "normalize one": lambda x, y, h, W, b: F.normalize(x[:, :1], dim=1) + y,
     "var_mean": lambda x, y, h, W, b: torch.cat(torch.var_mean(x, 1, keepdim=True), 1).sum(1, keepdim=True) + y,
     "var": lambda x, y, h, W, b: x.var(1, keepdim=True) + y,
     "std": lambda x, y, h, W, b: x.std(1, keepdim=True) + y,

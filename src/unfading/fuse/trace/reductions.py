@@ -67,8 +67,21 @@ def norm(call: Call) -> RowValue:
         return _largest_size(call, x, axes)
     if order < 1:  # below 1 the gradient has poles at 0, where torch returns 0
         raise NotFusable(f"a norm of order {order} is not supported; the order must be at least 1")
+    if order > 1 and math.prod(x.value.shape[axis] for axis in axes) == 1:
+        return _norm_of_one(call, x, order)
     total = reduced(call, Op.SUM, call.map(Op.POWER, size, attr=order), axes)
     return total if order == 1 else root(call, total, order)
+
+
+def _norm_of_one(call: Call, x: RowValue, order: float) -> RowValue:
+    """|x|: torch takes no power of a single entry, which might overflow. It does so in the gradient, unless the order is 2."""
+    b, v = call.build, x.value
+    size = b.map(Op.ABS, v)
+    above = v if order == 2 else b.map(Op.MUL, v, b.map(Op.POWER, size, attr=order - 2))
+    below = size if order == 2 else b.map(Op.POWER, size, attr=order - 1)
+    part = b.map(Op.WHERE, b.map(Op.EQ, size, 0.0), 0.0, b.map(Op.DIV, above, below))
+    value = b.map(Op.WITH_GRADIENT, size, b.map(Op.MUL, v, b.map(Op.STOP, part)))
+    return call.result(b.reshape(value, call.features()))
 
 
 def _largest_size(call: Call, x: RowValue, axes: list[int]) -> RowValue:
