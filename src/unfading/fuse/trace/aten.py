@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unfading.fuse.ir.program import COMPARISONS, FUNCTIONS, Op
+from unfading.fuse.ir.program import COMPARISONS, FUNCTIONS, VIEWS, Op, TensorKind, Value
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace import reductions, views
 from unfading.fuse.trace.values import Call, MatrixView, RowValue, is_integer
@@ -283,6 +283,11 @@ def _mm(call: Call) -> RowValue:
     v, matrix = call.args[-2:]
     if not isinstance(v, RowValue) or not v.batched:
         raise NotFusable("two matrices are multiplied inside the step; do it in weights(), once per call")
+    if isinstance(matrix, RowValue) and _is_part_of_a_weight(matrix.value):
+        raise NotFusable(
+            "a part of a weight that is not a matrix [n, m] is multiplied with a vector; return each matrix from weights(), or "
+            "equal blocks of one as a BlockDiagonal"
+        )
     if not isinstance(matrix, MatrixView):
         raise NotFusable(
             "a matrix that the step itself computes is multiplied with a vector; compute it in weights(), once per call"
@@ -298,6 +303,12 @@ def _mm(call: Call) -> RowValue:
     product = product if alpha == 1 else call.map(Op.MUL, product, alpha)
     added = call.args[0] if beta == 1 else call.map(Op.MUL, call.args[0], beta)
     return call.map(Op.ADD, product, added)
+
+
+def _is_part_of_a_weight(value: Value) -> bool:
+    while value.op in VIEWS:
+        value = value.args[0]
+    return value.op is Op.LEAF and value.leaf.kind is TensorKind.WEIGHT
 
 
 def _mv(call: Call) -> RowValue:
