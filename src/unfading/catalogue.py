@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 import re
 from dataclasses import fields
+from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,12 +27,22 @@ Kind = TypeVar("Kind")
 
 def cells() -> list[type[Cell]]:
     """Every cell of the library, in the order of names. Wrappers, which are constructed from another cell, are left out."""
+    return list(_cells())
+
+
+@cache  # every run asks
+def _cells() -> list[type[Cell]]:
     classes = _concrete(unfading.cells, Cell)  # type: ignore[type-abstract]
     return [cell for cell in classes if list(inspect.signature(cell).parameters)[:2] == ["input_size", "hidden_size"]]
 
 
 def tasks() -> dict[str, type[Task]]:
     """Every task of the library by its name in runs and on the command line: the name of its class in snake_case."""
+    return dict(_tasks())
+
+
+@cache
+def _tasks() -> dict[str, type[Task]]:
     boundary = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
     classes = _concrete(unfading.tasks, Task)  # type: ignore[type-abstract]
     return {boundary.sub("_", task.__name__).lower(): task for task in classes}

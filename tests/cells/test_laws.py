@@ -35,6 +35,12 @@ def test_step_has_the_right_gradient(cell, options):
     laws.step_has_the_right_gradient(laws.make(cell, options))
 
 
+@pytest.mark.long
+@each
+def test_step_has_the_right_gradient_in_every_entry(cell, options):
+    laws.step_has_the_right_gradient(laws.make(cell, options), entry_by_entry=True)
+
+
 @each
 def test_every_parameter_gets_a_gradient(cell, options):
     laws.every_parameter_gets_a_gradient(laws.make(cell, options))

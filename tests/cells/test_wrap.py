@@ -15,7 +15,16 @@ from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 without_matrix = {"EquilibriumRNN"}
-with_matrix = [p for p in every_cell() if name(p.values[0]) not in without_matrix]
+of_matrices = {"capacity", "complex_state", "erase_heads", "factored", "heads", "network", "normalise", "rank", "reflectors"}
+
+
+def with_matrix():
+    """Every cell with a matrix. `make test` runs its defaults and the options that decide how it multiplies."""
+    for p in every_cell():
+        cell, options = p.values
+        if name(cell) not in without_matrix:
+            short = not options or of_matrices & options.keys()
+            yield pytest.param(cell, options, id=p.id, marks=() if short else pytest.mark.long)
 
 
 def layer_of(cell, **keywords):
@@ -34,7 +43,7 @@ def test_zoneout_in_every_cell(cell):
     assert torch.isfinite(layer(x, lengths=torch.tensor([7, 2, 5]))[0]).all()
 
 
-@pytest.mark.parametrize(("cell", "options"), with_matrix)
+@pytest.mark.parametrize(("cell", "options"), [*with_matrix()])
 def test_recurrent_dropout_in_every_cell(cell, options):
     layer, x = layer_of(cell, recurrent_dropout=0.5, **options), laws.random_input()
     assert any(not torch.equal(layer(x)[0], layer(x)[0]) for _ in range(5))

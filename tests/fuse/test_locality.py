@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from torch.utils import _pytree
 
 import unfading
+from tests.helpers import laws
 from tests.helpers.variants import every_cell, hidden_size, name
 from tests.user import along_time
 from tests.user.along_time import ALONG_TIME, FORWARD_ONLY, LOCAL
@@ -294,8 +295,8 @@ def test_a_test_takes_little_time(cell):
 def test_projections_of_the_library_stay_in_pieces(cell, monkeypatch):
     """So that a long sequence needs no memory for the projection of all its steps."""
     monkeypatch.setattr(fused, "CHUNK_BYTES", 1 << 10)
-    layer = unfading.layer(cell)(I, hidden_size(cell), bidirectional=True, dtype=torch.float64)
-    x, steps = torch.randn(80, 4, I, dtype=torch.float64), []
+    layer = unfading.layer(cell)(laws.I, hidden_size(cell), bidirectional=True, dtype=torch.float64)
+    x, steps = torch.randn(80, 4, laws.I, dtype=torch.float64), []
     project, bind_inputs = cell.project, fused.bind_inputs
 
     def counted(self, x, start=0):

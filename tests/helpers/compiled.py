@@ -12,10 +12,10 @@ import unfading
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-4}
 
 
-def built(cell, hidden, dtype=torch.float64, **keywords):
+def built(cell, hidden, dtype=torch.float64, *, features=3, **keywords):
     """A layer with weights small enough that no cell of the library amplifies rounding over these few steps."""
     torch.manual_seed(3)
-    layer = unfading.layer(cell)(3, hidden, dtype=dtype, **keywords)
+    layer = unfading.layer(cell)(features, hidden, dtype=dtype, **keywords)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -50,9 +50,9 @@ def agree(got, want, dtype):
     assert any(reference is not None and reference.any() for reference in want.values())
 
 
-def agrees_with_the_reference(cell, T, B, H, dtype, **keywords):
-    layer = built(cell, H, dtype, **keywords)
-    x = torch.randn(T, B, 3, dtype=dtype)
+def agrees_with_the_reference(cell, T, B, H, dtype, *, features=3, **keywords):
+    layer = built(cell, H, dtype, features=features, **keywords)
+    x = torch.randn(T, B, features, dtype=dtype)
     lengths = torch.randint(1, T + 1, (B,))
     for own in (None, lengths):
         agree(everything(layer, x, "fused", own), everything(layer, x, "reference", own), dtype)

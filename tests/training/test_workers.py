@@ -22,7 +22,10 @@ from unfading.training.run_dir import RunFolder, stopped_at
 from unfading.training.stepper import Stepper
 
 FAULTY = Path(__file__).parent.parent / "user" / "faulty_tasks.py"
-SMALL = Run(task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1)
+# The reference loop: a process that compiles imports torch's own compiler, too, which takes as long as torch.
+SMALL = Run(
+    task="adding", task_options={"T": 6}, cell="Elman", hidden=4, batch=3, steps=12, valid_batches=1, backend="reference"
+)
 
 
 def silent(message):
