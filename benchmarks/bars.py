@@ -124,6 +124,11 @@ def cpu_bars() -> list[Bar]:
             "nn.GRU", "GRU reset after, the same",
             layers(("GRU reset after",), torch_batches), reading("x_torch", "forward", "both"), 2.0,
         ),
+        Bar(
+            "torch.nn", "LSTM, GRU reset after and Elman, the same, T=200, H=64/128/256/512, on any number of threads",
+            lambda case: case.T == 200 and layers(cases.AGAINST_TORCH, cases.BATCHES, (64, 128, *cases.WIDE))(case),
+            reading("x_torch", "forward", "both"), 1.0, median=1.5,
+        ),
         Bar("nn.RNN", "Elman, the same", layers(("Elman",), torch_batches), reading("x_torch", "forward", "both"), 1.5),
         Bar(
             "nn.LSTM, one step a call", "stream() of STAR and incremental K=1, B=1, H=128",

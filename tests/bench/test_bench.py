@@ -253,7 +253,7 @@ def few(monkeypatch):
 
 def start(**options):
     given = {"json": False, "save": None, "figure": None, "command": "unfading bench"}
-    return session.on_cpu((), False, 1, 3, **{**given, **options})
+    return session.on_cpu((), False, (1,), 3, **{**given, **options})
 
 
 def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch, capsys, tmp_path):
@@ -283,6 +283,17 @@ def test_json_lines_tell_machine_and_versions_and_can_be_read_again(monkeypatch,
     assert start(json=True, save=saved) == 0
     assert len(saved.read_text().splitlines()) == 4
     assert len(read(saved)[0]) == 2
+
+
+def test_numbers_of_threads_are_measured_one_after_the_other(monkeypatch, capsys):
+    few(monkeypatch)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr("unfading.bench.cpu.refusal", lambda cell: "it is not measured here")
+    arguments = {"json": True, "save": None, "command": "unfading bench"}
+    session.on_cpu((), False, (1, 2), 3, figure=None, **arguments)
+    assert [json.loads(line)["threads"] for line in capsys.readouterr().out.splitlines()] == [1, 1, 2, 2]
+    with pytest.raises(ValueError, match=r"got --threads 1 2\. Name one"):
+        session.on_cpu((), False, (1, 2), 3, figure=Path("speed.svg"), **arguments)
 
 
 def test_a_table_is_printed_and_nothing_written_unless_asked(monkeypatch, capsys, tmp_path):
@@ -371,7 +382,7 @@ def test_the_verb_hands_its_flags_on(monkeypatch, tmp_path):
         cli.main()
     assert stop.value.code == 1
     ((positional, named),) = calls
-    assert positional == (("LSTM", "STAR"), True, 2, 4)
+    assert positional == (("LSTM", "STAR"), True, (2,), 4)
     assert named.pop("command").startswith("unfading bench --cells LSTM")
     assert named == {"json": True, "save": tmp_path, "figure": Path("speed.svg")}
 
@@ -415,7 +426,7 @@ def test_bars_are_held_missed_and_incomplete_as_the_file_says(judged):
     results = every_result()
     code, text = judged(results)
     assert code == 0, text
-    assert (text.count("held"), text.count("missed"), text.count("incomplete")) == (8, 0, 0)
+    assert (text.count("held"), text.count("missed"), text.count("incomplete")) == (9, 0, 0)
 
     def but(name, kind="layer", B=1, **changes):
         return [

@@ -80,6 +80,7 @@ SCALES: dict[str, Callable[[int], float]] = {"NRU": lambda T: 10 / max(T, 10), "
 
 HEADLINE = ("LSTM", "GRU reset after", "Elman", "STAR", "JANET", "IncrementalRNN K=1", "NRU")
 AGAINST_TORCH = ("LSTM", "GRU reset after", "Elman")
+BATCHES, WIDE = (1, 32, 128), (256, 512)  # of the comparison with torch.nn on any number of threads
 AGAINST_PRODUCTS = ("Elman", "LSTM", "GRU", "GRU reset after", "STAR", "JANET", "IncrementalRNN K=1")
 HEAVY = ("NRU", "RecurrentHighway L=4", "IncrementalRNN K=3")
 STREAMED = ("STAR", "IncrementalRNN K=1")
@@ -125,6 +126,7 @@ def everything(cells: Iterable[str] = ()) -> list[Case]:
         planned += [Case("layer", known[name], T, B, 128) for name in AGAINST_PRODUCTS for B in (32, 128)]
         planned += [Case("layer", known[name], T, 32, H) for name in HEAVY for H in (64, 128)]
         planned += [Case("lengths", known[name], T, B, 128) for name in AGAINST_PRODUCTS for B in (32, 128)]
+    planned += [Case("layer", known[name], 200, B, H) for name in AGAINST_TORCH for B in BATCHES for H in WIDE]
     planned += _streams(T=200)
     return select(planned, cells) if cells else planned
 

@@ -24,11 +24,13 @@ from unfading.source_lines import first_line
 
 Measure = Callable[[Case], Result]
 
+INTERRUPTED = 130  # exit code after Ctrl-C
+
 
 def on_cpu(
     cells: Sequence[str],
     all: bool,
-    threads: int,
+    threads: Sequence[int],
     rounds: int | None,
     *,
     json: bool,
@@ -36,12 +38,22 @@ def on_cpu(
     figure: Path | None,
     command: str,
 ) -> int:
-    """Measure the CPU; returns the exit code (see `_run`)."""
-    if threads > machine.cores():
-        raise ValueError(f"--threads must be at most the {machine.cores()} cores that this process may use; got {threads}.")
+    """Measure the CPU with each number of threads; returns the exit code (see `_run`)."""
+    if max(threads) > machine.cores():
+        raise ValueError(
+            f"--threads must be at most the {machine.cores()} cores that this process may use; got {max(threads)}."
+        )
+    if figure is not None and len(threads) > 1:
+        raise ValueError(
+            f"--figure shows one number of threads; got --threads {' '.join(map(str, threads))}. Name one of them."
+        )
     planned = cases.everything(cells) if all else cases.headline(cells)
-    measure_case = partial(measure, threads=threads, rounds=rounds or 15)
-    return _run(planned, measure_case, json, _file(save, f"cpu-{machine.slug()}"), figure, command)
+    file, code = _file(save, f"cpu-{machine.slug()}"), 0
+    for count in threads:
+        code = max(code, _run(planned, partial(measure, threads=count, rounds=rounds or 15), json, file, figure, command))
+        if code == INTERRUPTED:
+            break
+    return code
 
 
 def on_gpu(cells: Sequence[str], all: bool, rounds: int | None, *, json: bool, save: Path | None, command: str) -> int:
@@ -88,7 +100,7 @@ def _run(
         figure.write_text(svg(results, about), encoding="utf-8")
     if interrupted:
         print(f"unfading: stopped after {len(results)} of {len(planned)} cases.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return 1 if any(result.status in ("wrong", "failed") for result in results) else 0
 
 

@@ -14,13 +14,18 @@ FONT = "font-family='system-ui, Helvetica, Arial, sans-serif'"
 
 
 def svg(results: Sequence[Result], about: dict[str, Any]) -> str:
-    """One panel for each batch size, at the shortest length and the largest hidden size. Raises without a measured layer."""
+    """One panel for each batch size, at the shortest length and the hidden size that most cells were measured at.
+
+    Of several such sizes, the largest. Raises without a measured layer.
+    """
     shown = [result for result in results if result.kind == "layer" and result.status == "measured" and result.both is not None]
     if not shown:
         raise ValueError("a figure needs at least one measured layer; got none.")
     threads = min(result.threads for result in shown)
     shown = [result for result in shown if result.threads == threads]
-    T, H = min(result.T for result in shown), max(result.H for result in shown)
+    T = min(result.T for result in shown)
+    cells = {H: {result.name for result in shown if (result.T, result.H) == (T, H)} for H in {result.H for result in shown}}
+    H = max(cells, key=lambda H: (len(cells[H]), H))
     shown = [result for result in shown if (result.T, result.H) == (T, H)]
     batches = sorted({result.B for result in shown})
     panels = [sorted((result for result in shown if result.B == B), key=_speed, reverse=True) for B in batches]

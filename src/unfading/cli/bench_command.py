@@ -14,7 +14,7 @@ def bench(
     cells: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="")] = (),
     all: bool = False,
     device: Literal["cpu", "cuda"] = "cpu",
-    threads: int = 1,
+    threads: Annotated[tuple[int, ...], arg(metavar="N ...")] = (1,),
     rounds: Annotated[int | None, arg(help_behavior_hint="(default: 15 on a CPU, 50 on a GPU)")] = None,
     json: bool = False,
     save: Path | None = None,
@@ -27,9 +27,10 @@ def bench(
 
     Args:
         cells: Cells to time, by name (`unfading cells list`). Without any, a few well-known ones.
-        all: Time every cell at all sizes that `benchmarks/bars.py` compares; 10 to 20 minutes.
+        all: Time every cell at all sizes that `benchmarks/bars.py` compares; 20 to 30 minutes.
         device: Device to measure. A GPU takes several minutes, mostly for compiling and for the reference loop.
-        threads: Number of torch threads. With more than one, cases whose control deviates by more than 10 % are left out.
+        threads: Numbers of torch threads, one after the other. On several threads, cases whose control deviates by more than
+            10 % are left out.
         rounds: Largest number of rounds per case. Slow cases get fewer.
         json: Print JSON lines instead of tables.
         save: File to append JSON lines to, or a folder for cpu-MACHINE.jsonl or cuda-MACHINE.jsonl.
@@ -37,12 +38,13 @@ def bench(
     """
     from unfading.bench import session
 
-    check_count("--threads", threads)
+    for count in threads or (0,):
+        check_count("--threads", count)
     if rounds is not None:
         check_count("--rounds", rounds)
     command = shlex.join(["unfading", *sys.argv[1:]])
     if device == "cpu":
         sys.exit(session.on_cpu(cells, all, threads, rounds, json=json, save=save, figure=figure, command=command))
-    if threads != 1 or figure is not None:
+    if threads != (1,) or figure is not None:
         raise ValueError("--threads and --figure are for --device cpu; leave them out with --device cuda.")
     sys.exit(session.on_gpu(cells, all, rounds, json=json, save=save, command=command))

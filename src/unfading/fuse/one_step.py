@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell
+from unfading.fuse.c.threads import by_rows
 from unfading.fuse.fused import Inference, bind_inputs
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.fuse.plan import plan_or_raise
@@ -47,7 +48,7 @@ class OneStep:
             addresses = [known[p].data_ptr() if p in known else None for p in function.pointers]
             all_addresses = (kernel.product, *addresses, *self.inference.packed.addresses)
             self.arrays.append((ctypes.c_void_p * len(all_addresses))(*all_addresses))
-        tile = kernel.tile(self.batch)
+        tile = by_rows(self.batch, 1).tile
         self.rest = (1, self.batch, tile, 0, -(-self.batch // tile), 0, None, None)
         self.constants = constants_of(self.cell, first[0].new_zeros(1, self.batch, self.cell.input_size), 0)
         self.turn = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unfading.fuse.c.emit import Factor
 from unfading.fuse.c.kernel import Kernel, Tensors, named
-from unfading.fuse.c.threads import run_tiles
+from unfading.fuse.c.threads import team, threads_for
 from unfading.fuse.ir.differentiate import Outer, Source
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.loop_options import LoopOptions
@@ -120,7 +120,7 @@ class Backward:
             dnext=d_next, dfinal=d_final, dinput=d_inputs,
         )  # fmt: skip
         lines = steps * B if own.lengths is None else int(own.lengths.clamp(0, steps).sum())
-        self._make_buffers(buffers, lines)
+        self._make_buffers(buffers, steps, lines)
         tensors |= buffers
         kernel.launch(kernel.back, tensors, self.weights, own, steps, B, self.packed)
         for i, part in held.items():
@@ -138,10 +138,10 @@ class Backward:
                     total.dy, total.width, tensors, lines
                 ).sum(0)
 
-    def _make_buffers(self, buffers: Tensors, lines: int) -> None:
+    def _make_buffers(self, buffers: Tensors, steps: int, lines: int) -> None:
         """The memory that one chunk needs and the next uses again."""
         kernel, like = self.kernel, self.states[0]
-        tile = kernel.tile(self.B)
+        tiles = -(-self.B // kernel.division(steps, self.B).tile)
         for kind, i in kernel.back.pointers:
             n = self.widths.get((kind, i), 0)
             existing = buffers.get((kind, i))
@@ -150,9 +150,8 @@ class Backward:
                     if buffers.get((name, i)) is None:
                         buffers[name, i] = torch.empty_like(self.states[i])
             elif kind == D_WEIGHT:
-                buffers[kind, i] = (
-                    like.new_empty((-(-self.B // tile), n), dtype=torch.float64) if existing is None else existing
-                )
+                if existing is None or len(existing) != tiles:
+                    buffers[kind, i] = like.new_empty((tiles, n), dtype=torch.float64)
             elif kind == SEQUENCE or (kind == PACKED and self.options.lengths is not None):
                 n = self.needed[i].width if kind == PACKED else n
                 if existing is None or len(existing) < lines:
@@ -191,13 +190,12 @@ class Backward:
         lda, ldb, ldc = a.stride(0), b.stride(0), target.stride(0)
         k = b.shape[1]
 
-        def run(first: int, last: int) -> None:
-            start, stop = 6 * first, min(6 * last, n)
-            self.kernel.products.outer(
-                a_at + start * item, lda, b_at, ldb, lines, stop - start, k, to + start * ldc * item, ldc, scale
-            )
-
-        run_tiles(run, -(-n // 6), lines * n * k)
+        threads = threads_for(lines * n * k)
+        outer = self.kernel.products.outer
+        if threads == 1:
+            outer(a_at, lda, b_at, ldb, lines, n, k, to, ldc, scale)
+        else:
+            team().outers(threads, outer, item, a_at, lda, b_at, ldb, lines, n, k, to, ldc, scale)
 
     def _factor(self, source: Source, width: int, tensors: Tensors, lines: int) -> Tensor:
         """A factor as [lines, width], packed where there are lengths."""

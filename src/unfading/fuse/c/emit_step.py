@@ -3,6 +3,10 @@
 The surrounding loop (`emit.py`) defines s, the number of the step; for row r of the tile `row[r]`, its row in the batch,
 `place[r]`, the position of this step in a tensor [T, B, ...], `before[r]`, that of the previous step, and `line[r]`, its line
 in a sequence that is stored for after the loop; and now0, new0, ..., the state, or its gradient, before and after the step.
+
+A step can also be written for a team of threads (`team.h`). Each member then computes its share of the first axis of every
+loop, of the columns of every dot, and of the rows of every reduction, and the members meet where the next part may read what
+another one computed.
 """
 
 from unfading.fuse.c.outline import LONG, Outline
@@ -57,26 +61,32 @@ EXPRESSIONS: dict[Op, str] = {
 }
 
 
+MEET = "meet(member);"
+
+
 class StepWriter:
     """Writes the lines of a step, and collects the tensors that they need."""
 
-    def __init__(self, name: str, program: Program, schedule: StepSchedule, *, backward: bool):
-        self.program, self.schedule, self.backward = program, schedule, backward
+    def __init__(self, name: str, program: Program, schedule: StepSchedule, *, backward: bool, team: bool):
+        self.program, self.schedule, self.backward, self.team = program, schedule, backward, team
+        self.shares: dict[tuple[str, str], int] = {}  # of a member of a team: (n, piece) -> number
+        # The rows of a reduction that a thread computes.
+        self.rows = "r = me; r < m; r += members" if team else "r = 0; r < m; r++"
         self.blocks = program.blocks()
         self.numbers = {block: k for k, block in enumerate(self.blocks)}
         self.pointers: dict[TensorId, None] = {}  # in order of use
-        self.parts: list[tuple[Value, list[str]]] = []
+        stages: list[list[tuple[Value, list[str]]]] = []
         for level in schedule.levels:
-            for shape, values in level.loops:
-                self.parts.append((values[0], self._loop(shape, values)))
-            for value in level.rest:
-                write = self._dot if value.op is Op.DOT else self._reduction if value.op in REDUCTIONS else self._join
-                self.parts.append((value, write(value)))
+            stages.append([(values[0], self._loop(shape, values)) for shape, values in level.loops])
+            stages.append([(value, self._other(value)) for value in level.rest])
         self.outline = Outline(name)
-        if sum(len(lines) for _, lines in self.parts) > LONG:
+        if not team and sum(len(lines) for stage in stages for _, lines in stage) > LONG:
             # A dot is one line already.
-            self.parts = [(v, lines if v.op is Op.DOT else [self.outline.call(lines)]) for v, lines in self.parts]
-        self.lines = [line for value, lines in self.parts for line in self._guarded(value, lines)]
+            stages = [[(v, lines if v.op is Op.DOT else [self.outline.call(lines)]) for v, lines in stage] for stage in stages]
+        self.lines: list[str] = []
+        for stage in filter(None, stages):
+            self.lines += [line for value, lines in stage for line in self._guarded(value, lines)]
+            self.lines += [MEET] if team else []
 
     def _guarded(self, value: Value, lines: list[str]) -> list[str]:
         """Lines that only the gradient of an input needs run only where that gradient is wanted."""
@@ -130,7 +140,19 @@ class StepWriter:
             place = "(s * B + row[r])"
         return f"{self.pointer(kind, index)} + {place} * {width}", "="
 
+    def bounds(self, n: int | str, piece: str = "V") -> tuple[str, str]:
+        """The first of n entries that a thread computes, and the end, as numbers or as names that `shares` declares."""
+        if not self.team:
+            return "0", str(n)
+        number = self.shares.setdefault((str(n), piece), len(self.shares))
+        return f"from{number}", f"to{number}"
+
     # -- loops ------------------------------------------------------------------------------------------------------------
+
+    def _other(self, value: Value) -> list[str]:
+        return (
+            self._dot(value) if value.op is Op.DOT else self._reduction(value) if value.op in REDUCTIONS else self._join(value)
+        )
 
     def _loop(self, shape: Shape, values: list[Value]) -> list[str]:
         loop = _LoopWriter(self, shape)
@@ -171,7 +193,7 @@ class StepWriter:
         loop = _LoopWriter(self, x.shape)
         entry = loop.read(x)
         outside = [axis for axis in range(len(x.shape)) if axis not in over]
-        first = ["for (int r = 0; r < m; r++) {", *loop.bases_declared()]
+        first = [f"for (int {self.rows}) {{", *loop.bases_declared()]
         if value.op is Op.SUM and outside and outside[-1] == len(x.shape) - 1 and x.shape[-1] > 1:
             # The last axis is not reduced, so whole vectors are added.
             first.append(f"  memset(&s{self.schedule.slots[value.id]}[r * PAD({value.size})], 0, sizeof(real) * {value.size});")
@@ -191,7 +213,9 @@ class StepWriter:
                 base, width = f"s{self.schedule.slots[v.id]}", v.size
             parts.append(f"{{{base}, PAD({width}), m{k}, {v.size}}}")
         slot = self.schedule.slots[value.id]
-        return [f"{{ const Part parts[] = {{{', '.join(parts)}}}; product(parts, {len(parts)}, m, {value.size}, s{slot}); }}"]
+        columns = ", ".join(self.bounds(f"PAD({value.size})"))
+        arguments = f"parts, {len(parts)}, m, {value.size}, s{slot}, {columns}"
+        return [f"{{ const Part parts[] = {{{', '.join(parts)}}}; product({arguments}); }}"]
 
 
 class _LoopWriter:
@@ -265,11 +289,19 @@ class _LoopWriter:
 
     def written(self) -> list[str]:
         axes = list(range(len(self.shape)))
-        return ["for (int r = 0; r < m; r++) {", *self.bases_declared(), *self.inside(axes, ["#pragma omp simd"]), "}"]
+        inside = self.inside(axes, ["#pragma omp simd"], shared=self.step.team)
+        return ["for (int r = 0; r < m; r++) {", *self.bases_declared(), *inside, "}"]
 
-    def inside(self, axes: list[int], pragma: list[str], *last: str) -> list[str]:
-        """The body, and these lines after it, in loops over the axes. The pragma belongs to the innermost loop."""
+    def inside(self, axes: list[int], pragma: list[str], *last: str, shared: bool = False) -> list[str]:
+        """The body, and these lines after it, in loops over the axes. The pragma belongs to the innermost loop.
+
+        If it is shared, each member of a team computes a part of the outermost loop.
+        """
         nest = _nest(self.shape, axes)
+        if shared:
+            start, stop = self.step.bounds(self.shape[0] if self.shape else 1, "V" if len(self.shape) == 1 else "1")
+            at = "i0" if self.shape else "one"
+            nest[0] = f"  for (int {at} = {start}; {at} < {stop}; {at}++)"
         return [*nest[:-1], *pragma, nest[-1] + " {", *(f"    {line}" for line in (*self.body, *last)), "  }"]
 
 

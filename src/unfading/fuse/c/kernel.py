@@ -8,15 +8,16 @@ between two calls.
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from unfading.errors import NoKernel
 from unfading.fuse.c.cache import library
 from unfading.fuse.c.emit import CFunction, emit_backward, emit_forward, factors, shared, source
-from unfading.fuse.c.threads import run_tiles
+from unfading.fuse.c.threads import Division, by_rows, divide, team, threads_for
 from unfading.fuse.ir.differentiate import Reversed, differentiate
 from unfading.fuse.ir.program import InputKind, Program, TensorKind
 from unfading.loop_options import LoopOptions
@@ -27,7 +28,7 @@ Tensors = dict[tuple[str, int], Tensor | None]
 
 REAL = {torch.float32: "float", torch.float64: "double"}  # the precisions that are compiled, and their names in C
 
-ROWS = 24  # of a tile at most: a multiple of the six rows that a product holds in registers, and few enough for the L1 cache
+PACKING = 16  # multiply-adds that take as long as packing an entry of a matrix
 ADVISED = 1 << 22  # bytes from which memory is requested in large pages: first touches cost more than the arithmetic
 
 # Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
@@ -38,7 +39,7 @@ WEIGHT, CONSTANT = TensorKind.WEIGHT, InputKind.CONSTANT
 def products(dtype: torch.dtype) -> ctypes.CDLL:
     """The matrix products of a precision."""
     functions = library(shared(REAL[dtype], "products.c"))
-    functions.pack_all.argtypes = [Pointer, Long, Pointer, Pointer]
+    functions.pack_all.argtypes = [Pointer, Long, Pointer, Pointer, Long, Long]
     functions.pack_all.restype = None
     functions.outer.argtypes = [Pointer, Long, Pointer, Long, Long, Long, Long, Pointer, Long, ctypes.c_double]
     functions.outer.restype = None
@@ -69,6 +70,14 @@ class CLoops(NamedTuple):
             emit_backward(f"back{suffix}", both),
         )
 
+    def for_teams(self) -> list[CFunction]:
+        """The same functions for teams of threads."""
+        return [
+            emit_forward(self.infer.name, self.program, team=True),
+            emit_forward(self.train.name, self.reversed.forward, team=True),
+            emit_backward(self.back.name, self.reversed, team=True),
+        ]
+
 
 def compiled(programs: Sequence[Program], dtype: torch.dtype) -> "list[Kernel]":
     """The kernels of some programs, compiled into one library."""
@@ -89,7 +98,7 @@ class Kernel:
     """The three loops of one program in one precision: infer, train and back."""
 
     def __init__(self, loops: CLoops, dtype: torch.dtype, functions: ctypes.CDLL):
-        self.program, self.reverse_program = loops.program, loops.reversed.reverse
+        self.loops, self.program, self.reverse_program = loops, loops.program, loops.reversed.reverse
         self.outer, self.totals = loops.reversed.outer, loops.reversed.totals
         self.has_gradient = loops.reversed.has_gradient()
         self.infer, self.train, self.back = loops.infer, loops.train, loops.back
@@ -117,7 +126,23 @@ class Kernel:
         from unfading.fuse.c.backward import Backward
 
         self._backward = Backward
-        self.work = sum(block.length * block.width for block in self.program.blocks()) + 16 * sum(self.states)
+        entries = sum(block.length * block.width for block in self.program.blocks())
+        self.work = entries + 16 * sum(self.states)
+        self.size = entries * dtype.itemsize
+
+    @cached_property
+    def team_entries(self) -> dict[str, Any]:
+        """The entries of the functions for teams, compiled when one is first needed; empty where they cannot be compiled.
+
+        Long steps have none: their functions would take minutes to compile.
+        """
+        if any(function.long for function in self.loops[2:]):
+            return {}
+        try:
+            functions = library(source(REAL[self.dtype], self.loops.for_teams()))
+        except NoKernel:
+            return {}
+        return {name: ctypes.cast(getattr(functions, name), Pointer).value for name in self.entries}
 
     @staticmethod
     def options(lengths: Tensor | None, reverse: bool) -> LoopOptions:
@@ -195,17 +220,18 @@ class Kernel:
 
     def call(self, function: CFunction, addresses: Sequence[int | None], options: LoopOptions, T: int, B: int) -> None:
         """Run a loop on tensors given by address."""
-        entry = self.entries[function.name]
         array = (Pointer * (1 + len(addresses)))(self.product, *addresses)
-        tile = self.tile(B)
+        tile, threads, together = self.division(T, B)
         order = None if options.order is None else options.order.data_ptr()
         lengths = None if options.lengths is None else options.lengths.data_ptr()
-
-        def run(first: int, last: int) -> None:
-            if entry(array, T, B, tile, first, last, options.reverse, order, lengths):
-                raise MemoryError(f"there is no memory for the buffers of a fused step over {tile} batch rows.")
-
-        run_tiles(run, -(-B // tile), T * B * self.work)
+        entry = self.entries[function.name]
+        if threads == 1:
+            failed = entry(array, T, B, tile, 0, -(-B // tile), options.reverse, order, lengths)
+        else:
+            entry = entry if together == 1 else self.team_entries[function.name]
+            failed = team().loops(threads, entry, array, T, B, tile, together, options.reverse, order, lengths)
+        if failed:
+            raise MemoryError(f"there is no memory for the buffers of a fused step over {tile} batch rows.")
 
     def packed(self, function: CFunction, weights: Sequence[Tensor]) -> "Packed":
         """The blocks of the matrices in the layout that products read."""
@@ -218,14 +244,18 @@ class Kernel:
         if to is None:
             return Packed([])
         addresses = (Pointer * len(weights))(*(held[i].data_ptr() if i in held else None for i in range(len(weights))))
-        self.products.pack_all(array, len(function.blocks), addresses, to.data_ptr())
+        threads = threads_for(PACKING * size)
+        if threads == 1:
+            self.products.pack_all(array, len(function.blocks), addresses, to.data_ptr(), 0, 1)
+        else:
+            team().packs(threads, self.products.pack_all, array, len(function.blocks), addresses, to.data_ptr())
         first, item = to.data_ptr(), to.element_size()
         return Packed([first + start * item for start in starts], to)
 
-    def tile(self, B: int) -> int:
-        """The rows of a tile: near ROWS, equal for all tiles, with at least one tile per thread."""
-        tiles = max(-(-B // ROWS), min(B, torch.get_num_threads()))
-        return -(-B // tiles)
+    def division(self, T: int, B: int) -> Division:
+        """How a loop over T steps of B rows is divided among threads."""
+        division = divide(T, B, self.work, self.size)
+        return division if division.together == 1 or self.team_entries else by_rows(B, division.threads)
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int]:
         """T and B."""

@@ -5,6 +5,7 @@
 #elif defined(__clang__)
 #pragma clang fp contract(fast)
 #endif
+#include <string.h>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -23,16 +24,18 @@ typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_a
 /* A matrix M [k, n] is packed in panels of PANEL columns, the last one as wide as what is left, padded to V with zeros:
    panel after panel, row after row, so that a product reads it once from front to back. */
 
-/* C[row.., col..] = sum over parts of A B: ROWS rows of WIDE panels of N vectors, all sums in registers. */
+/* C[row.., col..] = sum over parts of A B: ROWS rows of N vectors, or of WIDE panels of N vectors, all sums in registers. The
+   panel that the columns lie in is `width` columns wide. */
 #define MICRO(ROWS, WIDE, N) \
-static void micro_##ROWS##_##WIDE##_##N(const Part* part, int parts, int row, int col, real* c, int ldc) { \
+static void micro_##ROWS##_##WIDE##_##N(const Part* part, int parts, int row, int col, int width, real* c, int ldc) { \
+  const int64_t panel = col / PANEL * PANEL; \
   vec sum[ROWS][WIDE * N]; \
   for (int r = 0; r < ROWS; r++) for (int j = 0; j < WIDE * N; j++) sum[r][j] = (vec){0}; \
   for (int q = 0; q < parts; q++) { \
     const int64_t lda = part[q].lda, k_end = part[q].k; \
     const real* a = part[q].a + row * lda; \
-    const real* b = part[q].b + col * k_end; \
-    for (int64_t k = 0; k < k_end; k++, b += N * V) { \
+    const real* b = part[q].b + panel * k_end + (col - panel); \
+    for (int64_t k = 0; k < k_end; k++, b += width) { \
       vec x[WIDE * N]; \
       for (int w = 0; w < WIDE; w++) for (int j = 0; j < N; j++) x[w * N + j] = *(const vec*)(b + w * k_end * (N * V) + j * V); \
       for (int r = 0; r < ROWS; r++) { \
@@ -50,58 +53,77 @@ MICROS(2)
 MICROS(3)
 MICROS(4)
 MICRO(1, 2, 4)
-#define WHOLE(rows) micro_##rows##_1_4
 #define LONG micro_1_2_4
 enum { LONG_PANELS = 2 };
 #else
 MICRO(1, 4, 2)
-#define WHOLE(rows) micro_##rows##_1_2
 #define LONG micro_1_4_2
 enum { LONG_PANELS = 4 };
 #endif
 
-typedef void (*Micro)(const Part*, int, int, int, real*, int);
+typedef void (*Micro)(const Part*, int, int, int, int, real*, int);
 
-/* m rows of one panel, in groups of at most six rows of nearly equal size. */
-static void panel_rows(const Micro* micro, const Part* part, int parts, int m, int col, real* c, int ldc) {
+/* m rows of columns of one panel, in groups of at most six rows of nearly equal size. */
+static void panel_rows(const Micro* micro, const Part* part, int parts, int m, int col, int width, real* c, int ldc) {
   int row = 0;
   for (int groups = (m + 5) / 6; groups > 0; groups--) {
     const int rows = (m - row + groups - 1) / groups;
-    micro[rows - 1](part, parts, row, col, c, ldc);
+    micro[rows - 1](part, parts, row, col, width, c, ldc);
     row += rows;
   }
 }
 
-/* C [m, PAD(n)] = sum over parts of A [m, k] B [k, n]. */
-void product(const Part* part, int parts, int m, int n, real* c) {
-  static const Micro whole[6] = {WHOLE(1), WHOLE(2), WHOLE(3), WHOLE(4), WHOLE(5), WHOLE(6)};
-  static const Micro narrow[][6] = {
+/* Columns from..to, multiples of V, of C [m, PAD(n)] = sum over parts of A [m, k] B [k, n]. */
+void product(const Part* part, int parts, int m, int n, real* c, int from, int to) {
+  static const Micro micros[][6] = {
     {micro_1_1_1, micro_2_1_1, micro_3_1_1, micro_4_1_1, micro_5_1_1, micro_6_1_1},
-#if WIDE_PANEL
     {micro_1_1_2, micro_2_1_2, micro_3_1_2, micro_4_1_2, micro_5_1_2, micro_6_1_2},
+#if WIDE_PANEL
     {micro_1_1_3, micro_2_1_3, micro_3_1_3, micro_4_1_3, micro_5_1_3, micro_6_1_3},
+    {micro_1_1_4, micro_2_1_4, micro_3_1_4, micro_4_1_4, micro_5_1_4, micro_6_1_4},
 #endif
   };
-  const int width = PAD(n), rest = width % PANEL / V;
-  int col = 0;
-  if (m == 1) for (; col + LONG_PANELS * PANEL <= width; col += LONG_PANELS * PANEL) LONG(part, parts, 0, col, c, width);
-  for (; col + PANEL <= width; col += PANEL) panel_rows(whole, part, parts, m, col, c, width);
-  if (rest) panel_rows(narrow[rest > 0 ? rest - 1 : 0], part, parts, m, col, c, width);
-}
-
-/* M [k, n] with M[i][j] = from[i * down + j * right], packed. */
-static void pack(const real* from, int64_t down, int64_t right, int64_t k, int64_t n, real* to) {
-  for (int64_t col = 0; col < PAD(n); col += PANEL) {
-    const int64_t width = PAD(n) - col < PANEL ? PAD(n) - col : PANEL;
-    for (int64_t i = 0; i < k; i++)
-      for (int64_t j = 0; j < width; j++) *to++ = col + j < n ? from[i * down + (col + j) * right] : 0;
+  const int ldc = PAD(n);
+  for (int col = from; col < to;) {
+    if (m == 1 && col % PANEL == 0 && to - col >= LONG_PANELS * PANEL) {
+      LONG(part, parts, 0, col, PANEL, c, ldc);
+      col += LONG_PANELS * PANEL;
+      continue;
+    }
+    const int panel = col / PANEL * PANEL, end = panel + PANEL < to ? panel + PANEL : to;
+    const int width = ldc - panel < PANEL ? ldc - panel : PANEL;
+    panel_rows(micros[(end - col) / V - 1], part, parts, m, col, width, c, ldc);
+    col = end;
   }
 }
-/* Blocks of several matrices: of each, which matrix, its first entry, steps down and right, k, n, and where it goes. */
-void pack_all(const int64_t* blocks, int64_t count, const real** matrices, real* to) {
+
+/* One panel of M [k, n], with M[i][j] = from[i * down + j * right]. */
+static void pack(const real* from, int64_t down, int64_t right, int64_t k, int64_t n, int64_t col, real* to) {
+  const int64_t width = PAD(n) - col < PANEL ? PAD(n) - col : PANEL, wide = n - col < width ? n - col : width;
+  if (down != 1) {
+    for (int64_t i = 0; i < k; i++) for (int64_t j = 0; j < wide; j++) to[i * width + j] = from[i * down + (col + j) * right];
+  } else { /* so that lines whose distance is a power of two do not push each other out of the cache */
+    enum { SIDE = 16 };
+    for (int64_t i = 0; i < k; i += SIDE) for (int64_t j = 0; j < wide; j += SIDE) {
+      const real* square = from + i + (col + j) * right;
+      real* copy = to + i * width + j;
+      if (k - i >= SIDE && wide - j >= SIDE) {
+        for (int q = 0; q < SIDE; q++) for (int p = 0; p < SIDE; p++) copy[q * width + p] = square[p * right + q];
+      } else {
+        for (int q = 0; q < SIDE && q < k - i; q++) for (int p = 0; p < SIDE && p < wide - j; p++) copy[q * width + p] = square[p * right + q];
+      }
+    }
+  }
+  for (int64_t i = 0; wide < width && i < k; i++) for (int64_t j = wide; j < width; j++) to[i * width + j] = 0;
+}
+/* Blocks of several matrices: of each, which matrix, its first entry, steps down and right, k, n, and where it goes. Of all
+   their panels, one after the other, this is number `me` of every `members`. */
+void pack_all(const int64_t* blocks, int64_t count, const real** matrices, real* to, int64_t me, int64_t members) {
+  int64_t number = 0;
   for (int64_t i = 0; i < count; i++) {
     const int64_t* b = blocks + 7 * i;
-    pack(matrices[b[0]] + b[1], b[2], b[3], b[4], b[5], to + b[6]);
+    for (int64_t col = 0; col < PAD(b[5]); col += PANEL, number++)
+      if (number % members == me) pack(matrices[b[0]] + b[1], b[2], b[3], b[4], b[5], col, to + b[6] + col * b[4]);
   }
 }
 
@@ -116,66 +138,74 @@ void advise(void* start, int64_t bytes) {
 }
 int64_t packed_size(int64_t k, int64_t n) { return k * PAD(n); }
 
-/* C[i0.., j..] += scale * sum over lines of A[line][i0..] B[line][j..]: ROWS entries of A by N vectors of B, in registers. */
-#define OUTER(ROWS, N) \
-static void outer_##ROWS##_##N(const real* a, int64_t lda, const real* b, int64_t ldb, int64_t lines, real* c, int64_t ldc, real scale) { \
-  vec sum[ROWS][N]; \
-  for (int r = 0; r < ROWS; r++) for (int j = 0; j < N; j++) sum[r][j] = (vec){0}; \
-  for (int64_t line = 0; line < lines; line++, a += lda, b += ldb) { \
+/* The gradient of a matrix goes in blocks: LINES lines, OUTER_ROWS columns of A and PANEL columns of B, each copied to where it
+   lies without gaps. Read in place, lines whose distance is a power of two would push each other out of the cache. */
+enum { LINES = 256, GROUP = 6, GROUPS = 16, OUTER_ROWS = GROUP * GROUPS };
+
+/* to [GROUP, N vectors] = A^T B for a copied A [lines, GROUP] and B [lines, N vectors], all sums in registers. */
+#define OUTER(N) \
+static void outer_##N(const real* a, const real* b, int64_t lines, real* to) { \
+  vec sum[GROUP][N]; \
+  for (int r = 0; r < GROUP; r++) for (int j = 0; j < N; j++) sum[r][j] = (vec){0}; \
+  for (int64_t line = 0; line < lines; line++, a += GROUP, b += N * V) { \
     vec x[N]; \
     for (int j = 0; j < N; j++) x[j] = *(const vec*)(b + j * V); \
-    for (int r = 0; r < ROWS; r++) { \
+    for (int r = 0; r < GROUP; r++) { \
       const real s = a[r]; \
       for (int j = 0; j < N; j++) sum[r][j] += s * x[j]; \
     } \
   } \
-  for (int r = 0; r < ROWS; r++) for (int j = 0; j < N; j++) { \
-    vec* to = (vec*)(c + r * ldc + j * V); \
-    *to = *to + scale * sum[r][j]; \
-  } \
+  for (int r = 0; r < GROUP; r++) for (int j = 0; j < N; j++) *(vec*)(to + (r * N + j) * V) = sum[r][j]; \
 }
-#define OUTERS(N) OUTER(1, N) OUTER(2, N) OUTER(3, N) OUTER(4, N) OUTER(5, N) OUTER(6, N)
-OUTERS(1)
-OUTERS(2)
+OUTER(1)
+OUTER(2)
 #if WIDE_PANEL
-OUTERS(4)
-#define WHOLE_OUTER(rows) outer_##rows##_4
-#else
-#define WHOLE_OUTER(rows) outer_##rows##_2
+OUTER(3)
+OUTER(4)
 #endif
-typedef void (*Outer)(const real*, int64_t, const real*, int64_t, int64_t, real*, int64_t, real);
+typedef void (*Outer)(const real*, const real*, int64_t, real*);
 
-/* Columns of B that fill no vector, one by one. */
-static void outer_rest(const real* a, int64_t lda, const real* b, int64_t ldb, int64_t lines, int64_t n, int64_t k, real* c, int64_t ldc, real scale) {
-  for (int64_t i = 0; i < n; i++)
-    for (int64_t j = 0; j < k; j++) {
-      real sum = 0;
-      for (int64_t line = 0; line < lines; line++) sum += a[line * lda + i] * b[line * ldb + j];
-      c[i * ldc + j] += scale * sum;
+/* Columns of A, in groups, padded with zeros. */
+static void copy_groups(const real* a, int64_t lda, int64_t lines, int64_t columns, real* to) {
+  for (int64_t i = 0; i < columns; i += GROUP) {
+    const int64_t some = columns - i < GROUP ? columns - i : GROUP;
+    for (int64_t line = 0; line < lines; line++, to += GROUP) {
+      const real* from = a + line * lda + i;
+      if (some == GROUP) for (int r = 0; r < GROUP; r++) to[r] = from[r];
+      else for (int r = 0; r < GROUP; r++) to[r] = r < some ? from[r] : 0;
     }
+  }
 }
 
-/* C [n, k] += scale * A^T B for A [lines, n] and B [lines, k]: the gradient of a matrix. Lines go in blocks that stay in the
-   nearest caches, and what a block adds up to is added in one go, which also keeps long sums exact. */
+/* C [n, k] += scale * A^T B for A [lines, n] and B [lines, k]: the gradient of a matrix. What a block of lines adds up to is
+   added in one go, which also keeps long sums exact. */
 void outer(const real* a, int64_t lda, const real* b, int64_t ldb, int64_t lines, int64_t n, int64_t k, real* c, int64_t ldc, double scale) {
-  static const Outer whole[6] = {WHOLE_OUTER(1), WHOLE_OUTER(2), WHOLE_OUTER(3), WHOLE_OUTER(4), WHOLE_OUTER(5), WHOLE_OUTER(6)};
-  static const Outer single[6] = {outer_1_1, outer_2_1, outer_3_1, outer_4_1, outer_5_1, outer_6_1};
-  enum { BLOCK = 128 };
-  for (int64_t line = 0; line < lines; line += BLOCK) {
-    const int64_t some = lines - line < BLOCK ? lines - line : BLOCK;
-    const real *a_block = a + line * lda, *b_block = b + line * ldb;
-    for (int64_t j = 0; j < k;) {
-      const int64_t wide = k - j >= PANEL ? PANEL : k - j >= V ? V : k - j;
-      if (wide < V) {
-        outer_rest(a_block, lda, b_block + j, ldb, some, n, wide, c + j, ldc, scale);
-      } else {
-        const Outer* micro = wide == PANEL ? whole : single;
-        for (int64_t i = 0; i < n; i += 6) {
-          const int64_t rows = n - i < 6 ? n - i : 6;
-          micro[rows - 1](a_block + i, lda, b_block + j, ldb, some, c + i * ldc + j, ldc, scale);
+  static const Outer micro[] = {
+    outer_1, outer_2,
+#if WIDE_PANEL
+    outer_3, outer_4,
+#endif
+  };
+  _Alignas(64) real rows[OUTER_ROWS * LINES], columns[PANEL * LINES], sum[GROUP * PANEL];
+  const real factor = scale;
+  const int64_t blocks = (lines + LINES - 1) / LINES; /* of nearly equal size */
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t line = lines * block / blocks, some = lines * (block + 1) / blocks - line;
+    for (int64_t i0 = 0; i0 < n; i0 += OUTER_ROWS) {
+      const int64_t i1 = n - i0 < OUTER_ROWS ? n : i0 + OUTER_ROWS;
+      copy_groups(a + line * lda + i0, lda, some, i1 - i0, rows);
+      for (int64_t j0 = 0; j0 < k; j0 += PANEL) {
+        const int64_t wide = k - j0 < PANEL ? k - j0 : PANEL, width = PAD(wide);
+        for (int64_t q = 0; q < some; q++) {
+          memcpy(columns + q * width, b + (line + q) * ldb + j0, sizeof(real) * wide);
+          for (int64_t j = wide; j < width; j++) columns[q * width + j] = 0;
+        }
+        for (int64_t i = i0; i < i1; i += GROUP) {
+          micro[width / V - 1](rows + (i - i0) * some, columns, some, sum);
+          for (int64_t r = 0; r < GROUP && i + r < i1; r++)
+            for (int64_t j = 0; j < wide; j++) c[(i + r) * ldc + j0 + j] += factor * sum[r * width + j];
         }
       }
-      j += wide;
     }
   }
 }

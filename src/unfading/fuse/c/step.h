@@ -6,8 +6,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* A product of `products.c`: C [m, PAD(n)] = sum over parts of A [m, k] B [k, n]. */
-typedef void (*Product)(const Part* part, int parts, int m, int n, real* c);
+/* A product of `products.c`: columns from..to of C [m, PAD(n)] = sum over parts of A [m, k] B [k, n]. */
+typedef void (*Product)(const Part* part, int parts, int m, int n, real* c, int from, int to);
 
 /* a * b + c with one rounding where the processor has it. The compiler itself joins no product with a sum (compiler.py). */
 #ifdef __FP_FAST_FMAF

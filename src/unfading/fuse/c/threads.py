@@ -1,50 +1,139 @@
-"""Tiles of batch rows over as many threads as torch has. The pool is created on first use, and again after a fork."""
+"""How the work of a call is divided among threads: as many as torch has, and torch's own where its OpenMP can be called.
 
+A loop is divided by rows: each thread runs tiles of rows through all of their steps, and waits for no other. If there are few
+rows, or if every thread would have to read all matrices from a far cache at every step, teams of threads run their rows
+together: each member computes some of the units, and they meet several times in a step (`team.h`). `divide` chooses what takes
+less time by a rough model. The results of a row do not depend on the division.
+"""
+
+import ctypes
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
-WORTH = 20_000_000  # multiply-adds below which a second thread does not pay: about a millisecond
+from unfading.fuse.c.cache import library
+from unfading.fuse.c.emit import c_file
+
+Pointer, Int, Long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+
+WORTH = 4_000_000  # multiply-adds below which a second thread does not pay: about a tenth of a millisecond
+ROWS = 48  # of a tile at most: a multiple of the six rows that a product holds in registers; more gain nothing
+TEAM_ROWS = 96  # of the tile of a team at most
+
+# Of one core, in nanoseconds: what a thread can do, and what a meeting of a team costs.
+MULTIPLY_ADDS = 45.0  # of float32
+NEAR_BYTES, FAR_BYTES = 80.0, 25.0  # that a thread reads from its own caches, and from one that all threads share
+NEAR = 1 << 20  # bytes of a thread's own cache
+MEETINGS = 3  # in a step
+GAIN = 1.25  # by how much a team must be faster, since its members also read what others computed
+
+
+class Division(NamedTuple):
+    """The rows of a tile, the threads of a call, and how many of them run a tile together."""
+
+    tile: int
+    threads: int = 1
+    together: int = 1
+
+
+def threads_for(work: int) -> int:
+    """The threads that pay for so many multiply-adds."""
+    return torch.get_num_threads() if work >= WORTH else 1
+
+
+def divide(T: int, B: int, work: int, size: int) -> Division:
+    """How to divide T steps of B rows.
+
+    Args:
+        work: multiply-adds of one row in one step.
+        size: bytes of all matrices.
+    """
+    threads = threads_for(T * B * work)
+    if threads == 1:
+        return by_rows(B, 1)
+    times = {together: _step(B, work, size, threads // together, together) for together in _sizes(threads)}
+    together = min(times, key=lambda each: times[each])
+    if GAIN * times[together] > times[1]:
+        return by_rows(B, threads)
+    teams = threads // together
+    tiles = min(B, teams * -(-B // (teams * TEAM_ROWS)))
+    return Division(-(-B // tiles), threads, together)
+
+
+def by_rows(B: int, threads: int) -> Division:
+    """Each tile on one thread: tiles of at most ROWS rows, equal, and the same number for each thread."""
+    tiles = -(-B // ROWS)
+    return Division(-(-B // min(B, -(-tiles // threads) * threads)), threads)
+
+
+def _sizes(threads: int) -> list[int]:
+    """The sizes of teams to choose from."""
+    return [size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if size <= threads]
+
+
+def _step(B: int, work: int, size: int, teams: int, together: int) -> float:
+    """Nanoseconds of a step of all rows."""
+    rows = -(-B // teams)
+    passes = -(-rows // (ROWS if together == 1 else TEAM_ROWS))
+    own = size / together
+    reading = passes * own / (NEAR_BYTES if own <= NEAR else FAR_BYTES)
+    meeting = 0.0 if together == 1 else MEETINGS * (300.0 + 50.0 * together)
+    return max(rows * work / together / MULTIPLY_ADDS, reading) + meeting
+
+
+# -- the functions of team.c --------------------------------------------------------------------------------------------------
+
+_forked = False  # a forked child inherits the state of OpenMP and none of its threads
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="unfading")
+def team() -> ctypes.CDLL:
+    """The functions that run work on several threads."""
+    functions = library(c_file("team.h") + c_file("team.c"))
+    functions.use.argtypes = [Pointer, Pointer]
+    functions.use.restype = None
+    functions.loops.argtypes = [Int, Pointer, Pointer, Long, Long, Long, Long, Int, Pointer, Pointer]
+    functions.loops.restype = Int
+    functions.outers.argtypes = [
+        Int,
+        Pointer,
+        Long,
+        Pointer,
+        Long,
+        Pointer,
+        Long,
+        Long,
+        Long,
+        Long,
+        Pointer,
+        Long,
+        ctypes.c_double,
+    ]
+    functions.outers.restype = None
+    functions.packs.argtypes = [Int, Pointer, Pointer, Long, Pointer, Pointer]
+    functions.packs.restype = None
+    functions.use(*(None, None) if _forked else _openmp())
+    return functions
 
 
-# A forked child inherits the object of the pool and none of its threads.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-def run_tiles(run: Callable[[int, int], None], tiles: int, work: int) -> None:
-    """Call `run(first, last)` over 0..tiles, in equal shares on several threads if there is enough work."""
-    threads = min(torch.get_num_threads(), tiles) if work >= WORTH else 1
-    if threads == 1:
-        run(0, tiles)
-        return
-    edges = [tiles * k // threads for k in range(threads + 1)]
-    # ctypes releases the interpreter lock while a kernel runs.
-    others = [_pool().submit(run, edges[k], edges[k + 1]) for k in range(1, threads)]
+def _openmp() -> tuple[int | None, int | None]:
+    """Torch's functions to start threads and to count them, under the names of GNU's OpenMP, which others have as well."""
+    loaded = ctypes.CDLL(None)
     try:
-        run(edges[0], edges[1])
-    finally:
-        _wait_for_all(others)
-    for other in others:
-        other.result()
+        start, count = loaded.GOMP_parallel, loaded.omp_get_num_threads
+    except AttributeError:
+        return None, None
+    return ctypes.cast(start, Pointer).value, ctypes.cast(count, Pointer).value
 
 
-def _wait_for_all(others: list[Future[None]]) -> None:
-    """Wait for all threads, also if that is interrupted: they write into memory that must not be freed before they end."""
-    interruption: BaseException | None = None
-    while True:
-        try:
-            wait(others)
-            break
-        except BaseException as error:
-            interruption = error
-    if interruption is not None:
-        raise interruption
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    if team.cache_info().currsize:
+        team().use(None, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
