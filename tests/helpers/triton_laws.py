@@ -137,7 +137,7 @@ def cut(monkeypatch):
     """Kernels with other settings than the usual ones."""
 
     def change(**changes):
-        monkeypatch.setattr(module, "usual", lambda *about: settings.usual(*about)._replace(**changes))
+        monkeypatch.setattr(module, "fastest", lambda loop, *_, **__: settings.usual(loop, "tf32x3")._replace(**changes))
         monkeypatch.setattr(plans, "_triton_kernels", {})
 
     return change
@@ -321,12 +321,11 @@ def test_a_kernel_says_what_the_equation_says(device):
 
 
 def test_refusals_are_sentences(device):
-    wide = unfading.STARCell(3, 520).to(device)
-    assert "the recurrent matrices take 4096 KB" in refusal(wide)
-    assert "a recurrent matrix takes 256 KB" in refusal(unfading.NRUCell(3, 212, memory_size=256).to(device))
+    wide = unfading.STARCell(3, 2200).to(device)
+    assert "the recurrent matrices take 65536 KB" in refusal(wide)
     assert "kernels for a GPU compute in float32" in refusal(unfading.STARCell(3, 5).double().to(device))
-    layer = unfading.STAR(3, 520, device=device)
-    assert layer(torch.ones(2, 1, 3, device=device))[0].shape == (2, 1, 520)
+    layer = unfading.STAR(3, 2200, device=device)
+    assert layer(torch.ones(2, 1, 3, device=device))[0].shape == (2, 1, 2200)
     with unfading.use_backend("fused"), pytest.raises(RuntimeError, match="cannot run fused: the recurrent matrices"):
         layer(torch.ones(2, 1, 3, device=device))
 

@@ -13,6 +13,7 @@ from unfading.fuse.triton.search import best, remember, tuned
 
 CUT = LoopShape("train", 128, 4 * 128 * 128, True)
 USUAL = usual(CUT, "tf32")
+ROWS = (2, 20)  # models, and rows of each
 
 
 @pytest.mark.parametrize("fastest", [USUAL, USUAL._replace(warps=16), USUAL._replace(warps=4, width=None)], ids=str)
@@ -35,6 +36,11 @@ def test_vectors_are_cut_only_where_they_may_be():
     assert {setting.width for setting in asked} == {USUAL.width}
 
 
+def forget(kernel):
+    kernel.settings.clear()
+    kernel._settings.clear()
+
+
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
     monkeypatch.setenv("UNFADING_CACHE", str(tmp_path / "cache"))
@@ -42,36 +48,38 @@ def kernel(tmp_path, monkeypatch):
     with interpreted():
         cell_plan = plan(unfading.STARCell(1, 70))
         yield triton_kernel(cell_plan.key)
-    triton_kernel(cell_plan.key).settings.clear()
+    forget(triton_kernel(cell_plan.key))
 
 
 def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
     device = torch.device("cpu")
-    wanted = kernel.setting("train", "tf32")._replace(warps=16)
+    wanted = kernel.setting("train", "tf32", ROWS, device)._replace(warps=16)
 
     def milliseconds(run, device):
         run()
-        return 0.5 if kernel.settings["train", "tf32"] == wanted else 1.0
+        return 0.5 if kernel.setting("train", "tf32", ROWS, device) == wanted else 1.0
 
     monkeypatch.setattr(triton_tune, "_milliseconds", milliseconds)
     ran = []
-    choices = {choice.loop: choice for choice in tuned(kernel, "tf32", ran.append, device)}
+    choices = {choice.loop: choice for choice in tuned(kernel, "tf32", ran.append, ROWS, device)}
     assert set(ran) == set(choices) == {"infer", "train", "back"}
     assert choices["train"].setting == wanted
     assert choices["train"].milliseconds == 0.5
-    kernel.settings.clear()
+    forget(kernel)
     remember(kernel, "tf32", device)
-    assert kernel.setting("train", "tf32") == wanted
-    remember(kernel, "bf16", device)  # nothing is stored for another precision
-    assert kernel.setting("train", "bf16").warps == 8
+    assert kernel.setting("train", "tf32", ROWS, device) == kernel.setting("train", "tf32", (1, 60), device) == wanted
+    assert kernel.setting("train", "tf32", (1, 8), device).warps == 8  # nothing is stored for fewer rows
+    remember(kernel, "bf16", device)  # nor for another precision
+    assert kernel.setting("train", "bf16", ROWS, device).warps == 8
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", json.dumps({"train": {"rows": 16}})])
 def test_a_damaged_file_is_as_none(damage, kernel, monkeypatch):
-    before = kernel.setting("train", "tf32")
+    before = kernel.setting("train", "tf32", ROWS, torch.device("cpu"))
+    forget(kernel)
     monkeypatch.setattr(triton_tune, "read_file", lambda name: damage.encode())
     remember(kernel, "tf32", torch.device("cpu"))
-    assert kernel.setting("train", "tf32") == before
+    assert kernel.setting("train", "tf32", ROWS, torch.device("cpu")) == before
 
 
 def test_a_layer_that_is_not_on_a_gpu():

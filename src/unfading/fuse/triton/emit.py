@@ -14,8 +14,6 @@ from unfading.fuse.ir.program import Program, TensorId, TensorKind
 from unfading.fuse.plan import TensorNames
 from unfading.fuse.triton.frame import Frame, RowSlice, indented
 from unfading.fuse.triton.language import PRELUDE
-from unfading.fuse.triton.tile_shapes import wide
-from unfading.fuse.triton.tiles import is_vector
 
 PLACE = """
 
@@ -28,6 +26,8 @@ def place(step, length, wide, first, REVERSE: tl.constexpr):
         at = step * wide + first
     return at
 """
+PLACED = "at = place(step, length, wide, first, REVERSE)"
+DOWN = "step = steps - 1 - count"
 COLUMNS = re.compile(r"\bcol\d+\b")
 
 
@@ -41,37 +41,65 @@ class TritonFunction(NamedTuple):
     sizes: tuple[int, ...]  # of each block of the matrices in entries, padded
 
 
-def source(functions: Sequence[TritonFunction]) -> str:
+def source(functions: Sequence[TritonFunction], prelude: str = PRELUDE) -> str:
     """The source of a whole module."""
-    return PRELUDE + PLACE + "".join(function.source for function in functions)
+    return prelude + PLACE + "".join(function.source for function in functions)
+
+
+class Around(NamedTuple):
+    """The lines around a step."""
+
+    carried: dict[int, list[RowSlice]]  # the variables that hold the states, or their gradients, from step to step
+    before: list[str]  # the loop
+    ahead: list[str]  # loads for the next step
+    add: list[str]  # what arrives from outside at a step, before it is computed
+    moved: list[str]  # at the end of a step: what was loaded ahead takes its place
+    after: list[str]  # the loop
 
 
 def emit_forward(name: str, program: Program, names: TensorNames) -> TritonFunction:
     """The loop of a forward program."""
     frame = Frame(program, names, backward=False)
-    carried = frame.carry(TensorKind.NEXT, names.states)
-    for i, slices in carried.items():
-        frame.read_carried(TensorKind.STATE, i, slices)
-    loads = frame.read_loads()
+    around = around_forward(frame, names)
     frame.tiles.write()
     body = [*frame.tiles.lines, *(frame.store(store) for store in program.stores)]
-    body += frame.carried_on(carried, TensorKind.NEXT)
-    initial = [f"{part.name} = {frame.load(TensorKind.INITIAL, i, part, 'first', 'inside')}" for i, part in _each(carried)]
-    final = [frame.write(TensorKind.FINAL, i, part, part.name, "first", "inside") for i, part in _each(carried)]
-    first = [f"{load.name} = {frame.read(load, '0')}" for load in loads]
-    ahead = [f"{load.name}_ahead = {frame.read(load, 'step + 1')}" for load in loads]
-    moved = [f"{load.name} = {load.name}_ahead" for load in loads]
-    loop = [
-        "for step in range(steps):",
-        *indented(["at = place(step, length, wide, first, REVERSE)", *frame.on, *ahead, *body, *moved]),
-    ]
-    says = "forward, with what the gradient needs in saved0" if (TensorKind.SAVED, 0) in program.widths else "forward"
-    return _function(name, says, frame, [*initial, *first, *loop, *final])
+    body += frame.carried_on(around.carried, TensorKind.NEXT)
+    loop = ["for step in range(steps):", *indented([PLACED, *frame.on, *around.ahead, *body, *around.moved])]
+    return function(name, summary(program), frame, [*around.before, *loop, *around.after])
 
 
 def emit_backward(name: str, program: Program, names: TensorNames) -> TritonFunction:
     """The loop of a reverse program, from each row's last step to its first."""
     frame = Frame(program, names, backward=True)
+    around = around_backward(frame, names)
+    frame.tiles.write()
+    stores = [frame.store(store) for store in program.stores if store.kind != TensorKind.D_STATE]
+    body = [*around.add, *frame.tiles.lines, *stores, *frame.carried_on(around.carried, TensorKind.D_STATE)]
+    loop = ["for count in range(steps):", *indented([DOWN, PLACED, *frame.on, *around.ahead, *body, *around.moved])]
+    return function(name, "backward", frame, [*around.before, *frame.sums, *loop, *around.after, *frame.summed])
+
+
+def summary(program: Program) -> str:
+    """What a forward loop does, in a few words."""
+    return "forward, with what the gradient needs in saved0" if (TensorKind.SAVED, 0) in program.widths else "forward"
+
+
+def around_forward(frame: Frame, names: TensorNames) -> Around:
+    """The lines around a step of a forward program; gives the frame's leaves their tiles."""
+    carried = frame.carry(TensorKind.NEXT, names.states)
+    for i, slices in carried.items():
+        frame.read_carried(TensorKind.STATE, i, slices)
+    loads = frame.read_loads()
+    initial = [f"{part.name} = {frame.load(TensorKind.INITIAL, i, part, 'first', 'inside')}" for i, part in each(carried)]
+    final = [frame.write(TensorKind.FINAL, i, part, part.name, "first", "inside") for i, part in each(carried)]
+    first = [f"{load.name} = {frame.read(load, '0')}" for load in loads]
+    ahead = [f"{load.name}_ahead = {frame.read(load, 'step + 1')}" for load in loads]
+    moved = [f"{load.name} = {load.name}_ahead" for load in loads]
+    return Around(carried, [*initial, *first], ahead, [], moved, final)
+
+
+def around_backward(frame: Frame, names: TensorNames) -> Around:
+    """The same for a reverse program."""
     carried = frame.carry(TensorKind.D_STATE, [f"d_{name}" for name in names.states])
     join: list[str] = []
     add: list[str] = []
@@ -79,8 +107,8 @@ def emit_backward(name: str, program: Program, names: TensorNames) -> TritonFunc
     first: list[str] = []
     ahead: list[str] = []
     moved: list[str] = []
-    for i, part in _each(carried):
-        tile, here = f"(ROWS, {wide(part.size)})", f"{part.name}_here"
+    for i, part in each(carried):
+        tile, here = f"(ROWS, {frame.entries(part.size)})", f"{part.name}_here"
         d_final = frame.load(TensorKind.D_FINAL, i, part, "first", "inside")
         join += _if(f"dfinal{i}", f"{part.name} = {d_final}", f"{part.name} = tl.zeros({tile}, tl.float32)")
         for step, target, to in (("steps - 1", first, here), ("step - 1", ahead, f"{here}_ahead")):
@@ -101,28 +129,25 @@ def emit_backward(name: str, program: Program, names: TensorNames) -> TritonFunc
         else:
             ahead.append(f"{load.name}_ahead = {frame.read(load, 'step - 1')}")
             moved.append(f"{load.name} = {load.name}_ahead")
-    frame.tiles.write()
-    body = [*add, *frame.tiles.lines, *(frame.store(store) for store in program.stores if store.kind != TensorKind.D_STATE)]
-    body += frame.carried_on(carried, TensorKind.D_STATE)
-    loop = [
-        "for count in range(steps):",
-        *indented(["step = steps - 1 - count", "at = place(step, length, wide, first, REVERSE)"]),
-        *indented([*frame.on, *ahead, *body, *moved]),
-    ]
-    return _function(name, "backward", frame, [*join, *first, *frame.sums, *loop, *initial, *frame.summed])
+    return Around(carried, [*join, *first], ahead, add, moved, initial)
 
 
-def _function(name: str, summary: str, frame: Frame, lines: list[str]) -> TritonFunction:
+def function(name: str, summary: str, frame: Frame, lines: list[str]) -> TritonFunction:
+    """A kernel of these lines, in its frame."""
     pointers, matrices = tuple(frame.pointers), tuple(frame.matrices)
     named = [f"{kind}{index}" for kind, index in pointers] + [_matrix(i, turned) for i, turned in matrices]
-    taken = [*(part for name in named for part in (name, f"{name}_model")), "lengths", "lengths_model", "T", "B"]
-    known = [*(f"{name}_ROW" for name in named), "ROWS", "REVERSE", "RESIDENT", "PRECISION", "FAST"]
-    varying = [name for name in taken if name.endswith("_model") or name in ("T", "B")]
+    taken = [
+        *(part for name in named for part in (name, f"{name}_model")),
+        "lengths",
+        "lengths_model",
+        "T",
+        "B",
+        *frame.arguments,
+    ]
+    known = [*(f"{name}_ROW" for name in named), *frame.constants]
+    varying = [name for name in taken if name.endswith("_model") or name in ("T", "B", "blocks", "first_block")]
     head = [
-        "model = tl.program_id(1).to(tl.int64)",
-        "wide = model * 0 + B  # in 64 bits, and all that is multiplied with it",
-        "first = tl.program_id(0) * ROWS",
-        "row = tl.arange(0, ROWS)[:, None]",
+        *frame.head,
         "inside = first + row < B",
         "if lengths is not None:",
         "    length = tl.load(lengths + model * lengths_model + first + row, mask=inside, other=0)",
@@ -144,15 +169,14 @@ def _function(name: str, summary: str, frame: Frame, lines: list[str]) -> Triton
     legend = "".join(f"#   {line}\n" for line in frame.legend())
     fixed = f"do_not_specialize={varying!r}, do_not_specialize_on_alignment={narrow!r}"
     text = f"\n\n# {name}: {summary}.\n{legend}@triton.jit({fixed})\ndef {name}({arguments}):\n{lines_text}\n"
-    sizes = tuple(wide(block.length) * wide(block.width) for block in frame.blocks if not is_vector(block))
-    return TritonFunction(name, text, pointers, matrices, sizes)
+    return TritonFunction(name, text, pointers, matrices, frame.matrix_sizes())
 
 
 def _matrix(weight: int, turned: bool) -> str:
     return f"W{weight}_t" if turned else f"W{weight}"
 
 
-def _each(carried: dict[int, list[RowSlice]]) -> list[tuple[int, RowSlice]]:
+def each(carried: dict[int, list[RowSlice]]) -> list[tuple[int, RowSlice]]:
     return [(i, part) for i, slices in carried.items() for part in slices]
 
 

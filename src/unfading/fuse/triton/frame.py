@@ -17,8 +17,9 @@ from unfading.fuse.triton.tiles import Tiles, is_vector, load_of
 
 # Names that a kernel uses itself.
 OWN = re.compile(
-    r"([vi]|W|col|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
-    r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square"
+    r"([vi]|W|M|col|all|part|joined|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
+    r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|part|unit|every|apart|slot|met|patience|counters?|exchange|trouble"
+    r"|blocks?|first_block|turn_of|unit_of|peek|arrive|wait|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square"
     r"|factor|product|T|B|ROWS|REVERSE|RESIDENT|PRECISION|FAST|range|float"
 )
 
@@ -43,6 +44,16 @@ class Load(NamedTuple):
 class Frame:
     """Writes the loads and stores of a step, and collects the tensors that they need."""
 
+    # In the source: how many blocks of rows a model has, which of them a program works on, and the line of its sums.
+    blocks_of_rows, block_of_rows, line_of_sums = "tl.num_programs(0)", "tl.program_id(0)", "tl.program_id(0)"
+    arguments: tuple[str, ...] = ()  # beside the tensors, lengths, T and B
+    constants: tuple[str, ...] = ("ROWS", "REVERSE", "RESIDENT", "PRECISION", "FAST")
+    head: tuple[str, ...] = (
+        "model = tl.program_id(1).to(tl.int64)",
+        "wide = model * 0 + B  # in 64 bits, and all that is multiplied with it",
+        "first = tl.program_id(0) * ROWS",
+        "row = tl.arange(0, ROWS)[:, None]",
+    )
     on = ["if lengths is not None:", "    on = inside & (row * 0 + step < length)", "else:", "    on = inside"]
 
     def __init__(self, program: Program, names: TensorNames, *, backward: bool):
@@ -54,8 +65,11 @@ class Frame:
         self.sums: list[str] = []  # accumulators, before the loop
         self.summed: list[str] = []  # and their use after it
         self.blocks = {block: f"{self._of_block(block)}_{k}" for k, block in enumerate(program.blocks())}
-        self.tiles = Tiles(program, self.blocks)
+        self.tiles = self.new_tiles()
         self.leaves: dict[Leaf, Value] = {value.leaf: value for value in program.values() if value.op is Op.LEAF}
+
+    def new_tiles(self) -> Tiles:
+        return Tiles(self.program, self.blocks)
 
     def legend(self) -> list[str]:
         """The names that the cell has for the numbered tensors of the kernel."""
@@ -98,20 +112,20 @@ class Frame:
             name = same.name if same else f"v{value.id}"
             if same is None:
                 self.tiles.joined(name, slices, leaf.start, leaf.stop)
-            self.tiles.tiles[value.id] = Tile(name, True)
+            self.tiles.set_leaf(value, Tile(name, True))
 
     def read_loads(self) -> list[Load]:
         """Read all other leaves: constant ones are loaded before the loop, the others are returned."""
         loads = []
         for leaf, value in self.leaves.items():
-            if value.id in self.tiles.tiles:
+            if self.tiles.has(value):
                 continue
             whole = leaf.stop - leaf.start == self._width(leaf.kind, leaf.index)
             name = self.name(self._called(leaf) if whole else f"{self._called(leaf)}_{leaf.start}")
             shared = leaf.kind == TensorKind.WEIGHT or (
                 leaf.kind == TensorKind.INPUT and self.program.kinds[leaf.index] == InputKind.SHARED
             )
-            self.tiles.tiles[value.id] = Tile(name, not shared)
+            self.tiles.set_leaf(value, Tile(name, not shared))
             part = RowSlice(name, leaf.start, leaf.stop)
             if leaf.kind == TensorKind.WEIGHT:
                 self.before.append(f"{name} = {self.load_row(TensorKind.WEIGHT, leaf.index, part, '0')}")
@@ -133,6 +147,22 @@ class Frame:
         return self.names.states[leaf.index] + ("_before" if leaf.kind == TensorKind.STATE else "")
 
     # -- loads and stores -------------------------------------------------------------------------------------------------
+
+    def along(self, size: int) -> str:
+        """The name of the indices of the entries that a tile holds of a vector."""
+        return columns(wide(size))
+
+    def entries(self, size: int) -> str:
+        """The number of columns of a tile of a vector."""
+        return str(wide(size))
+
+    def is_filled(self, size: int) -> bool:
+        """Whether the tile of a vector has no padding."""
+        return size == wide(size)
+
+    def full(self, value: Value) -> str:
+        """A value as a tile with all its rows, to be stored or carried."""
+        return self.tiles.full(value)
 
     def pointer(self, kind: TensorKind, index: int) -> str:
         self.pointers[kind, index] = None
@@ -160,7 +190,7 @@ class Frame:
 
     def load_row(self, kind: TensorKind, index: int, part: RowSlice, line: str) -> str:
         """Entries of one line for all rows."""
-        pointer, along = self.pointer(kind, index), columns(wide(part.size))
+        pointer, along = self.pointer(kind, index), self.along(part.size)
         mask = f"({along} < {part.size})" + ("" if kind == TensorKind.WEIGHT else f" & ({along} * 0 + {line} < T)")
         mask += f" & ({along} * 0 + {line} >= 0)" if self.backward and kind != TensorKind.WEIGHT else ""
         address = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW + {part.start} + {along}"
@@ -172,16 +202,16 @@ class Frame:
     def _address(self, kind: TensorKind, index: int, part: RowSlice, line: str) -> str:
         pointer = self.pointer(kind, index)
         base = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW"
-        return f"{base} + (row * {pointer}_ROW + {part.start} + {columns(wide(part.size))})"
+        return f"{base} + (row * {pointer}_ROW + {part.start} + {self.along(part.size)})"
 
     def _mask(self, part: RowSlice, mask: str) -> str:
-        return mask if part.size == wide(part.size) else f"{mask} & ({columns(wide(part.size))} < {part.size})"
+        return mask if self.is_filled(part.size) else f"{mask} & ({self.along(part.size)} < {part.size})"
 
     def store(self, store: Store) -> str:
         """Store a value at the end of a step."""
         kind, index, start, value = store
         late = self.tiles.late.get(store)
-        text = self.tiles.full(late.summand if late else value)
+        text = self.full(late.summand if late else value)
         part = RowSlice("", start, start + value.size)
         if kind == TensorKind.D_WEIGHT:
             return self._add_up(kind, index, start, (late.summand if late else value).size, text, bool(late))
@@ -189,8 +219,8 @@ class Frame:
             return _given(kind, index, self.write(kind, index, part, text, "at", "on"))
         if self.program.kinds[index] == InputKind.CONSTANT:
             return _given(kind, index, self._add_up(kind, index, start, value.size, text, False))
-        pointer, along = self.pointer(kind, index), columns(wide(value.size))
-        line = "step * (wide * 0 + tl.num_programs(0)) + tl.program_id(0)"
+        pointer, along = self.pointer(kind, index), self.along(value.size)
+        line = f"step * (wide * 0 + {self.blocks_of_rows}) + {self.block_of_rows}"
         address = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW + {start} + {along}"
         total = f"tl.sum(tl.where(on, {text}, 0.0), axis=0, keep_dims=True)"
         return _given(kind, index, f"tl.store({address}, {total}, mask={along} < {value.size})")
@@ -200,14 +230,14 @@ class Frame:
 
         With `whole` it is also summed over features.
         """
-        name, pointer, along = f"sum_{kind}{index}_{start}", self.pointer(kind, index), columns(wide(size))
-        self.sums.append(f"{name} = tl.zeros((ROWS, {wide(size)}), tl.float32)")
+        name, pointer, along = f"sum_{kind}{index}_{start}", self.pointer(kind, index), self.along(size)
+        self.sums.append(f"{name} = tl.zeros((ROWS, {self.entries(size)}), tl.float32)")
         if kind == TensorKind.D_INPUT:
             store = self.write(kind, index, RowSlice("", start, start + size), name, "first", "inside")
             self.summed.append(_given(kind, index, store))
         else:
             total = f"tl.sum(tl.where(inside & ({along} < {size}), {name}, 0.0), axis=0, keep_dims=True)"
-            address = f"{pointer} + (model * {pointer}_model + tl.program_id(0)) * {pointer}_ROW + {start}"
+            address = f"{pointer} + (model * {pointer}_model + {self.line_of_sums}) * {pointer}_ROW + {start}"
             if whole:
                 self.summed.append(f"tl.store({address} + {columns(1)}, tl.sum({total}, axis=1, keep_dims=True))")
             else:
@@ -220,7 +250,7 @@ class Frame:
         new_lines, moved = [], []
         for i, slices in carried.items():
             for part in slices:
-                new = self.tiles.full(values[i, part.start])
+                new = self.full(values[i, part.start])
                 new_lines += ["if lengths is not None:", f"    {part.name}_new = tl.where(on, {new}, {part.name})", "else:"]
                 new_lines.append(f"    {part.name}_new = {new}")
                 moved.append(f"{part.name} = {part.name}_new")
@@ -230,6 +260,10 @@ class Frame:
         """Load the matrices that stay on chip. A dot loads any other matrix at every step."""
         loads = {block: f"{name} = {load_of(block)}" for block, name in self.blocks.items()}
         return [load if is_vector(block) else f"if {self.tiles.stays[block]}:\n    {load}" for block, load in loads.items()]
+
+    def matrix_sizes(self) -> tuple[int, ...]:
+        """The entries of each matrix, padded."""
+        return tuple(wide(block.length) * wide(block.width) for block in self.blocks if not is_vector(block))
 
     def _of_block(self, block: Block) -> str:
         self.matrices[block.weight, block.transposed] = None
@@ -243,6 +277,11 @@ def indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" for text in lines for line in text.split("\n")]
 
 
+def guarded(condition: str, line: str) -> str:
+    """Lines that run under a condition."""
+    return "\n".join([f"if {condition}:", *indented([line])])
+
+
 def _given(kind: TensorKind, index: int, line: str) -> str:
     """The line, run only where the gradient is wanted."""
-    return line if kind != TensorKind.D_INPUT else f"if {kind}{index} is not None:\n    {line}"
+    return line if kind != TensorKind.D_INPUT else guarded(f"{kind}{index} is not None", line)

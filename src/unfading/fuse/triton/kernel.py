@@ -7,6 +7,7 @@ products after the loop. All sums have a fixed order, so that a repeated run giv
 """
 
 from collections.abc import Sequence
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 
 import torch
@@ -19,8 +20,19 @@ from unfading.fuse.plan import TensorNames
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.emit import emit_backward, emit_forward, source
 from unfading.fuse.triton.launch import LaunchConstants, Launcher, packed
-from unfading.fuse.triton.launch_settings import BYTES, LaunchSettings, LoopShape, refused, resident_blocks, usual
+from unfading.fuse.triton.launch_settings import (
+    BYTES,
+    ON_CHIP,
+    SPLIT_FROM,
+    Gpu,
+    LaunchSettings,
+    LoopShape,
+    fastest,
+    refused,
+    resident_blocks,
+)
 from unfading.fuse.triton.source import module
+from unfading.fuse.triton.split_kernel import SplitLoops
 from unfading.fuse.triton.weight_gradients import WeightSums
 from unfading.loop_options import LoopOptions
 
@@ -58,15 +70,17 @@ class TritonKernel:
         self.outer, self.totals, self.has_gradient = both.outer, both.totals, both.has_gradient()
         self.programs = (program, both.forward, both.reverse)
         self.loops: dict[int | None, TritonLoops] = {}  # by the width of their tiles
-        self.settings: dict[tuple[str, str], LaunchSettings] = {}  # by function and precision
+        self.settings: dict[tuple[str, str, int], LaunchSettings] = {}  # of a search, by function, precision and number of rows
+        self._settings: dict[tuple[str, str, tuple[int, int], torch.device], LaunchSettings | None] = {}
+        self.crowded: set[str] = set()  # precisions in which no matrix fits on chip beside the rest of a loop
         values = [value for program in self.programs for value in program.values()]
         flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
-        widest = max(n for (kind, _), n in both.forward.widths.items() if kind == NEXT)
-        self.shapes = {f.name: LoopShape(f.name, widest, sum(f.sizes), flat) for f in functions}
-        reason = refused(list(self.shapes.values()), max((size for f in functions for size in f.sizes), default=0))
-        if reason:
-            raise NotFusable(reason)
+        self.widest = max(n for (kind, _), n in both.forward.widths.items() if kind == NEXT)
+        self.shapes = {f.name: LoopShape(f.name, self.widest, sum(f.sizes), flat) for f in functions}
+        self.whole_refused = refused(list(self.shapes.values()), max((size for f in functions for size in f.sizes), default=0))
+        if self.whole_refused and self.split is None:
+            raise NotFusable(self.whole_refused)
         sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
         self.read = {
             source.index for source in sources if source.kind == D_INPUT
@@ -81,12 +95,44 @@ class TritonKernel:
             self.loops[width] = TritonLoops(self.programs, self.names, width)
         return self.loops[width]
 
-    def setting(self, name: str, precision: str) -> LaunchSettings:
-        """The settings of a loop: the tuned ones, or the usual ones."""
-        settings = self.settings.get((name, precision))
-        if settings is None:
-            settings = self.settings[name, precision] = usual(self.shapes[name], precision)
-        return settings
+    @cached_property
+    def split(self) -> SplitLoops | None:
+        """The loops with their units divided among multiprocessors; None where that cannot be, or is never faster."""
+        if self.widest < SPLIT_FROM:
+            return None
+        try:
+            return SplitLoops(self.programs, self.names)
+        except NotFusable:
+            return None
+
+    def setting(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
+        """The settings of a loop for a number of models and of their rows: those of a search, or the usual ones.
+
+        None where no settings fit on the GPU.
+        """
+        key = (name, precision, rows, device)
+        if key not in self._settings:
+            self._settings[key] = self.settings.get((name, precision, size_class(rows)), self._fastest(*key))
+        return self._settings[key]
+
+    def _fastest(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
+        split = self.split.functions[name].shape if self.split is not None and device.type == "cuda" else None
+        setting = fastest(self.shapes[name], split, precision, rows, gpu(device), whole=self.whole_refused is None)
+        return setting._replace(room=0) if setting is not None and precision in self.crowded else setting
+
+    def fits(self, precision: str, device: torch.device) -> bool:
+        """Whether every loop has settings with which it fits on a GPU."""
+        return all(self.setting(name, precision, (1, 1), device) is not None for name in self.shapes)
+
+    def without_room(self, precision: str) -> None:
+        """From now on keep no matrix on chip in this precision."""
+        self.crowded.add(precision)
+        self._settings.clear()
+
+    def set(self, name: str, precision: str, rows: tuple[int, int], setting: LaunchSettings) -> None:
+        """Use these settings for a loop from now on, for about as many rows."""
+        self.settings[name, precision, size_class(rows)] = setting
+        self._settings.clear()
 
     def forward(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], options: LoopOptions, *, keep: bool
@@ -118,7 +164,10 @@ class TritonKernel:
         (inputs, states, weights), (trajectory, saved) = arguments, stored
         E, T, B = extent = self.extent(inputs, states)
         widths, like = self.reverse_program.widths, states[0]
-        blocks = -(-B // self.setting("back", precision(options, like.device)).rows)
+        setting = self.setting("back", precision(options, like.device), (E, B), like.device)
+        assert setting is not None
+        blocks = -(-B // setting.rows)
+        lines = blocks if setting.units is None else blocks * -(-self.widest // setting.units)
         shapes = {PER_STEP: (E, T, B), SHARED: (E, T, blocks), CONSTANT: (E, 1, B)}
         d_inputs = [
             _blank(like, (*shapes[kind], widths[D_INPUT, i]), options)
@@ -127,7 +176,7 @@ class TritonKernel:
             for i, kind in enumerate(self.program.kinds)
         ]
         d_states = [like.new_empty((E, B, n)) for n in self.states]
-        d_entries = {i: like.new_empty((E, blocks, n)) for (kind, i), n in widths.items() if kind == D_WEIGHT}
+        d_entries = {i: like.new_zeros((E, lines, n)) for (kind, i), n in widths.items() if kind == D_WEIGHT}
         sizes = [n for (kind, _), n in sorted(widths.items()) if kind == SEQUENCE]
         starts = [0, *accumulate(sizes)]
         buffer = _blank(like, (E, T, B, starts[-1]), options) if sizes else None
@@ -164,15 +213,24 @@ class TritonKernel:
     ) -> None:
         E, device = extent[0], next(tensor.device for tensor in tensors.values() if tensor is not None)
         dots = precision(options, device)
-        rows, warps, width, room = self.setting(name, dots)
+        setting = self.setting(name, dots, (E, extent[2]), device)
+        assert setting is not None
+        rows, warps, width, room, units = setting
+        split = None if units is None else self.split
         loops = self.at(width)
-        function = loops.functions[name]
+        function = loops.functions[name] if split is None else split.functions[name].kernel
         taken = [weights[i].reshape(E, 1, -1) if kind == WEIGHT else tensors[kind, i] for kind, i in function.pointers]
         taken += [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
         taken.append(options.lengths)
         resident = resident_blocks([BYTES[dots] * size for size in function.sizes], room)
         constants = LaunchConstants(rows, options.reverse, resident, dots, dots != "tf32x3" and device.type == "cuda")
-        loops.launcher.launch(function, taken, extent, constants, warps)
+        _, T, B = extent
+        if split is None or units is None:
+            loops.launcher.launch(function, taken, (-(-B // rows), E, 1), (T, B), constants, warps)
+        else:
+            parts = -(-self.widest // units)
+            at_once = max(gpu(device).multiprocessors // parts, 1)
+            split.launch(name, taken, extent, constants, (units, parts, at_once), warps)
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
 
@@ -202,6 +260,22 @@ class TritonKernel:
             if weight is not None:
                 sums.add_total(total, weight)
         return d_weights
+
+
+@cache
+def gpu(device: torch.device) -> Gpu:
+    """The properties of a GPU; for Triton's interpreter, those of a small one."""
+    if device.type != "cuda":
+        return Gpu(16, ON_CHIP)
+    from triton.runtime import driver
+
+    properties = driver.active.utils.get_device_properties(device.index or 0)
+    return Gpu(properties["multiprocessor_count"], properties["max_shared_mem"])
+
+
+def size_class(rows: tuple[int, int]) -> int:
+    """Settings are stored for all numbers of rows up to the next power of two."""
+    return 1 << (rows[0] * rows[1] - 1).bit_length()
 
 
 def precision(options: LoopOptions, device: torch.device) -> str:

@@ -35,12 +35,20 @@ class Launcher:
         self,
         function: TritonFunction,
         tensors: Sequence[Tensor | None],
-        sizes: tuple[int, int, int],
-        constants: LaunchConstants,
+        grid: tuple[int, int, int],
+        further: tuple[Any, ...],
+        constants: tuple[Any, ...],
         warps: int,
+        *,
+        cooperative: bool = False,
     ) -> None:
-        """Run a kernel on its tensors, in the order of its arguments; the last ones are its matrices, then lengths."""
-        E, T, B = sizes
+        """Run a kernel on its tensors, in the order of its arguments; the last ones are its matrices, then lengths.
+
+        Args:
+            further: the arguments that follow: T, B and those of the frame.
+            constants: those of the frame.
+            cooperative: whether all programs of the grid must run at the same time.
+        """
         first = len(function.pointers)
         arguments: list[Any] = []  # tensors, each followed by the lines from one model to the next
         addresses: list[Any] = []  # the same, with addresses in place of tensors
@@ -68,14 +76,15 @@ class Launcher:
         apart.pop()
         device = next(tensor.device for tensor in tensors if tensor is not None)
         key = (function.name, device.index, constants, warps, *apart, *form)
-        grid = (-(-B // constants.rows), E, 1)
         compiled = self.compiled.get(key)
         with _on(device):
             if compiled is not None:
-                compiled[grid](*addresses, T, B, *apart, *constants)
+                further = tuple(part.data_ptr() if isinstance(part, Tensor) else part for part in further)
+                compiled[grid](*addresses, *further, *apart, *constants)
             else:
                 kernel = getattr(self.module, function.name)[grid]
-                self.compiled[key] = kernel(*arguments, T, B, *apart, *constants, num_warps=warps, num_stages=1)
+                options = {"launch_cooperative_grid": True} if cooperative else {}
+                self.compiled[key] = kernel(*arguments, *further, *apart, *constants, num_warps=warps, num_stages=1, **options)
 
 
 def lines(tensor: Tensor) -> tuple[Tensor, int, int]:

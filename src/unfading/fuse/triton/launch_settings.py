@@ -1,11 +1,16 @@
-"""Launch settings of a loop on a GPU: rows per block, warps, width of a tile, and which matrices stay on chip.
+"""Launch settings of a loop on a GPU: rows per block, warps, width of a tile, which matrices stay on chip, and whether the
+units are divided among multiprocessors.
 
 A multiprocessor has 227 KB of memory for a block of the grid. Matrices that fit there stay there; every other block of a matrix
 is loaded again at every step, from the L2 cache. A dot that is exact to float32 is three dots in tf32, on the upper and lower
 halves of both factors, and needs the matrix twice.
+
+Whether a program has all units or a part of them is decided by the time of a step, estimated from what was measured on an H200
+(LSTM, GRU, STAR and FastRNN at 96 to 1024 units): half of the estimates are within 6 %, all within 26 %.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 ON_CHIP = 208 * 1024  # bytes for matrices, beside the state that a dot reads
@@ -14,6 +19,9 @@ BLOCK = 128 * 1024  # of one block of a matrix, which a dot takes whole
 LARGEST = 1024 * 1024  # of all matrices: beyond that, a step spends its time loading them
 DENSE = 128 * 1024  # of a low-rank matrix: up to that, one dense product is faster than two thin ones
 BYTES = {"tf32": 4, "tf32x3": 8, "bf16": 2, "fp16": 2}  # per entry, by the precision of a dot
+SPLIT_FROM = 65  # units: below, no loop is faster with its units divided
+ROWS = (16, 32, 64, 128)  # of a program with a part of the units
+UNITS = (16, 32)
 
 
 class LaunchSettings(NamedTuple):
@@ -23,6 +31,14 @@ class LaunchSettings(NamedTuple):
     warps: int
     width: int | None  # of a tile in entries; None where vectors are not divided
     room: int  # for matrices on chip, in bytes
+    units: int | None = None  # of a program, where they are divided; None where each program has all of them
+
+
+class Gpu(NamedTuple):
+    """The properties of a GPU that settings depend on."""
+
+    multiprocessors: int
+    on_chip: int  # bytes of memory for a block of the grid
 
 
 class LoopShape(NamedTuple):
@@ -34,16 +50,75 @@ class LoopShape(NamedTuple):
     flat: bool  # no value has several axes or is summed over features, so vectors may be divided
 
 
+class SplitShape(NamedTuple):
+    """The same for a loop with its units divided."""
+
+    matrices: tuple[tuple[int, int, bool], ...]  # length and width of each, the latter for each unit or in all
+    exchanges: int  # in a step
+
+    def on_chip(self, rows: int, units: int, precision: str) -> int:
+        """Bytes for the matrices and for the row vectors of one dot."""
+        entries = sum(K * N * (units if by_unit else 1) for K, N, by_unit in self.matrices)
+        return entries * BYTES[precision] + 4 * rows * max((K for K, _, _ in self.matrices), default=0)
+
+    @property
+    def read(self) -> int:
+        """The entries of all row vectors."""
+        return sum(K for K, _, _ in self.matrices)
+
+    @property
+    def joined(self) -> int:
+        """The most dots that are computed as one."""
+        return max((N for _, N, by_unit in self.matrices if by_unit), default=1)
+
+
 def usual(loop: LoopShape, precision: str) -> LaunchSettings:
-    """The settings that were fastest on an H200, over cells and sizes."""
+    """The settings of a loop in which each program has all units that were fastest on an H200, over cells and sizes."""
     warps = 8 if loop.widest > 64 else 4
     if loop.entries * BYTES[precision] <= WHOLE or not loop.flat or (loop.name == "back" and loop.widest <= 128):
         return LaunchSettings(16, warps, None, WHOLE)
     return LaunchSettings(16, warps, 64, ON_CHIP)
 
 
+def fastest(
+    loop: LoopShape, split: SplitShape | None, precision: str, rows: tuple[int, int], gpu: Gpu, whole: bool
+) -> LaunchSettings | None:
+    """The settings with the least estimated time of a step; None where there are none.
+
+    Args:
+        rows: the number of models, and of rows of each.
+        whole: whether each program may have all units.
+    """
+    candidates = [] if split is None else list(_split(loop, split, precision, rows, gpu))
+    if whole:
+        candidates.append((_whole_microseconds(loop, precision, rows, gpu), usual(loop, precision)))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+
+
+def _whole_microseconds(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> float:
+    """Matrices beyond the memory of a multiprocessor are loaded at every step."""
+    waves = math.ceil(rows[0] * math.ceil(rows[1] / 16) / gpu.multiprocessors)
+    loaded = max(loop.entries * BYTES[precision] - WHOLE, 0)
+    return waves * (0.55 + 7.5e-5 * loop.entries + 4e-4 * loaded)
+
+
+def _split(
+    loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu
+) -> Iterator[tuple[float, LaunchSettings]]:
+    # One dot keeps four warps busy with 32 units, several joined dots with 16.
+    for units in UNITS if split.joined > 1 else UNITS[::-1]:
+        parts = math.ceil(loop.widest / units)
+        for n in ROWS:
+            if parts > gpu.multiprocessors or split.on_chip(n, units, precision) > gpu.on_chip:
+                continue
+            turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
+            entry = 0.0041 if loop.name == "back" else 0.0024
+            microseconds = 0.3 + 1.3 * split.exchanges + entry * split.read * math.sqrt(n / 16)
+            yield turns * microseconds, LaunchSettings(n, 4, None, 0, units)
+
+
 def refused(loops: Sequence[LoopShape], largest: int) -> str | None:
-    """The reason why no settings make a loop fast enough; None if some do. `largest` is the size of the largest block."""
+    """The reason why no program can have all units; None if it can. `largest` is the size of the largest block."""
     total = 4 * max(loop.entries for loop in loops)
     if total > LARGEST:
         return (

@@ -22,11 +22,11 @@ def triton_trouble(cell_plan: Plan, cell: Cell) -> str | None:
     """The reason why the kernel of a plan does not run on the cell's device; None where it does, for every T and B."""
     kernel = triton_kernel(cell_plan.key)
     device = next((parameter.device for parameter in cell.parameters()), None) or cell.initial_state(1)[0].device
-    if device.type != "cuda":
-        return None  # Triton's interpreter runs every kernel
-    reasons = _reasons.setdefault(kernel, {})
     options = LoopOptions(autocast=autocast_precision(device.type))
     key = (device, precision(options, device))
+    if device.type != "cuda":  # Triton's interpreter runs every kernel
+        return None if kernel.fits(key[1], device) else kernel.whole_refused
+    reasons = _reasons.setdefault(kernel, {})
     if key not in reasons:
         reasons[key] = _try(kernel, cell_plan, device, options)
     return reasons[key]
@@ -37,11 +37,12 @@ def _try(kernel: TritonKernel, cell_plan: Plan, device: torch.device, options: L
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"{gpu} is too old: the kernels need compute capability 8.0 or higher"
     remember(kernel, dots, device)
+    if not kernel.fits(dots, device):
+        return kernel.whole_refused or f"its matrices do not fit on the multiprocessors of {gpu}"
     reason = None
     for again in (False, True):
         if again:  # with no matrix on chip, the rest of the kernel may fit there
-            for name in kernel.shapes:
-                kernel.settings[name, dots] = kernel.setting(name, dots)._replace(room=0)
+            kernel.without_room(dots)
         try:
             with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
                 trial = Trial(kernel, cell_plan, device, options, T=1, B=1)
@@ -97,4 +98,4 @@ def tune_cell(cell: Cell, *, T: int, B: int) -> list[Choice]:
     options = LoopOptions(autocast=autocast_precision(device.type))
     trial = Trial(kernel, cell_plan, device, options, T=T, B=B)
     with torch.no_grad():
-        return tuned(kernel, precision(options, device), trial.run, device)
+        return tuned(kernel, precision(options, device), trial.run, (1, B), device)

@@ -1,8 +1,8 @@
 """Search for the fastest launch settings of a cell's loops on this GPU, and store them on disk.
 
 Each loop is timed with its usual settings, then with other numbers of warps, then with vectors divided or whole. The result is
-stored under a hash of the source of the loops, the GPU, the version of Triton and the precision of dots. It does not depend on
-T and B.
+stored under a hash of the source of the loops, the GPU, the version of Triton and the precision of dots, for numbers of rows
+up to the next power of two. It does not depend on T.
 """
 
 import json
@@ -49,18 +49,21 @@ def _warps(start: LaunchSettings) -> Iterator[LaunchSettings]:
 
 
 def _widths(loop: LoopShape, start: LaunchSettings) -> Iterator[LaunchSettings]:
-    if loop.flat and loop.widest > 64:
+    if loop.flat and loop.widest > 64 and start.units is None:
         yield start._replace(width=64 if start.width is None else None)
 
 
-def tuned(kernel: TritonKernel, precision: str, run: Callable[[str], None], device: torch.device) -> list[Choice]:
-    """Search for the settings of every loop. `run` runs a loop by name, with the present settings of the kernel."""
+def tuned(
+    kernel: TritonKernel, precision: str, run: Callable[[str], None], rows: tuple[int, int], device: torch.device
+) -> list[Choice]:
+    """Search for the settings of every loop. `run` runs a loop by name, on these rows, with the present settings."""
     choices = []
     for name, loop in kernel.shapes.items():
-        usual = kernel.setting(name, precision)
+        usual = kernel.setting(name, precision, rows, device)
+        assert usual is not None
 
         def time(setting: LaunchSettings, name: str = name) -> float:
-            kernel.settings[name, precision] = setting
+            kernel.set(name, precision, rows, setting)
             try:
                 return _milliseconds(lambda: run(name), device)
             except torch.cuda.OutOfMemoryError:
@@ -69,9 +72,10 @@ def tuned(kernel: TritonKernel, precision: str, run: Callable[[str], None], devi
                 return float("inf")
 
         setting, least, first = best(loop, usual, time)
-        kernel.settings[name, precision] = setting
+        kernel.set(name, precision, rows, setting)
         choices.append(Choice(name, setting, least, first))
-    text = json.dumps({choice.loop: choice.setting._asdict() for choice in choices})
+    stored = {f"{loop} {size}": s._asdict() for (loop, dots, size), s in kernel.settings.items() if dots == precision}
+    text = json.dumps(stored)
     write_file(_name(kernel, precision, device), text.encode())
     return choices
 
@@ -82,10 +86,13 @@ def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None
     if text is None:
         return
     try:
-        settings = {name: LaunchSettings(**setting) for name, setting in json.loads(text).items()}
+        settings = {}
+        for key, setting in json.loads(text).items():
+            name, size = key.split()
+            settings[name, precision, int(size)] = LaunchSettings(**setting)
     except (ValueError, TypeError, AttributeError):
         return  # the file is from another version or damaged: use the usual settings
-    kernel.settings |= {(name, precision): setting for name, setting in settings.items() if name in kernel.shapes}
+    kernel.settings |= {key: setting for key, setting in settings.items() if key[0] in kernel.shapes}
 
 
 def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:

@@ -34,6 +34,14 @@ class Tiles:
             if value.id not in self.tiles and value.id not in skipped:
                 self.tiles[value.id] = self._new_tile(value)
 
+    def set_leaf(self, value: Value, tile: Tile) -> None:
+        """Use a variable for a leaf."""
+        self.tiles[value.id] = tile
+
+    def has(self, value: Value) -> bool:
+        """Whether a value has a tile."""
+        return value.id in self.tiles
+
     def tile(self, value: Value) -> Tile:
         return self.tiles[value.id]
 

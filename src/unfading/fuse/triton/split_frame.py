@@ -1,0 +1,79 @@
+"""The frame around a step whose units are divided among the programs of a grid.
+
+Program (part, block) of the grid has the units of `part` in the rows of `block`. The blocks of all models are counted through.
+"""
+
+from collections.abc import Sequence
+
+from unfading.fuse.ir.program import TensorKind, Value
+from unfading.fuse.refusal import NotFusable
+from unfading.fuse.triton.frame import Frame, RowSlice, guarded
+from unfading.fuse.triton.split_tiles import SplitTiles
+from unfading.fuse.triton.tiles import Tiles
+
+
+class SplitFrame(Frame):
+    """Loads and stores this program's units of long vectors. What all programs have is stored by the first of them."""
+
+    tiles: SplitTiles
+    arguments = ("blocks", "first_block", "exchange", "counters", "trouble")
+    constants = (*Frame.constants, "UNITS", "PARTS", "EXCHANGE_ROW")
+    blocks_of_rows, block_of_rows = "blocks", "block"
+    line_of_sums = "block * tl.num_programs(0) + part"
+    head = (
+        "part, slot = tl.program_id(0), tl.program_id(1)",
+        "model = ((first_block + slot) // blocks).to(tl.int64)",
+        "block = (first_block + slot) % blocks",
+        "wide = model * 0 + B  # in 64 bits, and all that is multiplied with it",
+        "first = block * ROWS",
+        "row = tl.arange(0, ROWS)[:, None]",
+        "unit = part * UNITS + tl.arange(0, UNITS)[None, :]",
+        "every = tl.arange(0, PARTS)[None, :]",
+        "counter = counters + slot * 32  # in a cache line of its own",
+        "slot = slot * ROWS + row",
+        "apart = tl.num_programs(1) * ROWS * EXCHANGE_ROW  # from the exchange of a step to that of the next one",
+        "met, patience = part * 0, part * 0 + PATIENCE",
+    )
+
+    def new_tiles(self) -> Tiles:
+        return SplitTiles(self.program, self.blocks)
+
+    def is_divided(self, size: int) -> bool:
+        return size > self.tiles.stages.short
+
+    def along(self, size: int) -> str:
+        return "unit" if self.is_divided(size) else super().along(size)
+
+    def entries(self, size: int) -> str:
+        return "UNITS" if self.is_divided(size) else super().entries(size)
+
+    def is_filled(self, size: int) -> bool:
+        return not self.is_divided(size) and super().is_filled(size)
+
+    def full(self, value: Value) -> str:
+        self.tiles.dividing = self.is_divided(value.size)
+        text = super().full(value)
+        self.tiles.dividing = False
+        return text
+
+    def read_carried(self, kind: TensorKind, index: int, slices: Sequence[RowSlice]) -> None:
+        edges = {(part.start, part.stop) for part in slices}
+        if any(leaf[:2] == (kind, index) and leaf[2:] not in edges for leaf in self.leaves):
+            raise NotFusable("the step reads a state in other pieces than it stores it, so its units cannot be divided")
+        super().read_carried(kind, index, slices)
+
+    def write(self, kind: TensorKind, index: int, part: RowSlice, text: str, line: str, mask: str) -> str:
+        store = super().write(kind, index, part, text, line, mask)
+        return store if self.is_divided(part.size) else guarded("part == 0", store)
+
+    def _add_up(self, kind: TensorKind, index: int, start: int, size: int, text: str, whole: bool) -> str:
+        line = super()._add_up(kind, index, start, size, text, whole)
+        if kind == TensorKind.D_WEIGHT and not self.is_divided(size):
+            self.summed[-1] = guarded("part == 0", self.summed[-1])
+        return line
+
+    def resident_loads(self) -> list[str]:
+        return []  # the tiles have them
+
+    def matrix_sizes(self) -> tuple[int, ...]:
+        return ()  # they depend on the number of units

@@ -1,0 +1,85 @@
+"""Launch loops whose units are divided among multiprocessors.
+
+All programs of a launch must run at the same time, since they wait for each other: the grid is cooperative, and no larger than
+the GPU. Rows that do not fit go in turns, one launch after the other.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unfading.errors import NoKernel
+from unfading.fuse.ir.program import Program
+from unfading.fuse.plan import TensorNames
+from unfading.fuse.triton.emit import source
+from unfading.fuse.triton.emit_split import BARRIER, emit_split_backward, emit_split_forward
+from unfading.fuse.triton.language import PRELUDE
+from unfading.fuse.triton.launch import LaunchConstants, Launcher
+from unfading.fuse.triton.source import module
+
+COUNTER = 32  # entries from one counter to the next, a cache line
+
+
+class SplitLoops:
+    """The three loops of a program: infer, train and back."""
+
+    def __init__(self, programs: Sequence[Program], names: TensorNames):
+        infer, train, back = programs
+        self.functions = {
+            "infer": emit_split_forward("infer", infer, names),
+            "train": emit_split_forward("train", train, names),
+            "back": emit_split_backward("back", back, names),
+        }
+        self.source = source([function.kernel for function in self.functions.values()], PRELUDE + BARRIER)
+        self.launcher = Launcher(module(self.source))
+        self._trouble: dict[torch.device, Tensor] = {}
+
+    def launch(
+        self,
+        name: str,
+        tensors: Sequence[Tensor | None],
+        extent: tuple[int, int, int],
+        constants: LaunchConstants,
+        split: tuple[int, int, int],
+        warps: int,
+    ) -> None:
+        """Run a loop on its tensors.
+
+        Args:
+            split: the units of a program, the programs that have all units, and the blocks of rows that run at the same time.
+        """
+        (E, T, B), (units, parts, room) = extent, split
+        function = self.functions[name]
+        like = next(tensor for tensor in tensors if tensor is not None)
+        blocks = -(-B // constants.rows)
+        at_once = min(E * blocks, room)
+        line = function.exchange + function.partial * _power_of_two(parts)
+        exchange = like.new_empty(2 * at_once * constants.rows * line)
+        trouble = self._trouble_on(like.device)
+        own = (units, _power_of_two(parts), line)
+        for first in range(0, E * blocks, at_once):
+            grid = (parts, min(at_once, E * blocks - first), 1)
+            counters = torch.zeros(grid[1] * COUNTER, dtype=torch.int32, device=like.device)
+            further: tuple[Any, ...] = (T, B, blocks, first, exchange, counters, trouble)
+            self.launcher.launch(function.kernel, tensors, grid, further, (*constants, *own), warps, cooperative=True)
+
+    def _trouble_on(self, device: torch.device) -> Tensor:
+        """A flag in memory that the GPU and the host share. A loop sets it when it has waited in vain."""
+        flag = self._trouble.get(device)
+        if flag is None:
+            flag = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+            self._trouble[device] = flag
+        if flag.item():
+            flag.zero_()
+            raise NoKernel(
+                "an earlier call on the GPU gave wrong results: its multiprocessors waited for each other in vain; "
+                "run the cell with backend='graph' or 'reference'"
+            )
+        return flag
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << math.ceil(math.log2(n)) if n > 1 else 1

@@ -1,0 +1,155 @@
+"""Loops whose units are divided among programs that wait for each other, under Triton's interpreter."""
+
+import copy
+import os
+from typing import NamedTuple
+
+import pytest
+import torch
+import triton
+from torch import nn
+
+import unfading
+from tests.helpers.compiled import built
+from tests.helpers.cooperative import cooperative
+from tests.helpers.triton_laws import CELLS, agree, everything
+from tests.helpers.variants import hidden_size, name
+from unfading.errors import NoKernel
+from unfading.fuse.plan import interpreted, plan, triton_kernel
+from unfading.fuse.refusal import NotFusable
+from unfading.fuse.triton import kernel as module
+from unfading.fuse.triton.launch_settings import Gpu, LaunchSettings, LoopShape, SplitShape, fastest
+from unfading.fuse.triton.source import triton_missing
+from unfading.fuse.triton.split_tiles import pieces
+
+pytestmark = [
+    pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="TRITON_INTERPRET is off"),
+    pytest.mark.skipif(triton_missing() is not None, reason="Triton is not installed"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of the contents of the padding
+]
+
+SAMPLE = [unfading.LSTMCell, unfading.GRUCell]  # one exchange and four dots as one; two exchanges
+WHOLE = {"FullUnitaryRNNCell", "StatisticalRNNCell", "UnitaryRNNCell"}  # these read a state in other pieces than they store it
+
+
+@pytest.fixture(autouse=True)
+def divided(monkeypatch):
+    """Every loop has its units divided, 16 to a program."""
+    monkeypatch.setattr(module, "SPLIT_FROM", 0)
+    monkeypatch.setattr(module, "fastest", lambda *given, **options: LaunchSettings(16, 4, None, 0, 16))
+    with interpreted():
+        yield
+
+
+def compared(layer, x, lengths):
+    exact = copy.deepcopy(layer).double()
+    kernels = {triton_kernel(plan(runner).key) for runner in layer.runners}
+    for kernel in kernels:
+        vars(kernel).pop("split", None)
+        kernel._settings.clear()
+        with cooperative(kernel.split.launcher.module):
+            for some in (None, lengths):
+                agree(everything(layer, x, some, "fused"), everything(exact, x, some, "reference"))
+        kernel._settings.clear()
+
+
+@pytest.mark.parametrize("cell", [c if c in SAMPLE else pytest.param(c, marks=pytest.mark.long) for c in CELLS], ids=name)
+def test_every_cell_agrees_with_the_reference_in_float64(cell):
+    size = max(hidden_size(cell), 35) if hidden_size(cell) % 2 else 32
+    layer = built(cell, size, torch.float32)
+    if cell.__name__ in WHOLE:
+        with pytest.raises(NotFusable, match="reads a state in other pieces"):
+            module.SplitLoops(triton_kernel(plan(layer.runners[0]).key).programs, None)
+        return
+    compared(layer, torch.randn(3, 19, 3), torch.randint(1, 4, (19,)))
+
+
+@pytest.mark.long
+def test_the_other_direction():
+    compared(unfading.LSTM(3, 35, bidirectional=True), torch.randn(3, 19, 3), torch.randint(1, 4, (19,)))
+
+
+class Inputs(NamedTuple):
+    a: torch.Tensor
+
+
+class Weights(NamedTuple):
+    U: torch.Tensor
+
+
+class State(NamedTuple):
+    h: torch.Tensor
+
+
+class AttentiveCell(unfading.Cell):
+    """h' = softmax(h) * tanh(W x + U h), which reads the largest unit and a sum over all units."""
+
+    def __init__(self, input_size, hidden_size):
+        super().__init__(input_size, hidden_size)
+        self.W = nn.Linear(input_size, hidden_size)
+        self.U = nn.Parameter(torch.randn(hidden_size, hidden_size) / hidden_size**0.5)
+
+    def project(self, x, start=0):
+        return Inputs(self.W(x))
+
+    def weights(self):
+        return Weights(self.U)
+
+    def initial_state(self, batch):
+        return State(self.U.new_zeros(batch, self.output_size))
+
+    def step(self, inputs, state, weights):
+        return State(torch.softmax(10 * state.h, -1) * torch.tanh(inputs.a + state.h @ weights.U.T))
+
+
+def test_maxima_and_sums_are_taken_over_all_programs():
+    layer = unfading.Recurrent(lambda size: AttentiveCell(size, 35), 3)
+    functions = triton_kernel(plan(layer.runners[0]).key).split.functions
+    assert (functions["train"].partial, functions["back"].partial) == (2, 2)
+    compared(layer, torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))
+
+
+def test_rows_that_do_not_fit_go_in_turns(monkeypatch):
+    monkeypatch.setattr(module, "gpu", lambda device: Gpu(4, 1 << 20))
+    compared(unfading.STAR(3, 35), torch.randn(2, 40, 3), torch.randint(1, 3, (40,)))
+
+
+def test_programs_that_wait_in_vain_are_reported():
+    layer = unfading.STAR(3, 35)
+    kernel = triton_kernel(plan(layer.runners[0]).key)
+    names = kernel.split.launcher.module.wait.fn.__globals__
+    names["PATIENCE"], before, peek = 2, names["PATIENCE"], names["peek"]
+    names["peek"] = lambda counter: triton.language.load(counter)
+    try:
+        with torch.no_grad(), unfading.use_backend("fused"):
+            layer(torch.randn(2, 5, 3))  # the interpreter runs one program after the other: no barrier is met
+            with pytest.raises(NoKernel, match="waited for each other in vain"):
+                layer(torch.randn(2, 5, 3))
+    finally:
+        names["PATIENCE"], names["peek"] = before, peek
+
+
+@pytest.mark.parametrize("n", [16, 17, 96, 200, 256, 300, 520, 650, 1024, 1500])
+def test_pieces_of_a_row_vector_need_little_padding(n):
+    cut = pieces(n)
+    assert [start for start, _ in cut] == [0, *(stop for _, stop in cut[:-1])]
+    assert cut[-1][1] == n
+    padded = sum(max(16, 1 << (stop - start - 1).bit_length()) for start, stop in cut)
+    assert padded <= 4 / 3 * n + 16
+
+
+LSTM = SplitShape(((256, 4, True),), 1)
+WHOLE_LSTM = LoopShape("train", 256, 4 * 256 * 256, True)
+H200 = Gpu(132, 232448)
+
+
+def test_units_are_divided_where_that_is_estimated_to_be_faster():
+    def chosen(shape, split, B, gpu=H200, whole=True):
+        return fastest(shape, split, "tf32", (1, B), gpu, whole)
+
+    assert chosen(WHOLE_LSTM, LSTM, 128).units == 16
+    assert chosen(WHOLE_LSTM, SplitShape(((256, 1, True),), 1), 128).units == 32
+    assert chosen(WHOLE_LSTM, LSTM, 1000).rows > 16
+    assert chosen(LoopShape("train", 64, 64 * 64, True), SplitShape(((64, 1, True),), 1), 128).units is None
+    assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(8, 232448)).units in (None, 32)  # 16 programs do not run at the same time
+    assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(132, 50_000), whole=False) is None
