@@ -159,6 +159,19 @@ BRANCHES = {
 }
 
 
+class LargeStep(SizedStep):
+    """A branch on the size of a tensor of one row alone, of which nothing is left where h is large."""
+
+    def step(self, inputs, state, weights):
+        h = state.h.tanh() if state.h.numel() > 8 else state.h
+        return State(torch.tanh(unfading.linear(h, weights.U) - 5 * state.h.square().sum(1, keepdim=True)))
+
+
+def test_a_branch_that_only_small_numbers_show_is_refused():
+    torch.manual_seed(0)
+    assert isinstance(plan(LargeStep(I, None)), Refusal)
+
+
 class BranchedStep(SizedStep):
     def project(self, x, start=0):
         return super().project(x + x.shape[1], start)  # with many rows, tanh is flat
