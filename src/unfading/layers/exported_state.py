@@ -10,13 +10,10 @@ from typing import Any
 
 from torch.utils import _pytree
 
-from unfading.torch_state import constant_when_compiled
-
 _TUPLE = _pytree.SUPPORTED_SERIALIZED_TYPES[tuple].serialized_type_name
 _classes: dict[type[Any], type[Any]] = {}
 
 
-@constant_when_compiled
 def exported_class(state: type[Any]) -> type[Any]:
     """The subclass of a NamedTuple that torch.export saves as a plain tuple."""
     if state not in _classes:
