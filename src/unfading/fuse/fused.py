@@ -30,7 +30,7 @@ from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, reference
 from unfading.torch_state import constant_when_compiled, traced
 
-CHUNK_BYTES = 1 << 21  # of inputs and states in one chunk of time, where no gradient is wanted
+CHUNK_BYTES = 1 << 21  # of inputs and states in one chunk of time, for each thread, where no gradient is wanted
 DEVICES = {"c": "the CPU", "triton": "one GPU"}
 
 # Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
@@ -144,7 +144,8 @@ class Inference:
         """The steps of one chunk."""
         signature = self.plan.signature
         width = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == SEQUENCE)
-        return max(1, CHUNK_BYTES // (batch * (width + sum(signature.states)) * signature.dtype.itemsize))
+        of_step = batch * (width + sum(signature.states)) * signature.dtype.itemsize
+        return max(1, torch.get_num_threads() * CHUNK_BYTES // of_step)
 
     def _local(self, steps: int, reverse: bool) -> bool:
         """Whether chunks of x can be projected one by one, with the same result as the whole sequence.

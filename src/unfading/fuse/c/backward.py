@@ -17,7 +17,7 @@ from unfading.fuse.ir.differentiate import Outer, Source
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.loop_options import LoopOptions
 
-CHUNK_BYTES = 1 << 22  # of factors in one chunk
+CHUNK_BYTES = 1 << 24  # of factors in one chunk
 
 # Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
 STATE, NEXT, INITIAL, SEQUENCE = TensorKind.STATE, TensorKind.NEXT, TensorKind.INITIAL, TensorKind.SEQUENCE

@@ -35,7 +35,7 @@ static void micro_##ROWS##_##WIDE##_##N(const Part* part, int parts, int row, in
     const int64_t lda = part[q].lda, k_end = part[q].k; \
     const real* a = part[q].a + row * lda; \
     const real* b = part[q].b + panel * k_end + (col - panel); \
-    for (int64_t k = 0; k < k_end; k++, b += width) { \
+    _Pragma("GCC unroll 4") for (int64_t k = 0; k < k_end; k++, b += width) { \
       vec x[WIDE * N]; \
       for (int w = 0; w < WIDE; w++) for (int j = 0; j < N; j++) x[w * N + j] = *(const vec*)(b + w * k_end * (N * V) + j * V); \
       for (int r = 0; r < ROWS; r++) { \

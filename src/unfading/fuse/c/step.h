@@ -23,13 +23,18 @@ typedef void (*Product)(const Part* part, int parts, int m, int n, real* c, int 
 #define FMA_D(a, b, c) ((a) * (b) + (c))
 #endif
 
+/* exp(x) / 2^n for n the whole number nearest to x / log(2). */
+INLINE float exp_rest(float x, float n) {
+  const float r = FMA_F(n, 2.12194440e-4f, FMA_F(n, -0.693359375f, x));
+  float p = FMA_F(1.9875691500e-4f, r, 1.3981999507e-3f);
+  p = FMA_F(p, r, 8.3334519073e-3f); p = FMA_F(p, r, 4.1665795894e-2f);
+  p = FMA_F(p, r, 1.6666665459e-1f); p = FMA_F(p, r, 5.0000001201e-1f);
+  return FMA_F(p * r, r, r) + 1.f;
+}
 /* 2^n in two factors, so that results below the normal range come out as they should. */
 INLINE float exp_f(float x) {
   const float at = x > 89.f ? 89.f : (x >= -104.f ? x : -104.f);
-  const float n = __builtin_rintf(at * 1.44269504f), r = FMA_F(n, 2.12194440e-4f, FMA_F(n, -0.693359375f, at));
-  float p = FMA_F(1.9875691500e-4f, r, 1.3981999507e-3f);
-  p = FMA_F(p, r, 8.3334519073e-3f); p = FMA_F(p, r, 4.1665795894e-2f);
-  p = FMA_F(p, r, 1.6666665459e-1f); p = FMA_F(p, r, 5.0000001201e-1f); p = FMA_F(p * r, r, r) + 1.f;
+  const float n = __builtin_rintf(at * 1.44269504f), p = exp_rest(at, n);
   const int32_t whole = (int32_t)n, half = whole >> 1;
   union { int32_t i; float f; } a, b;
   a.i = (half + 127) << 23; b.i = (whole - half + 127) << 23;
@@ -63,5 +68,11 @@ INLINE double tanh_d(double x) {
   const double size = x < 0 ? -x : x, far = 1. - 2. / (1. + exp_d(2. * size));
   return size < 0.625 ? FMA_D(x * q, p / d, x) : (x < 0 ? -far : far);
 }
-INLINE float sigmoid_f(float x) { return 1.f / (1.f + exp_f(-x)); }
+/* 1 / (1 + exp(-x)). Where 1 is added, the factors 2 and 2^(n - 1) suffice. NaN stays NaN in the rest of the exponential. */
+INLINE float sigmoid_f(float x) {
+  const float at = x > 87.f ? -87.f : (x < -89.f ? 89.f : -x), n = __builtin_rintf(at * 1.44269504f);
+  union { int32_t i; float f; } a;
+  a.i = ((int32_t)n + 126) << 23;
+  return 1.f / (1.f + 2.f * exp_rest(at, n) * a.f);
+}
 INLINE double sigmoid_d(double x) { return 1. / (1. + exp_d(-x)); }
