@@ -11,11 +11,12 @@ from torch.testing import assert_close
 
 import unfading
 from tests.helpers import laws
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import few_iterations, hidden_size, name
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
+TWO_WAYS, LENGTHS = {"bidirectional": True, "num_layers": 2}, torch.tensor([7, 2, 5])
 
 
 def everything(layer, x, **keywords):
@@ -30,10 +31,17 @@ def everything(layer, x, **keywords):
 
 
 @pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
-@pytest.mark.parametrize("form", [{}, {"bidirectional": True, "num_layers": 2}], ids=["one", "two-ways"])
-@pytest.mark.parametrize("lengths", [None, torch.tensor([7, 2, 5])], ids=["full", "lengths"])
+@pytest.mark.parametrize(
+    ("form", "lengths"),
+    [
+        pytest.param({}, None, id="one"),
+        pytest.param(TWO_WAYS, LENGTHS, id="two-ways-lengths"),
+        pytest.param({}, LENGTHS, id="one-lengths", marks=pytest.mark.long),
+        pytest.param(TWO_WAYS, None, id="two-ways", marks=pytest.mark.long),
+    ],
+)
 def test_checkpointing_changes_no_gradient(cell, form, lengths):
-    layer = unfading.layer(cell)(laws.I, hidden_size(cell), dtype=torch.float64, **form)
+    layer = unfading.layer(cell)(laws.I, hidden_size(cell), dtype=torch.float64, **form, **few_iterations(cell))
     x = laws.random_input()
     want = everything(layer, x, lengths=lengths, start=2)
     for every in (1, 3, 7, 10):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import unfading
+from tests.helpers.variants import few_iterations
 from unfading import catalogue
 from unfading.diagnostics.flat_start.adjustments import Adjustment, adjusted, cell_adjustments, input_matrices
 from unfading.diagnostics.flat_start.flat_start import _Search
@@ -14,14 +15,14 @@ from unfading.diagnostics.measure.lattice import lattice
 from unfading.tasks.base import Batch
 
 
-def deep(layer, depth=6, width=16, **options):
+def deep(layer, depth=6, width=16, features=5, **options):
     torch.manual_seed(0)
-    rnn = layer(5, width, depth, **options)
+    rnn = layer(features, width, depth, **options)
     return unfading.Model(torch.nn.Identity(), rnn, unfading.LastStep(rnn.output_size, 3))
 
 
-def rows(T=8, B=6):
-    return torch.randn(T, B, 5, generator=torch.Generator().manual_seed(3))
+def rows(T=8, B=6, features=5):
+    return torch.randn(T, B, features, generator=torch.Generator().manual_seed(3))
 
 
 def spread(model, x, seed, lengths=None):
@@ -52,7 +53,9 @@ def test_in_a_deep_lstm_the_gate_biases_are_adjusted():
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
 def test_no_cell_becomes_less_flat_and_the_report_matches_the_model(cell):
-    model, x = deep(unfading.layer(cell), depth=3, width=8), rows(T=4, B=2)
+    # All layers have one size, hence one kernel.
+    model = deep(unfading.layer(cell), depth=3, width=8, features=8, **few_iterations(cell))
+    x = rows(T=4, B=2, features=8)
     before = spread(model, x, seed=0)
     done = unfading.flat_start(model, x, rounds=1)
     after = spread(model, x, seed=0)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 import unfading
+from tests.helpers.variants import few_iterations
 from unfading import catalogue
 from unfading.diagnostics.measure.draws import (
     StackSizes,
@@ -76,9 +77,11 @@ def own(cells):
 @pytest.mark.parametrize("B", [1, 3])
 def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
     torch.manual_seed(B)
-    rnn = unfading.Recurrent(lambda size: cell(size, 8), 5, 3, dtype=torch.float64)
+    rnn = unfading.Recurrent(
+        lambda size: cell(size, 8, **few_iterations(cell)), 8, 3, dtype=torch.float64
+    )  # one size, hence one kernel
     model = unfading.Model(nn.Identity(), rnn, unfading.MeanOverTime(rnn.output_size, 2).double())
-    x = torch.randn(4, B, 5, dtype=torch.float64)
+    x = torch.randn(4, B, 8, dtype=torch.float64)
     batch = Batch(x, torch.randn(B, 2, dtype=torch.float64))
 
     def loss(prediction, batch):
@@ -95,13 +98,13 @@ def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
 def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
     torch.manual_seed(0)
     # A cell with a table over steps behaves differently at each step.
-    counts = {"steps": 4} if "steps" in inspect.signature(cell).parameters else {}
-    rnn = unfading.Recurrent(lambda size: cell(size, 8, **counts), 5, 2, dtype=torch.float64)
+    counts = {"steps": 4} if "steps" in inspect.signature(cell).parameters else few_iterations(cell)
+    rnn = unfading.Recurrent(lambda size: cell(size, 8, **counts), 8, 2, dtype=torch.float64)
     with torch.no_grad():
         for parameter in rnn.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     model = unfading.Model(nn.Identity(), rnn, unfading.MeanOverTime(rnn.output_size, 2).double())
-    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    x = torch.randn(4, 3, 8, dtype=torch.float64)
     batch = Batch(x, torch.randn(3, 2, dtype=torch.float64), None if lengths is None else torch.tensor(lengths))
 
     def loss(prediction, batch):
@@ -135,7 +138,7 @@ def test_draws_at_once_equal_draws_one_by_one(cell):
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        cells = make_stack(lambda size: cell(size, 8), sizes)
+        cells = make_stack(lambda size: cell(size, 8, **few_iterations(cell)), sizes)
         thetas = [initial_parameters(each, draws) for each in cells]
         x, v = random_signals(sizes, cells[-1].output_size, draws)
         G = lattices(cells, thetas, x, v)

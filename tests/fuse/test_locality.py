@@ -10,7 +10,7 @@ from torch.utils import _pytree
 
 import unfading
 from tests.helpers import laws
-from tests.helpers.variants import every_cell, hidden_size, name
+from tests.helpers.variants import every_cell, few_iterations, hidden_size, name
 from tests.user import along_time
 from tests.user.along_time import ALONG_TIME, FORWARD_ONLY, LOCAL
 from tests.user.quiet import QuietCell
@@ -283,9 +283,9 @@ class QuietCellOfFive(QuietCell):
 @pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
 def test_a_test_takes_little_time(cell):
     built = cell(I, hidden_size(cell))
-    begin = time.perf_counter()
+    begin = time.thread_time()  # other processes take their share of the clock
     locality.locality(built, 256)
-    assert time.perf_counter() - begin < 1.0  # 3 ms, and 0.2 s for EquilibriumRNN, which solves an equation at every step
+    assert time.thread_time() - begin < 1.0  # 3 ms, and 0.2 s for EquilibriumRNN, which solves an equation at every step
 
 
 # -- what can be cut is cut ---------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_test_takes_little_time(cell):
 def test_projections_of_the_library_stay_in_pieces(cell, monkeypatch):
     """So that a long sequence needs no memory for the projection of all its steps."""
     monkeypatch.setattr(fused, "CHUNK_BYTES", 1 << 10)
-    layer = unfading.layer(cell)(laws.I, hidden_size(cell), bidirectional=True, dtype=torch.float64)
+    layer = unfading.layer(cell)(laws.I, hidden_size(cell), bidirectional=True, dtype=torch.float64, **few_iterations(cell))
     x, steps = torch.randn(80, 4, laws.I, dtype=torch.float64), []
     project, bind_inputs = cell.project, fused.bind_inputs
 

@@ -4,7 +4,7 @@ import torch
 from torch.utils import _pytree
 
 import unfading
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import few_iterations, hidden_size, name
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 
@@ -15,9 +15,7 @@ CELLS = [*catalogue.cells(), QuietCell]
 
 def built(cell, **keywords):
     torch.manual_seed(1)
-    # Traced, its iteration cannot end early; two hundred of them unrolled take half a minute.
-    options = {"iterations": 8} if cell is unfading.EquilibriumRNNCell else {}
-    return unfading.layer(cell)(I, hidden_size(cell), **options, **keywords)
+    return unfading.layer(cell)(I, hidden_size(cell), **few_iterations(cell), **keywords)
 
 
 def exported(module, *, strict=False, lengths=False):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import unfading
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import few_iterations, hidden_size, name
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 
@@ -56,9 +56,7 @@ def fresh_dynamo():
 
 
 def built(cell, **keywords):
-    # Traced, its iteration cannot end early; two hundred of them unrolled take Dynamo minutes.
-    options = {"iterations": 8} if cell is unfading.EquilibriumRNNCell else {}
-    layer = unfading.layer(cell)(I, hidden_size(cell), dtype=torch.float64, **options, **keywords)
+    layer = unfading.layer(cell)(I, hidden_size(cell), dtype=torch.float64, **few_iterations(cell), **keywords)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

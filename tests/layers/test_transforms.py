@@ -6,7 +6,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.testing import assert_close
 
 import unfading
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import few_iterations, hidden_size, name
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 
@@ -84,15 +84,10 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-def options_of(cell):
-    # Traced, its iteration cannot end early; two hundred of them unrolled take Dynamo minutes.
-    return {"iterations": 10} if cell is unfading.EquilibriumRNNCell else {}
-
-
 @rest_is_long
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiles_to_one_graph(cell):
-    layer, x = layer_of(cell, bidirectional=True, dtype=torch.float64, **options_of(cell)), given(2, B, I)
+    layer, x = layer_of(cell, bidirectional=True, dtype=torch.float64, **few_iterations(cell)), given(2, B, I)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     lengths = torch.tensor([2, 1, 2])
     assert_close(compiled(x, lengths=lengths)[0], layer(x, lengths=lengths)[0], **EXACT)
@@ -102,7 +97,7 @@ def test_compiles_to_one_graph(cell):
 @pytest.mark.long
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compiles_to_one_graph_with_its_backward(cell):
-    layer, x = layer_of(cell, 2, dtype=torch.float64, **options_of(cell)), given()
+    layer, x = layer_of(cell, 2, dtype=torch.float64, **few_iterations(cell)), given()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     gradients = []
     for run in (layer, compiled):
