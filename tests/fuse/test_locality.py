@@ -241,6 +241,43 @@ class ZeroTimes(along_time.Along):
         return a + 0 * a.mean(0)
 
 
+class Branch(along_time.Along):
+    form = None
+
+    def mixed(self, a, x, start):
+        return 2 * a if type(self).form(start, len(x)) else a
+
+
+# Conditions on the index of the first step of a piece, which the piece before it does not meet.
+CONDITIONS = [
+    lambda start, T: start == 5, lambda start, T: start in (17, 45), lambda start, T: start > 5000,
+    lambda start, T: not 3 <= start <= 300, lambda start, T: start // 2000, lambda start, T: start - 41 == 0,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", CONDITIONS, ids=range(len(CONDITIONS)))
+def test_a_branch_on_the_index_of_the_first_step_is_not_local(form):
+    cell = type("Branched", (Branch,), {"form": staticmethod(form)})(I)
+    assert locality.locality(cell, STEPS).refusal is not None
+
+
+class GrowingTable(along_time.Along):
+    """A condition on the index of the last step that changes nothing."""
+
+    def __init__(self, input_size):
+        super().__init__(input_size)
+        self.table = torch.linspace(0, 1, 100, dtype=torch.float64)
+
+    def mixed(self, a, x, start):
+        if start + len(x) > len(self.table):
+            raise IndexError(f"the table has {len(self.table)} rows")
+        return a + self.table[start : start + len(x)].reshape(-1, 1, 1) * torch.arange(start, start + len(x)).reshape(-1, 1, 1)
+
+
+def test_a_condition_on_the_index_of_the_last_step_may_be_local():
+    assert locality.locality(GrowingTable(I), STEPS).refusal is None
+
+
 @pytest.mark.parametrize("cell", [StoredTable, TwoSteps, OddRows, ZeroTimes], ids=name)
 def test_what_depends_on_lengths_and_rows_is_not_local(cell):
     for steps in (2, 8, STEPS):

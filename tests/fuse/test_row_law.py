@@ -34,6 +34,7 @@ IN_PROJECT = {
     "start": lambda a, x, start: a / (start + 1),
     "start modulo 4": lambda a, x, start: 2 * a if start % 4 == 2 else a,
     "no start": lambda a, x, start: 2 * a if start == 0 else a,
+    "one start": lambda a, x, start: 2 * a if start == 60 else a,
     "a late start": lambda a, x, start: 2 * a if start > 50 else a,
     "a sum over B": lambda a, x, start: a + 0.1 * a.sum(1, keepdim=True),
     "the first step": lambda a, x, start: a + a.flatten(0, 1)[: x.shape[1]],

@@ -208,6 +208,8 @@ class Pair:
             return
         if self.runs_without_gradients(call) and re.search(r"\.requires_grad\b|is_grad_enabled", self.cell.source):
             return
+        if call.kind in WHOLE and "is_contiguous" in self.cell.source:
+            return  # a stream and a truncated sequence copy the initial state, which may be a view
         own = random_states()
         tolerance = TOLERANCE[self.plan.dtype]
         if call.around == "reentrant" or call.kind == "truncated":  # which give no gradients
@@ -244,7 +246,7 @@ class Pair:
             initial = re.search(r"\.[hcm]0\b", name) is not None
             if expected is None and value is not None and (initial or not (strict and "gradient of cells" in name)):
                 return torch.zeros_like(value)
-            if value is None and expected is not None and not expected.any():
+            if value is None and expected is not None and not expected.nan_to_num(0, 0, 0).any():  # or zeros times infinities
                 return None
             return expected
 
@@ -280,7 +282,7 @@ class Pair:
                         continue
                     self.judge(error, expected, call, index)
                     return None, refusal
-                if expected is not None and not (call.kind == "truncated" and "derivative" in str(expected)):
+                if expected is not None and not (call.kind == "truncated" and re.search("derivative|backward", str(expected))):
                     raise Wrong(f"call {index} ({call.kind}, ran {backend}): no error where the reference raises {expected!r}")
                 self.outcomes[backend if not refusal else "auto after refusal"] += 1
                 return results, refusal

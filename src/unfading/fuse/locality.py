@@ -31,6 +31,7 @@ from unfading.cells.wrap import innermost
 from unfading.fuse.cell_copy import CellCopy, with_data
 from unfading.fuse.contents import HOOKS, Contents
 from unfading.fuse.isolation import WithoutDraws, isolated, numbers
+from unfading.fuse.recorded_start import RecordedStart
 from unfading.fuse.refusal import Refusal
 from unfading.lengths import flip
 from unfading.reference import leaf_names
@@ -40,6 +41,7 @@ from unfading.source_lines import definition_line, first_line
 # reach is noticed where it matters.
 LEAST, MOST = 64, 4096
 ROWS_AND_STARTS = ((3, 0), (2, 3), (1, 7))  # of the sequences that are cut: project may compute with either number
+NUMBERS = 16  # at most, of those that the index of a first step is compared with
 STARTS = (1, 2, 3, 1000)  # a flipped sequence is projected from these
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest entry; 1e-2 for other types
 DRAWS = ("bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "uniform_", "normal_", "normal")
@@ -140,25 +142,46 @@ class _Test:
         self.x = x.to(like.device, dtype or like.dtype)
         self.tolerance = TOLERANCE.get(self.x.dtype, 1e-2)
         self.sample, self.random = sample, False
+        self.numbers: set[int] = set()  # with which the index of a first step is compared
 
     def difference(self, reverse: bool) -> str | None:
         """Where the equations do not hold, in words; None where they hold."""
         for rows, start in ROWS_AND_STARTS:
-            reason = self._cut(self.x[:, :rows], start)
+            reason = self._whole_and_pieces(self.x[:, :rows], start)
             if reason is not None:
                 return reason
-        return (self._constants() if self.cell.constant else None) or (self._reversed() if reverse else None)
+        return (
+            self._branches() or (self._constants() if self.cell.constant else None) or (self._reversed() if reverse else None)
+        )
 
-    def _cut(self, x: Tensor, start: int) -> str | None:
+    def _whole_and_pieces(self, x: Tensor, start: int) -> str | None:
         T = len(x)
         whole = self._project(x, start)
         borders = sorted({0, *(b for b in (1, 3, 6, 10) if b < T), T // 2 + 1, T - 1, T})  # 1, 2, 3, 4 and more steps
+        reason = self._cut(x, start, whole, borders)
+        return reason or (self._spread(x, start, whole) if self.sample is _heavy_tailed else None)
+
+    def _cut(self, x: Tensor, start: int, whole: dict[str, Tensor], borders: list[int]) -> str | None:
         # From the last piece to the first, so that a projection that stores what it has seen is noticed too.
         for a, b in reversed(list(pairwise(borders))):
             for name, value in self._project(x[a:b], start + a, cell=self.other).items():
                 if name not in self.cell.constant and not self._same(value, whole[name][a:b]):
                     return NOT_LOCAL.format(name=name)
-        return self._spread(x, start, whole) if self.sample is _heavy_tailed else None
+        return None
+
+    def _branches(self) -> str | None:
+        """Cut where the index of a first step is a number that `project` compares it with, and beside."""
+        x = self.x[:8, :1]
+        for number in sorted(self.numbers)[:NUMBERS]:
+            start = max(number - 2, 0)
+            borders = [0, *(i - start for i in (number - 1, number, number + 1) if 0 < i - start < len(x)), len(x)]
+            try:
+                reason = self._cut(x, start, self._project(x, start), borders)
+            except Exception:  # beyond the end of a table
+                continue
+            if reason is not None:
+                return reason
+        return None
 
     def _spread(self, x: Tensor, start: int, whole: dict[str, Tensor]) -> str | None:
         """NaN in one step must leave the others as they were: what is multiplied by 0 today need not be finite tomorrow."""
@@ -186,7 +209,7 @@ class _Test:
         x = self.x[:LEAST, :2]
         lengths = torch.tensor([len(x), len(x) // 2], device=x.device)
         forward = self._project(x, 0, call=0, moving=False)
-        for start in STARTS:
+        for start in (*STARTS, *(number for number in sorted(self.numbers)[:NUMBERS] if number > 0)):
             backward = self._project(flip(x, lengths), start, call=0, moving=False)
             for name in forward.keys() - {*self.cell.constant, *self.cell.shared}:
                 if not self._same(backward[name], flip(forward[name], lengths)):
@@ -199,7 +222,7 @@ class _Test:
 
     def _project(self, x: Tensor, start: int, cell: Cell | None = None, **noise: Any) -> dict[str, Tensor]:
         with Noise(len(x), x.shape[1], start, **noise) as stand_in:
-            fields = fields_of(cell or self.cell, x, start)
+            fields = fields_of(cell or self.cell, x, RecordedStart(start, self.numbers))
         self.random = self.random or stand_in.draws > 0
         return fields
 

@@ -18,7 +18,8 @@ from unfading.cells.base import Cell
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import Program
 from unfading.fuse.isolation import WithoutDraws, numbers
-from unfading.fuse.locality import TOLERANCE, fields_of, same
+from unfading.fuse.locality import NUMBERS, TOLERANCE, fields_of, same
+from unfading.fuse.recorded_start import RecordedStart
 from unfading.fuse.refusal import NotFusable
 from unfading.reference import leaf_names
 from unfading.source_lines import definition_line
@@ -42,8 +43,10 @@ def check_rows_of_project(cell: Cell, like: Tensor) -> None:
     """
     x = _random((ROWS, 1, cell.input_size), like, seed=0)
     line = definition_line(cell.project)
-    whole = fields_of(cell, x, 0)
-    for T, B, start in SHAPES:
+    compared: set[int] = set()
+    whole = fields_of(cell, x, RecordedStart(0, compared))
+    branches = [(1, 1, n + i) for n in sorted(compared)[:NUMBERS] for i in (-1, 0, 1) if n + i > 0]
+    for T, B, start in (*SHAPES, *branches):
         part = fields_of(cell, x[: T * B].reshape(T, B, -1), start)
         for name in part.keys() - {*cell.shared}:
             rows = part[name].flatten(0, 1)
