@@ -24,7 +24,7 @@ from unfading.fuse.operator import FusedLoop, Sizes, run_in_graph, without_unrea
 from unfading.fuse.plan import Plan, autocast_precision, c_kernel, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
-from unfading.fuse.trace.tree import flatten, with_dense
+from unfading.fuse.trace.tree import as_matrix, flatten, with_dense
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, reference
@@ -282,7 +282,7 @@ def bind_weights(cell_plan: Plan, cell: Cell, weights: Any) -> list[Tensor]:
     """The weights of the step, and the parameters of the projection where that is compiled with it."""
     if any(cell_plan.dense):
         weights = with_dense(weights, cell_plan.dense)
-    leaves = _leaves(weights, cell_plan.weights, cell)
+    leaves = [as_matrix(leaf) for leaf in _leaves(weights, cell_plan.weights, cell)]
     if cell_plan.affine:
         like = leaves[0]
         fields = _leaves(cell.project(ends(like.device, like.dtype)), cell_plan.inputs, cell)

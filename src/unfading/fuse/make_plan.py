@@ -1,7 +1,7 @@
 """Trace a cell's step on a small example, together with its projection where that pays, and make the plan of it."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.row_law import StepExample, check_program, check_rows_of_project, check_rows_of_step
 from unfading.fuse.trace.projection import affine_project, with_project
 from unfading.fuse.trace.recorder import Signature, trace
-from unfading.fuse.trace.tree import Structure, flatten, is_low_rank, unflatten, weight_names, with_dense
+from unfading.fuse.trace.tree import Structure, as_matrix, flatten, is_low_rank, unflatten, weight_names, with_dense
 from unfading.reference import check_inputs, leaf_names
 from unfading.source_lines import definition_line, first_line
 
@@ -109,15 +109,21 @@ class _Example:
             tuple(leaf.shape[-1] for leaf in input_leaves),
             tuple(_input_kind(cell, name) for name in self.names),
             tuple(part.shape[-1] for part in state),
-            tuple(tuple(leaf.shape) for leaf in weight_leaves),
+            tuple(tuple(as_matrix(leaf).shape) for leaf in weight_leaves),
             dtype,
         )
+        self.weight_shapes = [leaf.shape for leaf in weight_leaves]
+
+    def weight_tree(self, leaves: Sequence[Tensor]) -> Any:
+        """The weights as `weights` returns them, from the matrices that a kernel reads."""
+        own = zip(leaves, self.weight_shapes, strict=True)
+        return unflatten(self.weight_structure, [leaf.reshape(shape) if len(shape) > 2 else leaf for leaf, shape in own])
 
     @cached_property
     def of_step(self) -> StepExample:
         tensors: list[Tensor] = []
         flatten(self.weights, tensors)
-        return StepExample(self.cell, tensors, partial(unflatten, self.weight_structure), self.state[0])
+        return StepExample(self.cell, [as_matrix(tensor) for tensor in tensors], self.weight_tree, self.state[0])
 
     def check_rows_of_project(self) -> None:
         """Test on data that rows of the projection do not depend on each other."""
@@ -144,7 +150,7 @@ class _Example:
             new = cell.step(
                 unflatten(self.input_structure, list(inputs)),
                 type(state)(*states),
-                unflatten(self.weight_structure, list(weights)),
+                self.weight_tree(weights),
             )
             twin.refuse_writes("step")
             if not isinstance(new, tuple) or len(new) != len(states):

@@ -124,6 +124,13 @@ FUNCTIONS = {
     "linear": lambda x, y, h, W, b: F.linear(x, W, b),
     "linear under no_grad": without_gradient(lambda x, y, h, W, b: torch.sigmoid(F.linear(x, W))),
     "mv": lambda x, y, h, W, b: (x @ b).unsqueeze(1) * y,
+    "mm of a reshaped matrix": lambda x, y, h, W, b: x @ W.unflatten(0, (1, N))[0].T,
+    "bmm with a parameter": lambda x, y, h, W, b: (
+        torch.bmm(x.unflatten(1, (N, 1)).transpose(0, 1), W.unsqueeze(1)).transpose(0, 1).sum(1)
+    ),
+    "bmm of a value without its gradient": lambda x, y, h, W, b: torch.bmm(
+        without_gradient(lambda v: v.transpose(0, 1))(x.unsqueeze(1)), W.unsqueeze(0)
+    ).squeeze(0),
     "bmm": lambda x, y, h, W, b: torch.bmm(x.unsqueeze(2), y.unsqueeze(1)).sum(2),
     "a number over x": lambda x, y, h, W, b: 2 / x,
     "x over a small number": lambda x, y, h, W, b: x / 1e-39,

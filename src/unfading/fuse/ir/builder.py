@@ -94,6 +94,8 @@ class Builder:
             return x
         if x.op is Op.EXPAND and x.args[0].size == 1:
             return self.expand(self.reshape(x.args[0], ()), shape)
+        if x.op is Op.CAT and x.axis == 0 and shape == (x.size,):
+            return self.cat([self.reshape(piece, (piece.size,)) for piece in x.args], 0)
         return self._value(Op.RESHAPE, (x,), None, shape)
 
     def permute(self, x: Value, axes: tuple[int, ...]) -> Value:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from unfading.fuse.ir.program import COMPARISONS, FUNCTIONS, VIEWS, Op, TensorKind, Value
+from unfading.fuse.ir.program import COMPARISONS, FUNCTIONS, Op
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace import reductions, views
-from unfading.fuse.trace.values import Call, MatrixView, RowValue, is_integer
+from unfading.fuse.trace.matrices import blocks_of
+from unfading.fuse.trace.values import Call, MatrixView, Moved, RowValue, is_integer
 
 ops = torch.ops.aten
 
@@ -283,32 +284,18 @@ def _mm(call: Call) -> RowValue:
     v, matrix = call.args[-2:]
     if not isinstance(v, RowValue) or not v.batched:
         raise NotFusable("two matrices are multiplied inside the step; do it in weights(), once per call")
-    if isinstance(matrix, RowValue) and _is_part_of_a_weight(matrix.value):
-        raise NotFusable(
-            "a part of a weight that is not a matrix [n, m] is multiplied with a vector; return each matrix from weights(), or "
-            "equal blocks of one as a BlockDiagonal"
-        )
-    if not isinstance(matrix, MatrixView):
-        raise NotFusable(
-            "a matrix that the step itself computes is multiplied with a vector; compute it in weights(), once per call"
-        )
-    if matrix.stopped and torch.is_grad_enabled():
+    if isinstance(matrix, MatrixView) and matrix.stopped and torch.is_grad_enabled():
         raise NotFusable("a matrix without its gradient is multiplied with a vector; detach it in weights(), once per call")
     if len(v.value.shape) != 1:
         raise NotFusable(f"a recurrent matrix is multiplied with a value of shape {v.value.shape}; a vector is needed")
-    product = RowValue(call.build.dot([(v.value, matrix.block())]), v.lead)
+    blocks = [matrix.block()] if isinstance(matrix, MatrixView) else blocks_of(matrix.value, call.columns)
+    product = RowValue(call.build.cat([call.build.dot([(v.value, block)]) for block in blocks], 0), v.lead)
     if call.packet is not ops.addmm:
         return product
     alpha, beta = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
     product = product if alpha == 1 else call.map(Op.MUL, product, alpha)
     added = call.args[0] if beta == 1 else call.map(Op.MUL, call.args[0], beta)
     return call.map(Op.ADD, product, added)
-
-
-def _is_part_of_a_weight(value: Value) -> bool:
-    while value.op in VIEWS:
-        value = value.args[0]
-    return value.op is Op.LEAF and value.leaf.kind is TensorKind.WEIGHT
 
 
 def _mv(call: Call) -> RowValue:
@@ -318,13 +305,29 @@ def _mv(call: Call) -> RowValue:
     return reductions.reduced(call, Op.SUM, call.map(Op.MUL, v, vector), [0])
 
 
-def _bmm(call: Call) -> RowValue:
+def _bmm(call: Call) -> RowValue | Moved:
+    if isinstance(call.args[0], Moved):
+        return _bmm_with_parameter(call)
     a, b = call.row(0), call.row(1)
     if not (a.batched and b.batched):
-        raise NotFusable("a batched product with a parameter is not supported")
+        raise NotFusable("a product with a matrix for each row; write it as [n, B, m] times n matrices")
     (i, j), k = a.value.shape, b.value.shape[1]
     left, right = call.build.reshape(a.value, (i, j, 1)), call.build.reshape(b.value, (1, j, k))
     return reductions.reduced(call, Op.SUM, RowValue(call.build.map(Op.MUL, left, right), a.lead), [1])
+
+
+def _bmm_with_parameter(call: Call) -> Moved:
+    """[n, B, m] times n matrices of a weight: a dot for each of them."""
+    build, a, b = call.build, call.args[0], call.row(1)
+    if a.at != 1 or b.batched:
+        raise NotFusable("a batched product of a tensor whose batch is not its first axis takes n matrices from weights()")
+    products = []
+    for k, m in enumerate([a.value.shape[1]] * a.value.shape[0]):
+        v = build.reshape(build.slice(a.value, 0, k, k + 1), (m,))
+        blocks = blocks_of(build.reshape(build.slice(b.value, 0, k, k + 1), b.value.shape[1:]), call.columns)
+        product = build.cat([build.dot([(v, block)]) for block in blocks], 0)
+        products.append(build.reshape(product, (1, product.size)))
+    return Moved(build.cat(products, 0), 1)
 
 
 ELEMENTWISE = {

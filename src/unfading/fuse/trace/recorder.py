@@ -27,7 +27,18 @@ from unfading.fuse.ir.passes import join_dots
 from unfading.fuse.ir.program import InputKind, Op, Program, Store, TensorId, TensorKind, Value, pieces_of
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace import aten
-from unfading.fuse.trace.values import EXAMPLES, Call, Example, MatrixView, Opaque, RowValue, Traced, is_integer, largest_whole
+from unfading.fuse.trace.values import (
+    EXAMPLES,
+    Call,
+    Example,
+    MatrixView,
+    Moved,
+    Opaque,
+    RowValue,
+    Traced,
+    is_integer,
+    largest_whole,
+)
 from unfading.source_lines import definition_line, first_line, user_line
 
 Tensors: TypeAlias = Sequence[Tensor]
@@ -61,6 +72,7 @@ class Recorder(TorchDispatchMode):
         self.builder = builder
         self.dtype = dtype
         self.lenient = lenient
+        self.columns: list[int] = []  # of each weight, as a matrix
         self.values: dict[int, tuple[Tensor, Traced]] = {}  # by id; the tensor is held, so that no other gets its id
 
     @classmethod
@@ -85,6 +97,7 @@ class Recorder(TorchDispatchMode):
     def weight(self, index: int, shape: tuple[int, ...]) -> Tensor:
         """A tensor that stands for a weight."""
         flat = self.builder.leaf(TensorKind.WEIGHT, index, 0, math.prod(shape))
+        self.columns.append(shape[-1] if shape else 1)
         if len(shape) == 2:
             return self.name(_meta(shape, self.dtype), MatrixView(index, flat, shape, 0, shape[0], 0, shape[1]))
         return self.name(_meta(shape, self.dtype), RowValue(self.builder.reshape(flat, shape), 0))
@@ -132,7 +145,7 @@ class Recorder(TorchDispatchMode):
                     return (
                         f"{packet} reads a tensor {shape} that is not among inputs, state and weights; return it from weights()"
                     )
-                call = Call(self.builder, packet, (), {}, (), tensor, self.dtype, self.example)
+                call = Call(self.builder, packet, (), {}, (), tensor, self.dtype, self.example, self.columns)
                 self.name(tensor, call.constant(tensor.detach()))
         return None
 
@@ -148,7 +161,7 @@ class Recorder(TorchDispatchMode):
         traced = [self.value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = _pytree.tree_unflatten(traced, tree)
         tensors, _ = _pytree.tree_unflatten(list(leaves), tree)
-        call = Call(self.builder, packet, args, kwargs, tensors, out, self.dtype, self.example)
+        call = Call(self.builder, packet, args, kwargs, tensors, out, self.dtype, self.example, self.columns)
         try:
             number = _number(func, leaves, traced, tree)
             result = aten.RULES[packet](call) if number is None else call.constant(number)
@@ -165,6 +178,8 @@ class Recorder(TorchDispatchMode):
 
     def _mismatch(self, packet: Any, tensor: Tensor, value: Traced) -> str | None:
         """Why a value is not the tensor of torch: it must be the value of one row, in one precision."""
+        if isinstance(value, Moved) and tensor.shape[: value.at] + tensor.shape[value.at + 1 :] != value.value.shape:
+            return f"{packet} gives {self._shape(tensor)}, which mixes rows of the batch"
         if not isinstance(value, RowValue):
             return None
         rows, features = tuple(tensor.shape[: value.lead]), tuple(tensor.shape[value.lead :])
@@ -373,7 +388,7 @@ def _stopped(builder: Builder, traced: Traced) -> Traced:
     """The same without a gradient."""
     if isinstance(traced, MatrixView):
         return traced._replace(stopped=True)
-    return traced._replace(value=builder.map(Op.STOP, traced.value)) if isinstance(traced, RowValue) else traced
+    return traced if isinstance(traced, Opaque) else traced._replace(value=builder.map(Op.STOP, traced.value))
 
 
 def _no_rule(packet: Any) -> str:

@@ -48,6 +48,11 @@ def unflatten(structure: Structure, leaves: list[Tensor]) -> Any:
     return kind(*members) if hasattr(kind, "_fields") else tuple(members)
 
 
+def as_matrix(weight: Tensor) -> Tensor:
+    """A weight of more than two axes, a stack of matrices, as one matrix that has all their rows."""
+    return weight.flatten(0, -2) if weight.dim() > 2 else weight
+
+
 def with_dense(weights: Any, dense: Sequence[bool]) -> Any:
     """The weights with those LowRank matrices multiplied out for which one product is cheaper than two."""
     if not any(dense):

@@ -58,6 +58,13 @@ class RowValue(NamedTuple):
         return self.lead > 0
 
 
+class Moved(NamedTuple):
+    """A value of each row whose tensor has the batch axis at another place than the first: for batched products."""
+
+    value: Value
+    at: int  # the axis of the tensor that is the batch
+
+
 class MatrixView(NamedTuple):
     """W[r0:r1, c0:c1] of weight number `index`, or its transpose: a dot uses it without a copy."""
 
@@ -97,7 +104,7 @@ class Opaque(NamedTuple):
     reason: str
 
 
-Traced: TypeAlias = RowValue | MatrixView | Opaque
+Traced: TypeAlias = RowValue | Moved | MatrixView | Opaque
 
 
 class Call(NamedTuple):
@@ -111,6 +118,7 @@ class Call(NamedTuple):
     out: Any
     dtype: torch.dtype  # of the program
     example: Example
+    columns: Sequence[int]  # of each weight, as a matrix
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument that may be given by position or by name."""
@@ -196,6 +204,8 @@ def largest_whole(value: Value) -> float:
 
 def as_row(build: Builder, x: Any) -> Any:
     """A matrix as an ordinary value; everything else as it is."""
+    if isinstance(x, Moved):
+        raise NotFusable("the batch is not the first axis of a tensor, which only views and batched products may take")
     return RowValue(x.entries(build), 0) if isinstance(x, MatrixView) else x
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from unfading.fuse.ir.program import Value
 from unfading.fuse.refusal import NotFusable
-from unfading.fuse.trace.values import Call, MatrixView, RowValue, as_row, without_row_axes
+from unfading.fuse.trace.values import Call, MatrixView, Moved, RowValue, as_row, without_row_axes
 
 ops = torch.ops.aten
 
@@ -16,13 +17,30 @@ def reshape(call: Call) -> Any:
     x = call.args[0]
     if isinstance(x, MatrixView) and tuple(call.out.shape) == (x.r1 - x.r0, x.c1 - x.c0) and not x.transposed:
         return x
+    if isinstance(x, Moved):
+        return _reshape_moved(call, x)
     row = call.row(0)
     if row.batched != (call.example.row_axes(call.out.shape) > 0) or math.prod(call.features()) != row.value.size:
         raise NotFusable(f"{call.packet} mixes rows of the batch with features")
     return call.result(call.build.reshape(row.value, call.features()))
 
 
-def expand(call: Call) -> RowValue:
+def _reshape_moved(call: Call, x: Moved) -> Any:
+    shape, rows = tuple(call.out.shape), call.tensors[0].shape[x.at]  # no feature size equals the number of rows
+    at = shape.index(rows) if rows in shape else 0
+    before, after = shape[:at], shape[at + 1 :]
+    if rows not in shape or math.prod(before) != math.prod(x.value.shape[: x.at]):
+        raise NotFusable(f"{call.packet} mixes rows of the batch with features")
+    return _with_batch_at(call.build.reshape(x.value, before + after), at)
+
+
+def _with_batch_at(value: Value, at: int) -> RowValue | Moved:
+    return Moved(value, at) if at else RowValue(value, 1)
+
+
+def expand(call: Call) -> Any:
+    if isinstance(call.args[0], Moved) and call.out.shape == call.tensors[0].shape:
+        return call.args[0]
     row = call.row(0)
     if row.lead and call.example.row_axes(call.out.shape) != row.lead:
         raise NotFusable("an axis is added in front of the batch")
@@ -32,7 +50,8 @@ def expand(call: Call) -> RowValue:
 
 def permute(call: Call) -> Any:
     x = call.args[0]
-    rank = 2 if isinstance(x, MatrixView) else len(x.value.shape) + x.lead
+    lead = 1 if isinstance(x, Moved) else 0 if isinstance(x, MatrixView) else x.lead
+    rank = 2 if isinstance(x, MatrixView) else len(x.value.shape) + lead
     if call.packet is ops.permute:
         axes = [axis % rank for axis in call.args[1]]
     else:
@@ -42,6 +61,10 @@ def permute(call: Call) -> Any:
             axes[a], axes[b] = axes[b], axes[a]
     if isinstance(x, MatrixView):
         return x.t() if axes == [1, 0] else x
+    if lead == 1:
+        at = x.at if isinstance(x, Moved) else 0
+        value = call.build.permute(x.value, tuple(axis - (axis > at) for axis in axes if axis != at))
+        return _with_batch_at(value, axes.index(at))
     if axes[: x.lead] != list(range(x.lead)):
         raise NotFusable(f"{call.packet} moves the batch axis")
     return RowValue(call.build.permute(x.value, tuple(axis - x.lead for axis in axes[x.lead :])), x.lead)
@@ -51,6 +74,7 @@ def cut(call: Call, x: Any, axis: int, start: int, stop: int) -> Any:
     """Entries start..stop along an axis of the tensor."""
     if isinstance(x, MatrixView):
         return x.cut(axis % 2, start, stop)
+    x = as_row(call.build, x)
     own = call.axis(axis, x)
     if own < 0:
         if (start, stop) == (0, extent(call, x, axis)):
@@ -63,6 +87,7 @@ def extent(call: Call, x: Any, axis: int) -> int:
     """The size of an axis of the tensor."""
     if isinstance(x, MatrixView):
         return (x.c1 - x.c0) if (axis % 2 == 1) != x.transposed else (x.r1 - x.r0)
+    x = as_row(call.build, x)
     example = call.example
     shape = ((), (example.batch,), (example.time, example.batch))[x.lead] + x.value.shape
     return shape[axis]
