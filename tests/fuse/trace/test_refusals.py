@@ -93,6 +93,10 @@ def a_matrix_of_other_rows(self, x, h, W):
     return torch.tanh(x + F.linear(h[:, :4], W.flatten()[:20].reshape(5, 4)))  # refused
 
 
+def a_matrix_times_columns(self, x, h, W):
+    return torch.tanh(x + (W @ h.T).T)  # refused
+
+
 def the_batch_as_another_axis(self, x, h, W):
     turned = (x + h).unsqueeze(1).transpose(0, 1)
     return torch.tanh(turned).transpose(0, 1).squeeze(1)  # refused
@@ -153,6 +157,7 @@ LEGAL = {
     a_loop_over_the_rows: "aten.unbind runs along the batch or time; rows do not mix",
     a_matrix_made_in_the_step: "a matrix that the step itself computes is multiplied with a vector; compute it in weights()",
     a_matrix_of_other_rows: "a matrix that is multiplied with a vector is not made of blocks of a weight [n, m]",
+    a_matrix_times_columns: "the batch is not the first axis of a tensor",
     the_batch_as_another_axis: "the batch is not the first axis of a tensor, which only views and batched products may take",
     two_matrices: "two matrices are multiplied inside the step; do it in weights(), once per call",
     a_matrix_without_its_gradient: "a matrix without its gradient is multiplied with a vector; detach it in weights()",

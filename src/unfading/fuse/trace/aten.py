@@ -16,7 +16,7 @@ from unfading.fuse.ir.program import COMPARISONS, FUNCTIONS, Op
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace import reductions, views
 from unfading.fuse.trace.matrices import blocks_of
-from unfading.fuse.trace.values import Call, MatrixView, Moved, RowValue, is_integer
+from unfading.fuse.trace.values import Call, MatrixView, Moved, RowValue, as_row, is_integer
 
 ops = torch.ops.aten
 
@@ -281,7 +281,7 @@ def _detach(call: Call) -> Any:
 
 
 def _mm(call: Call) -> RowValue:
-    v, matrix = call.args[-2:]
+    v, matrix = (x if isinstance(x, MatrixView) else as_row(call.build, x) for x in call.args[-2:])
     if not isinstance(v, RowValue) or not v.batched:
         raise NotFusable("two matrices are multiplied inside the step; do it in weights(), once per call")
     if isinstance(matrix, MatrixView) and matrix.stopped and torch.is_grad_enabled():
@@ -321,8 +321,9 @@ def _bmm_with_parameter(call: Call) -> Moved:
     build, a, b = call.build, call.args[0], call.row(1)
     if a.at != 1 or b.batched:
         raise NotFusable("a batched product of a tensor whose batch is not its first axis takes n matrices from weights()")
+    n, m = a.value.shape
     products = []
-    for k, m in enumerate([a.value.shape[1]] * a.value.shape[0]):
+    for k in range(n):
         v = build.reshape(build.slice(a.value, 0, k, k + 1), (m,))
         blocks = blocks_of(build.reshape(build.slice(b.value, 0, k, k + 1), b.value.shape[1:]), call.columns)
         product = build.cat([build.dot([(v, block)]) for block in blocks], 0)
