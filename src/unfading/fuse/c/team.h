@@ -14,7 +14,7 @@ typedef struct { Team* team; int me, members; int32_t meetings; } Member;
 /* Wait briefly on the processor, since a step takes microseconds; then let other threads run. */
 static inline void wait_for(const Flag* flag, int32_t number) {
   for (int spins = 0; __atomic_load_n(&flag->value, __ATOMIC_ACQUIRE) != number; spins++) {
-    if (spins > 10000) sched_yield();
+    if (spins > 200) sched_yield();
 #if defined(__x86_64__) || defined(__i386__)
     else __builtin_ia32_pause();
 #endif

@@ -55,7 +55,7 @@ def divide(T: int, B: int, work: int, size: int) -> Division:
         return by_rows(B, 1)
     times = {together: _step(B, work, size, threads // together, together) for together in _sizes(threads)}
     together = min(times, key=lambda each: times[each])
-    if GAIN * times[together] > times[1]:
+    if GAIN * times[together] > times[1] or threads > _cores():
         return by_rows(B, threads)
     teams = threads // together
     tiles = min(B, teams * -(-B // (teams * TEAM_ROWS)))
@@ -66,6 +66,11 @@ def by_rows(B: int, threads: int) -> Division:
     """Each tile on one thread: tiles of at most ROWS rows, equal, and the same number for each thread."""
     tiles = -(-B // ROWS)
     return Division(-(-B // min(B, -(-tiles // threads) * threads)), threads)
+
+
+def _cores() -> int:
+    """The cores that this process may use. More threads than that would wait for each other at every meeting."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _sizes(threads: int) -> list[int]:
