@@ -17,7 +17,7 @@ from unfading.fuse.ir.differentiate import Outer, Source
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.loop_options import LoopOptions
 
-CHUNK_BYTES = 1 << 24  # of factors in one chunk
+CHUNK_BYTES = 1 << 24  # of factors in one chunk, for four threads; a chunk costs half a millisecond beside its work
 
 # Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
 STATE, NEXT, INITIAL, SEQUENCE = TensorKind.STATE, TensorKind.NEXT, TensorKind.INITIAL, TensorKind.SEQUENCE
@@ -89,7 +89,8 @@ class Backward:
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """The first step and the end of each chunk, from the chunk that was processed last to the first."""
         options, T = self.options, self.T
-        steps = max(8, CHUNK_BYTES // (max(1, self.kernel.factor_width) * self.B * self.kernel.dtype.itemsize))
+        room = CHUNK_BYTES * max(1, torch.get_num_threads() // 4)
+        steps = max(8, room // (max(1, self.kernel.factor_width) * self.B * self.kernel.dtype.itemsize))
         if options.reverse and options.lengths is not None:
             steps = T  # each row begins at its own time, so a chunk would have to know the position of each
         begins = range(0, T, steps)

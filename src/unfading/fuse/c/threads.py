@@ -22,9 +22,9 @@ WORTH = 4_000_000  # multiply-adds below which a second thread does not pay: abo
 ROWS = 48  # of a tile at most: a multiple of the six rows that a product holds in registers; more gain nothing
 TEAM_ROWS = 96  # of the tile of a team at most
 
-# Of one core, in nanoseconds: what a thread can do, and what a meeting of a team costs.
-MULTIPLY_ADDS = 45.0  # of float32
-NEAR_BYTES, FAR_BYTES = 80.0, 25.0  # that a thread reads from its own caches, and from one that all threads share
+# What a thread can do in a nanosecond, while all others do the same.
+MULTIPLY_ADDS = 45.0  # of float32, in groups of six rows
+NEAR_BYTES, FAR_BYTES = 80.0, 8.0  # that it reads from its own caches, and from one that all threads share
 NEAR = 1 << 20  # bytes of a thread's own cache
 MEETINGS = 3  # in a step
 GAIN = 1.25  # by how much a team must be faster, since its members also read what others computed
@@ -85,7 +85,10 @@ def _step(B: int, work: int, size: int, teams: int, together: int) -> float:
     own = size / together
     reading = passes * own / (NEAR_BYTES if own <= NEAR else FAR_BYTES)
     meeting = 0.0 if together == 1 else MEETINGS * (300.0 + 50.0 * together)
-    return max(rows * work / together / MULTIPLY_ADDS, reading) + meeting
+    # A group of g rows multiplies by each entry that it loads g times.
+    group = rows / -(-rows // 6)
+    multiplying = rows * work / together / MULTIPLY_ADDS * (group + 1.5) / group / 1.25
+    return max(multiplying, reading) + meeting
 
 
 # -- the functions of team.c --------------------------------------------------------------------------------------------------
