@@ -11,7 +11,7 @@ from unfading.fuse.triton import search as triton_tune
 from unfading.fuse.triton.launch_settings import LaunchSettings, LoopShape, resident_blocks, usual
 from unfading.fuse.triton.search import best, remember, tuned
 
-CUT = LoopShape("train", 128, 4 * 128 * 128, True)
+CUT = LoopShape("train", 128, 4 * 128 * 128, 4 * 128 * 128, 1, True)
 USUAL = usual(CUT, "tf32")
 ROWS = (2, 20)  # models, and rows of each
 
@@ -95,7 +95,7 @@ def test_blocks_that_stay_leave_room_for_the_largest_of_the_others(room, stay):
 
 
 def test_a_matrix_too_large_for_the_chip_is_cut():
-    assert usual(LoopShape("train", 128, 128 * 128, True), "tf32") == LaunchSettings(16, 8, None, 192 * 1024)
+    assert usual(LoopShape("train", 128, 128 * 128, 128 * 128, 1, True), "tf32") == LaunchSettings(16, 8, None, 192 * 1024)
     assert usual(CUT, "tf32").width == 64
     assert usual(CUT, "bf16").width is None
     assert usual(CUT._replace(flat=False), "tf32").width is None

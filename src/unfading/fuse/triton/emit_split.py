@@ -89,7 +89,7 @@ def emit_split_backward(name: str, program: Program, names: TensorNames) -> Spli
 
 def _split(frame: SplitFrame, kernel: TritonFunction) -> SplitFunction:
     stages = frame.tiles.stages
-    shape = SplitShape(tuple(frame.tiles.matrix_sizes), len({*stages.exchanged, *stages.partial}))
+    shape = SplitShape(tuple(frame.tiles.matrix_sizes), frame.tiles.read, len({*stages.exchanged, *stages.partial}))
     return SplitFunction(kernel, shape, stages.width, sum(map(len, stages.partial.values())))
 
 

@@ -33,6 +33,8 @@ from unfading.fuse.triton.launch_settings import (
 )
 from unfading.fuse.triton.source import module
 from unfading.fuse.triton.split_kernel import SplitLoops
+from unfading.fuse.triton.tile_shapes import wide
+from unfading.fuse.triton.tiles import is_vector
 from unfading.fuse.triton.weight_gradients import WeightSums
 from unfading.loop_options import LoopOptions
 
@@ -77,7 +79,10 @@ class TritonKernel:
         flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
         self.widest = max(n for (kind, _), n in both.forward.widths.items() if kind == NEXT)
-        self.shapes = {f.name: LoopShape(f.name, self.widest, sum(f.sizes), flat) for f in functions}
+        self.shapes = {
+            f.name: LoopShape(f.name, self.widest, sum(f.sizes), *_dots(program), flat)
+            for f, program in zip(functions, self.programs, strict=True)
+        }
         self.whole_refused = refused(list(self.shapes.values()), max((size for f in functions for size in f.sizes), default=0))
         if self.whole_refused and self.split is None:
             raise NotFusable(self.whole_refused)
@@ -276,6 +281,18 @@ def gpu(device: torch.device) -> Gpu:
 def size_class(rows: tuple[int, int]) -> int:
     """Settings are stored for all numbers of rows up to the next power of two."""
     return 1 << (rows[0] * rows[1] - 1).bit_length()
+
+
+def _dots(program: Program) -> tuple[int, int]:
+    """The entries of the matrices of all dots, padded, and the longest chain of dots."""
+    work = 0
+    depth: dict[int, int] = {}
+    for value in program.values():
+        depth[value.id] = max((depth[arg.id] for arg in value.args), default=0)
+        matrices = [block for block in value.blocks if not is_vector(block)] if value.op is Op.DOT else []
+        work += sum(wide(block.length) * wide(block.width) for block in matrices)
+        depth[value.id] += bool(matrices)
+    return work, max(depth.values())
 
 
 def precision(options: LoopOptions, device: torch.device) -> str:

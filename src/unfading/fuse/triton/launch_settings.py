@@ -47,6 +47,8 @@ class LoopShape(NamedTuple):
     name: str  # infer, train or back
     widest: int  # entries of the widest state
     entries: int  # of all matrices, padded
+    work: int  # the same, with a matrix counted for every dot that reads it
+    depth: int  # the longest chain of dots that read each other's results
     flat: bool  # no value has several axes or is summed over features, so vectors may be divided
 
 
@@ -54,17 +56,13 @@ class SplitShape(NamedTuple):
     """The same for a loop with its units divided."""
 
     matrices: tuple[tuple[int, int, bool], ...]  # length and width of each, the latter for each unit or in all
+    read: int  # entries of the row vectors of all dots
     exchanges: int  # in a step
 
     def on_chip(self, rows: int, units: int, precision: str) -> int:
         """Bytes for the matrices and for the row vectors of one dot."""
         entries = sum(K * N * (units if by_unit else 1) for K, N, by_unit in self.matrices)
         return entries * BYTES[precision] + 4 * rows * max((K for K, _, _ in self.matrices), default=0)
-
-    @property
-    def read(self) -> int:
-        """The entries of all row vectors."""
-        return sum(K for K, _, _ in self.matrices)
 
     @property
     def joined(self) -> int:
@@ -99,7 +97,8 @@ def _whole_microseconds(loop: LoopShape, precision: str, rows: tuple[int, int], 
     """Matrices beyond the memory of a multiprocessor are loaded at every step."""
     waves = math.ceil(rows[0] * math.ceil(rows[1] / 16) / gpu.multiprocessors)
     loaded = max(loop.entries * BYTES[precision] - WHOLE, 0)
-    return waves * (0.55 + 7.5e-5 * loop.entries + 4e-4 * loaded)
+    another = 0.1 if loop.widest <= 128 else 2.0
+    return waves * (0.55 + 6e-5 * loop.work + another * (loop.depth - 1) + 1e-4 * loaded)
 
 
 def _split(

@@ -33,6 +33,8 @@ class SplitTiles(Tiles):
         self.parts: dict[int, Tile] = {}  # the tiles of divided values
         self.dividing = False  # whether the lines being written are those of a divided value
         self.matrix_sizes: list[tuple[int, int, bool]] = []  # length, width, and whether the width is that of each unit
+        self.read = 0  # entries of the row vectors of all dots
+        self._matrices: dict[tuple[tuple[Block, ...], bool], str] = {}
         self._numbers = count()
         self._columns: dict[int, str] = {}  # of a joined product, by the id of the dot that they are
         self._pieces: dict[tuple[int, int, int], str] = {}
@@ -162,7 +164,7 @@ class SplitTiles(Tiles):
         # One piece is loaded at a time: each takes room on chip while it is used.
         for k, (v, _) in enumerate(_vectors(dots[0])):
             for start, stop in self._cut(v):
-                matrix = self._matrix([_vectors(dot)[k][1].rows(start, stop) for dot in dots], turns)
+                matrix = self._matrix(tuple(_vectors(dot)[k][1].rows(start, stop) for dot in dots), turns)
                 self.lines.append(f"{name} = product({self._piece(v, start, stop)}, {matrix}, {total}, PRECISION)")
                 total = name
         columns_of = [""] * turns if total == "None" else self._in_turns(name, width, turns)
@@ -210,14 +212,16 @@ class SplitTiles(Tiles):
             self._pieces[v.id, start, stop] = name
         return self._pieces[v.id, start, stop]
 
-    def _matrix(self, blocks: Sequence[Block], turns: int) -> str:
+    def _matrix(self, blocks: tuple[Block, ...], turns: int) -> str:
         """A matrix on chip: the columns of this program's units in each block, in turns; or the whole of a narrow block."""
-        name, K = f"M{next(self._numbers)}", wide(blocks[0].length)
-        down = f"tl.arange(0, {K})[:, None]"
+        K = _long(blocks[0].length)
+        self.read += K
+        if (blocks, self.dividing) in self._matrices:
+            return self._matrices[blocks, self.dividing]
+        name, down = f"M{next(self._numbers)}", f"tl.arange(0, {K})[:, None]"
         N, first = ("UNITS", "part * UNITS") if self.dividing else (str(wide(blocks[0].width)), "0")
         column = f"tl.arange(0, {N} * {turns})[None, :]"
         self.before.append(f"turn_of, unit_of = {column} % {turns}, {first} + {column} // {turns}")
-        self.matrix_sizes.append((K, turns if self.dividing else turns * wide(blocks[0].width), self.dividing))
         loads = []
         for k, block in enumerate(blocks):
             W, r0, c0 = _origin(block)
@@ -225,6 +229,8 @@ class SplitTiles(Tiles):
             at = f"{W} + model * {W}_model + ({r0} + unit_of) * {W}_ROW + {c0} + {down}"
             loads.append(f"tl.load({at}, mask={mask}, other=0.0)")
         self.before.append(f"{name} = factor({' + '.join(loads)}, PRECISION)")
+        self.matrix_sizes.append((K, turns if self.dividing else turns * wide(blocks[0].width), self.dividing))
+        self._matrices[blocks, self.dividing] = name
         return name
 
     def _row(self, block: Block) -> str:
@@ -232,7 +238,7 @@ class SplitTiles(Tiles):
         W, r0, c0 = _origin(block)
         name = f"M{next(self._numbers)}"
         if block.length > 1:
-            at, right, n = f"{W}_ROW * {r0} + {c0} +", columns(wide(block.length)), block.length
+            at, right, n = f"{W}_ROW * {r0} + {c0} +", columns(_long(block.length)), block.length
         else:
             right = "unit" if self.dividing else columns(wide(block.width))
             at, n = f"{c0} + {W}_ROW * ({r0} +", block.width
@@ -246,7 +252,7 @@ def pieces(n: int) -> list[tuple[int, int]]:
     out, start = [], 0
     while start < n:
         rest = n - start
-        size = wide(rest)
+        size = _long(rest)
         while size > LONGEST or (size > LEAST and size > PADDING * rest):
             size //= 2
         out.append((start, min(start + size, n)))
@@ -261,9 +267,14 @@ def exchange_store(place: int, size: int, text: str, step: str = "step") -> str:
 
 def _exchange_load(place: int, size: int, step: str) -> str:
     """Entries that all programs have stored. They are read from the L2 cache, past the one of this multiprocessor."""
-    along, n = columns(wide(size)), wide(size)
+    along, n = columns(_long(size)), _long(size)
     mask = "" if n == size else f", mask=({along} < {size}), other=0.0"
     return f'tl.load({_here(step)} + {place} + {along}{mask}, cache_modifier=".cg")'
+
+
+def _long(n: int) -> int:
+    """The padded size of n entries of a row vector that a dot reads."""
+    return max(LEAST, wide(n))
 
 
 def _here(step: str) -> str:
