@@ -173,6 +173,28 @@ def test_a_branch_that_only_small_numbers_show_is_refused():
     assert isinstance(plan(LargeStep(I, None)), Refusal)
 
 
+def test_noise_hides_no_branch():
+    """Zoneout that keeps the whole state, or dropout that drops it, would hide the step."""
+    for wrapper in (unfading.ZoneoutCell, unfading.RecurrentDropoutCell):
+        assert isinstance(plan(wrapper(SizedStep(I, IN_STEP["one row"]), 0.3)), Refusal)
+
+
+class RareInputs(Along):
+    """Inputs that are zero for most x and many rows, in a step that takes another branch where they need no gradient."""
+
+    def mixed(self, a, x, start):
+        return (a.abs() > 30 * x.shape[1]) * a
+
+    def step(self, inputs, state, weights):
+        a = torch.tanh(inputs.a) if inputs.a.requires_grad else inputs.a * inputs.a
+        return State(torch.tanh(a + unfading.linear(state.h, weights.U)))
+
+
+def test_a_branch_that_rare_inputs_show_is_refused():
+    torch.manual_seed(0)
+    assert isinstance(plan(RareInputs(I)), Refusal)
+
+
 class BranchedStep(SizedStep):
     def project(self, x, start=0):
         return super().project(x + x.shape[1], start)  # with many rows, tanh is flat
