@@ -8,7 +8,7 @@ import torch
 import unfading
 from unfading import catalogue
 from unfading.fuse.c import kernel, threads
-from unfading.fuse.c.threads import Division, by_rows, divide, team
+from unfading.fuse.c.threads import Division, by_rows, team
 from unfading.fuse.fused import refusal
 from unfading.layers.factory import layer
 
@@ -113,20 +113,20 @@ def test_a_team_runs_in_a_forked_process(divided):
 
 
 def test_few_rows_with_large_matrices_are_run_by_teams_and_small_work_by_one_thread(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     monkeypatch.setattr(threads, "_cores", lambda: 16)
+    divide = threads.divide.__wrapped__  # without its cache
     gates = 4 * 512 * 512
-    assert divide(200, 1, gates, 4 * gates).together > 4
-    assert divide(200, 32, gates, 4 * gates).together > 1
-    assert divide(200, 128, 64 * 64, 4 * 64 * 64).together == 1
-    assert divide(1, 1, 64 * 64, 4 * 64 * 64) == Division(1)
+    assert divide(200, 1, gates, 4 * gates, 16).together > 4
+    assert divide(200, 32, gates, 4 * gates, 16).together > 1
+    assert divide(200, 128, 64 * 64, 4 * 64 * 64, 16).together == 1
+    assert divide(1, 1, 64 * 64, 4 * 64 * 64, 16) == Division(1)
     for rows in (1, 2, 31, 32, 100, 1000, 5000):
         for size in (64, 128, 256, 512, 1024):
-            division = divide(200, rows, size * size, 4 * size * size)
+            division = divide(200, rows, size * size, 4 * size * size, 16)
             assert 1 <= division.tile <= min(rows, max(threads.ROWS, threads.TEAM_ROWS))
             assert division.together <= division.threads
     monkeypatch.setattr(threads, "_cores", lambda: 8)
-    assert divide(200, 1, gates, 4 * gates).together == 1
+    assert divide(200, 1, gates, 4 * gates, 16).together == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16])

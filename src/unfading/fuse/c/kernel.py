@@ -254,7 +254,7 @@ class Kernel:
 
     def division(self, T: int, B: int) -> Division:
         """How a loop over T steps of B rows is divided among threads."""
-        division = divide(T, B, self.work, self.size)
+        division = divide(T, B, self.work, self.size, torch.get_num_threads())
         return division if division.together == 1 or self.team_entries else by_rows(B, division.threads)
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int]:

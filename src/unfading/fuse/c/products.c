@@ -28,14 +28,14 @@ typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_a
    panel that the columns lie in is `width` columns wide. */
 #define MICRO(ROWS, WIDE, N) \
 static void micro_##ROWS##_##WIDE##_##N(const Part* part, int parts, int row, int col, int width, real* c, int ldc) { \
-  const int64_t panel = col / PANEL * PANEL; \
+  const int64_t panel = col & -PANEL; /* PANEL is a power of two */ \
   vec sum[ROWS][WIDE * N]; \
   for (int r = 0; r < ROWS; r++) for (int j = 0; j < WIDE * N; j++) sum[r][j] = (vec){0}; \
   for (int q = 0; q < parts; q++) { \
     const int64_t lda = part[q].lda, k_end = part[q].k; \
     const real* a = part[q].a + row * lda; \
     const real* b = part[q].b + panel * k_end + (col - panel); \
-    _Pragma("GCC unroll 4") for (int64_t k = 0; k < k_end; k++, b += width) { \
+    _Pragma("GCC unroll 2") for (int64_t k = 0; k < k_end; k++, b += width) { \
       vec x[WIDE * N]; \
       for (int w = 0; w < WIDE; w++) for (int j = 0; j < N; j++) x[w * N + j] = *(const vec*)(b + w * k_end * (N * V) + j * V); \
       for (int r = 0; r < ROWS; r++) { \
@@ -66,6 +66,10 @@ typedef void (*Micro)(const Part*, int, int, int, int, real*, int);
 /* m rows of columns of one panel, in groups of at most six rows of nearly equal size. */
 static void panel_rows(const Micro* micro, const Part* part, int parts, int m, int col, int width, real* c, int ldc) {
   int row = 0;
+  if (m <= 6) { /* no division */
+    micro[m - 1](part, parts, 0, col, width, c, ldc);
+    return;
+  }
   for (int groups = (m + 5) / 6; groups > 0; groups--) {
     const int rows = (m - row + groups - 1) / groups;
     micro[rows - 1](part, parts, row, col, width, c, ldc);
@@ -85,12 +89,12 @@ void product(const Part* part, int parts, int m, int n, real* c, int from, int t
   };
   const int ldc = PAD(n);
   for (int col = from; col < to;) {
-    if (m == 1 && col % PANEL == 0 && to - col >= LONG_PANELS * PANEL) {
+    if (m == 1 && to - col >= LONG_PANELS * PANEL && (col & (PANEL - 1)) == 0) {
       LONG(part, parts, 0, col, PANEL, c, ldc);
       col += LONG_PANELS * PANEL;
       continue;
     }
-    const int panel = col / PANEL * PANEL, end = panel + PANEL < to ? panel + PANEL : to;
+    const int panel = col & -PANEL, end = panel + PANEL < to ? panel + PANEL : to;
     const int width = ldc - panel < PANEL ? ldc - panel : PANEL;
     panel_rows(micros[(end - col) / V - 1], part, parts, m, col, width, c, ldc);
     col = end;

@@ -8,7 +8,7 @@ less time by a rough model. The results of a row do not depend on the division.
 
 import ctypes
 import os
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -43,15 +43,15 @@ def threads_for(work: int) -> int:
     return torch.get_num_threads() if work >= WORTH else 1
 
 
-def divide(T: int, B: int, work: int, size: int) -> Division:
-    """How to divide T steps of B rows.
+@lru_cache(maxsize=1024)
+def divide(T: int, B: int, work: int, size: int, threads: int) -> Division:
+    """How to divide T steps of B rows among at most so many threads.
 
     Args:
         work: multiply-adds of one row in one step.
         size: bytes of all matrices.
     """
-    threads = threads_for(T * B * work)
-    if threads == 1:
+    if threads == 1 or T * B * work < WORTH:
         return by_rows(B, 1)
     times = {together: _step(B, work, size, threads // together, together) for together in _sizes(threads)}
     together = min(times, key=lambda each: times[each])
