@@ -315,7 +315,7 @@ def test_plans_name_every_line_once_and_every_cell():
         assert all(one.input_size == 1 for one in plan)
     assert {one.variant.cell for one in gpu_cases.everything()} == set(cases.cell_classes())
     assert {one.variant.cell for one in gpu_cases.headline(["JANET", "NRU"])} == {"JANET", "NRU"}
-    assert len(gpu_cases.headline()) < 30  # eight minutes
+    assert len(gpu_cases.headline()) <= 30  # ten minutes
     with pytest.raises(ValueError, match="Did you mean 'LSTM'"):
         gpu_cases.everything(["Lstm"])
 

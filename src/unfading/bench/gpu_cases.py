@@ -11,6 +11,7 @@ from unfading.bench.cases import Case, Dtype, Variant, select, variants
 LONG, SMALL, LARGE, WIDE = (784, 128, 128), (1000, 128, 64), (1000, 128, 256), (784, 1024, 128)
 CELLS = ("STAR", "IncrementalRNN K=1", "GRU reset after", "LSTM")
 ONE_MATRIX = ("STAR", "IncrementalRNN K=1")
+UNITS = (200, 512, 1024)  # at T and B of LONG
 FLEETS = (8, 16)
 CATALOGUE = (200, 128, 128)  # the size at which every cell runs once
 
@@ -28,7 +29,9 @@ def headline(cells: Iterable[str] = ()) -> list[Case]:
     def last(names: Iterable[str], size: tuple[int, int, int], dtype: Dtype) -> list[Case]:
         return [_last(known[name], size, dtype) for name in names]
 
-    planned = [*last(CELLS, LONG, "tf32"), *last(CELLS, SMALL, "tf32")]
+    planned = last(CELLS, LONG, "tf32")
+    planned += [case for H in UNITS for case in last(("STAR", "GRU reset after", "LSTM"), (*LONG[:2], H), "tf32")]
+    planned += last(CELLS, SMALL, "tf32")
     planned += [Case("fleet", known["STAR"], *LONG, dtype="tf32", models=models, input_size=1) for models in FLEETS]
     planned += [*last(ONE_MATRIX, LONG, "bf16"), *last(ONE_MATRIX, LARGE, "bf16")]
     planned += last(("STAR", "LSTM"), WIDE, "tf32")
