@@ -26,7 +26,7 @@ from unfading.source_lines import definition_line
 
 ROWS, PROJECTED, FEW = 320, 160, 20
 SHAPES = ((1, 1, 3), (2, 3, 1), (3, 2, 4), (4, 1, 5), (1, 4, 6), (5, 1, 7), (16, 20, 2), (1, ROWS, 1000))  # T, B, start
-BATCHES = ((0, 1), (1, 3), (3, 6), (6, 10), (10, 17))  # of the first rows
+BATCHES = ((0, 1), (1, 2), (2, 4), (4, 7), (7, 11), (11, 18))  # of the first rows
 SCALES = (0.25, 0.05, 1.0)  # of one row after the other: numbers near 0, and numbers for which functions such as tanh are flat
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the largest entry: how far a program may be from its step
 OF_GRADIENTS = 10.0  # times as far
