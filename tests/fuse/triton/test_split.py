@@ -65,6 +65,13 @@ def test_every_cell_agrees_with_the_reference_in_float64(cell):
 
 
 @pytest.mark.long
+def test_a_head_is_divided_among_fewer_programs():
+    layer = unfading.Elman(3, 140, heads=2)
+    assert triton_kernel(plan(layer.runners[0]).key).split.functions["train"].shape.parts(16) == 5
+    compared(layer, torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))
+
+
+@pytest.mark.long
 def test_the_other_direction():
     compared(unfading.LSTM(3, 35, bidirectional=True), torch.randn(3, 19, 3), torch.randint(1, 4, (19,)))
 
@@ -138,7 +145,7 @@ def test_pieces_of_a_row_vector_need_little_padding(n):
     assert padded <= 4 / 3 * n + 16
 
 
-LSTM = SplitShape(((256, 4, True),), 256, 1)
+LSTM = SplitShape(((256, 4, True),), 256, 1, 256)
 WHOLE_LSTM = LoopShape("train", 256, 4 * 256 * 256, 4 * 256 * 256, 1, True)
 H200 = Gpu(132, 232448)
 
@@ -148,8 +155,8 @@ def test_units_are_divided_where_that_is_estimated_to_be_faster():
         return fastest(shape, split, "tf32", (1, B), gpu, whole)
 
     assert chosen(WHOLE_LSTM, LSTM, 128).units == 16
-    assert chosen(WHOLE_LSTM, SplitShape(((256, 1, True),), 256, 1), 128).units == 32
+    assert chosen(WHOLE_LSTM, SplitShape(((256, 1, True),), 256, 1, 256), 128).units == 32
     assert chosen(WHOLE_LSTM, LSTM, 1000).rows > 16
-    assert chosen(LoopShape("train", 64, 64 * 64, 64 * 64, 1, True), SplitShape(((64, 1, True),), 64, 1), 128).units is None
+    assert chosen(LoopShape("train", 64, 64 * 64, 64 * 64, 1, True), SplitShape(((64, 1, True),), 64, 1, 64), 128).units is None
     assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(8, 232448)).units in (None, 32)  # 16 programs do not run at the same time
     assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(132, 50_000), whole=False) is None

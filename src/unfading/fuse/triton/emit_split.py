@@ -89,7 +89,8 @@ def emit_split_backward(name: str, program: Program, names: TensorNames) -> Spli
 
 def _split(frame: SplitFrame, kernel: TritonFunction) -> SplitFunction:
     stages = frame.tiles.stages
-    shape = SplitShape(tuple(frame.tiles.matrix_sizes), frame.tiles.read, len({*stages.exchanged, *stages.partial}))
+    exchanges = len({*stages.exchanged, *stages.partial})
+    shape = SplitShape(tuple(frame.tiles.matrix_sizes), frame.tiles.read, exchanges, stages.longest)
     return SplitFunction(kernel, shape, stages.width, sum(map(len, stages.partial.values())))
 
 

@@ -125,6 +125,10 @@ class TritonKernel:
         setting = fastest(self.shapes[name], split, precision, rows, gpu(device), whole=self.whole_refused is None)
         return setting._replace(room=0) if setting is not None and precision in self.crowded else setting
 
+    def _parts(self, name: str, units: int | None) -> int:
+        """The number of programs that have all units of some rows; `units` is None where each has all of them."""
+        return 1 if units is None or self.split is None else self.split.functions[name].shape.parts(units)
+
     def fits(self, precision: str, device: torch.device) -> bool:
         """Whether every loop has settings with which it fits on a GPU."""
         return all(self.setting(name, precision, (1, 1), device) is not None for name in self.shapes)
@@ -172,7 +176,7 @@ class TritonKernel:
         setting = self.setting("back", precision(options, like.device), (E, B), like.device)
         assert setting is not None
         blocks = -(-B // setting.rows)
-        lines = blocks if setting.units is None else blocks * -(-self.widest // setting.units)
+        lines = blocks * self._parts("back", setting.units)
         shapes = {PER_STEP: (E, T, B), SHARED: (E, T, blocks), CONSTANT: (E, 1, B)}
         d_inputs = [
             _blank(like, (*shapes[kind], widths[D_INPUT, i]), options)
@@ -233,7 +237,7 @@ class TritonKernel:
         if split is None or units is None:
             loops.launcher.launch(function, taken, (-(-B // rows), E, 1), (T, B), constants, warps)
         else:
-            parts = -(-self.widest // units)
+            parts = self._parts(name, units)
             at_once = max(gpu(device).multiprocessors // parts, 1)
             split.launch(name, taken, extent, constants, (units, parts, at_once), warps)
 

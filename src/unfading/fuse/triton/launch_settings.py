@@ -58,6 +58,11 @@ class SplitShape(NamedTuple):
     matrices: tuple[tuple[int, int, bool], ...]  # length and width of each, the latter for each unit or in all
     read: int  # entries of the row vectors of all dots
     exchanges: int  # in a step
+    longest: int  # entries of the longest divided vector
+
+    def parts(self, units: int) -> int:
+        """The number of programs that have all units of some rows."""
+        return math.ceil(self.longest / units)
 
     def on_chip(self, rows: int, units: int, precision: str) -> int:
         """Bytes for the matrices and for the row vectors of one dot."""
@@ -106,7 +111,7 @@ def _split(
 ) -> Iterator[tuple[float, LaunchSettings]]:
     # One dot keeps four warps busy with 32 units, several joined dots with 16.
     for units in UNITS if split.joined > 1 else UNITS[::-1]:
-        parts = math.ceil(loop.widest / units)
+        parts = split.parts(units)
         for n in ROWS:
             if parts > gpu.multiprocessors or split.on_chip(n, units, precision) > gpu.on_chip:
                 continue

@@ -37,6 +37,7 @@ class Stages:
         carriers: for the id of a state that is read whole, the value that was exchanged for it at the step before.
         places: for the id of an exchanged value, the entry at which it begins in a line of the exchange.
         width: the entries of that line, without those of `partial`.
+        longest: the entries of the longest divided vector.
     """
 
     def __init__(self, program: Program, skipped: Set[int] = frozenset()):
@@ -60,6 +61,7 @@ class Stages:
         for value in self.carriers.values():
             self._exchange(value)
         self.count = 1 + max(self.of.values())
+        self.longest = max((value.size for value in self.order if self.is_divided(value)), default=1)
 
     def is_divided(self, value: Value) -> bool:
         """Whether each program has its own units of a value."""
