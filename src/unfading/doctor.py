@@ -14,6 +14,7 @@ from unfading.fuse.c.compiler import NoCompiler
 from unfading.fuse.ir.differentiate import Source, differentiate
 from unfading.fuse.plan import PROGRAMS, interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable, Refusal
+from unfading.fuse.triton.launch_settings import H200
 from unfading.fuse.triton.source import NoTriton, triton_missing
 
 # The smallest library: only a compiled library shows that the compiler works.
@@ -115,7 +116,7 @@ class OnGPU(NamedTuple):
 def explain_on_gpu(cell: type[Cell], hidden_size: int) -> OnGPU:
     """How a cell of a size runs on a GPU: by a kernel, by a recording, or by the reference loop.
 
-    It needs no GPU, and does not test whether a kernel fits on one.
+    It needs no GPU: whether a kernel fits is estimated for an H200.
     """
     name = cell.__name__.removesuffix("Cell")
     try:
@@ -126,9 +127,12 @@ def explain_on_gpu(cell: type[Cell], hidden_size: int) -> OnGPU:
         cell_plan = plan(example)
         try:
             if not isinstance(cell_plan, Refusal):
-                triton_kernel(cell_plan.key)
-                return OnGPU(name, "fused", "")
-            reason = str(cell_plan)
+                kernel = triton_kernel(cell_plan.key)
+                if all(kernel.fastest(loop, "tf32x3", (1, 1), H200) is not None for loop in kernel.shapes):
+                    return OnGPU(name, "fused", "")
+                reason = f"{kernel.whole_refused}, and their columns do not fit on its multiprocessors"
+            else:
+                reason = str(cell_plan)
         except (NoTriton, NotFusable) as error:
             reason = str(error)
     trouble = unrecordable(example)

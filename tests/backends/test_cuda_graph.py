@@ -109,7 +109,7 @@ def test_nothing_changes_on_a_cpu(monkeypatch):
 
 def test_the_doctor_tells_how_a_cell_runs_on_a_gpu():
     assert explain_on_gpu(unfading.STARCell, 64) == OnGPU("STAR", "fused", "")
-    large = explain_on_gpu(unfading.STARCell, 1024)
+    large = explain_on_gpu(unfading.STARCell, 2200)
     assert (large.backend, "KB" in large.reason) == ("graph", True)
     assert explain_on_gpu(unfading.EURNNCell, 100).backend == "none"
 

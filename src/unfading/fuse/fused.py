@@ -282,7 +282,7 @@ def bind_weights(cell_plan: Plan, cell: Cell, weights: Any) -> list[Tensor]:
     """The weights of the step, and the parameters of the projection where that is compiled with it."""
     if any(cell_plan.dense):
         weights = with_dense(weights, cell_plan.dense)
-    leaves = [as_matrix(leaf) for leaf in _leaves(weights, cell_plan.weights, cell)]
+    leaves = [leaf if leaf.dim() <= 2 else as_matrix(leaf) for leaf in _leaves(weights, cell_plan.weights, cell)]
     if cell_plan.affine:
         like = leaves[0]
         fields = _leaves(cell.project(ends(like.device, like.dtype)), cell_plan.inputs, cell)

@@ -28,8 +28,8 @@ def divided(monkeypatch):
 
     def run(division, function):
         monkeypatch.setattr(kernel, "divide", lambda *_: division)
-        monkeypatch.setattr(kernel, "threads_for", lambda work: division.threads)
-        monkeypatch.setattr("unfading.fuse.c.backward.threads_for", lambda work: division.threads)
+        monkeypatch.setattr(kernel, "threads_for", lambda *_: division.threads)
+        monkeypatch.setattr("unfading.fuse.c.backward.threads_for", lambda *_: division.threads)
         return function()
 
     yield run

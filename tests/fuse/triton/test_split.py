@@ -18,7 +18,7 @@ from unfading.errors import NoKernel
 from unfading.fuse.plan import interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton import kernel as module
-from unfading.fuse.triton.launch_settings import Gpu, LaunchSettings, LoopShape, SplitShape, fastest
+from unfading.fuse.triton.launch_settings import H200, Gpu, LaunchSettings, LoopShape, SplitShape, fastest
 from unfading.fuse.triton.source import triton_missing
 from unfading.fuse.triton.split_tiles import pieces
 
@@ -147,7 +147,6 @@ def test_pieces_of_a_row_vector_need_little_padding(n):
 
 LSTM = SplitShape(((256, 4, True),), 256, 1, 256)
 WHOLE_LSTM = LoopShape("train", 256, 4 * 256 * 256, 4 * 256 * 256, 1, True)
-H200 = Gpu(132, 232448)
 
 
 def test_units_are_divided_where_that_is_estimated_to_be_faster():

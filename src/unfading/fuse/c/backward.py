@@ -191,7 +191,7 @@ class Backward:
         lda, ldb, ldc = a.stride(0), b.stride(0), target.stride(0)
         k = b.shape[1]
 
-        threads = threads_for(lines * n * k)
+        threads = threads_for(lines * n * k, torch.get_num_threads())
         outer = self.kernel.products.outer
         if threads == 1:
             outer(a_at, lda, b_at, ldb, lines, n, k, to, ldc, scale)

@@ -244,7 +244,7 @@ class Kernel:
         if to is None:
             return Packed([])
         addresses = (Pointer * len(weights))(*(held[i].data_ptr() if i in held else None for i in range(len(weights))))
-        threads = threads_for(PACKING * size)
+        threads = threads_for(PACKING * size, torch.get_num_threads())
         if threads == 1:
             self.products.pack_all(array, len(function.blocks), addresses, to.data_ptr(), 0, 1)
         else:

@@ -11,8 +11,6 @@ import os
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-import torch
-
 from unfading.fuse.c.cache import library
 from unfading.fuse.c.emit import c_file
 
@@ -38,9 +36,10 @@ class Division(NamedTuple):
     together: int = 1
 
 
-def threads_for(work: int) -> int:
-    """The threads that pay for so many multiply-adds."""
-    return torch.get_num_threads() if work >= WORTH else 1
+@lru_cache(maxsize=1024)
+def threads_for(work: int, threads: int) -> int:
+    """The threads, of at most so many, that pay for so many multiply-adds."""
+    return threads if work >= WORTH else 1
 
 
 @lru_cache(maxsize=1024)

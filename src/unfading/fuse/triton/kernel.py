@@ -121,9 +121,13 @@ class TritonKernel:
         return self._settings[key]
 
     def _fastest(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
-        split = self.split.functions[name].shape if self.split is not None and device.type == "cuda" else None
-        setting = fastest(self.shapes[name], split, precision, rows, gpu(device), whole=self.whole_refused is None)
+        setting = self.fastest(name, precision, rows, gpu(device))
         return setting._replace(room=0) if setting is not None and precision in self.crowded else setting
+
+    def fastest(self, name: str, precision: str, rows: tuple[int, int], gpu: Gpu) -> LaunchSettings | None:
+        """The settings of a loop with the least estimated time; None where no settings fit on the GPU."""
+        split = None if self.split is None else self.split.functions[name].shape
+        return fastest(self.shapes[name], split, precision, rows, gpu, whole=self.whole_refused is None)
 
     def _parts(self, name: str, units: int | None) -> int:
         """The number of programs that have all units of some rows; `units` is None where each has all of them."""
@@ -273,9 +277,9 @@ class TritonKernel:
 
 @cache
 def gpu(device: torch.device) -> Gpu:
-    """The properties of a GPU; for Triton's interpreter, those of a small one."""
+    """The properties of a GPU. Triton's interpreter has one multiprocessor: it runs the blocks of a grid in turn."""
     if device.type != "cuda":
-        return Gpu(16, ON_CHIP)
+        return Gpu(1, ON_CHIP)
     from triton.runtime import driver
 
     properties = driver.active.utils.get_device_properties(device.index or 0)

@@ -41,6 +41,9 @@ class Gpu(NamedTuple):
     on_chip: int  # bytes of memory for a block of the grid
 
 
+H200 = Gpu(132, 232_448)
+
+
 class LoopShape(NamedTuple):
     """The properties of a loop that its settings depend on."""
 
