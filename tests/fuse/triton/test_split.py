@@ -18,8 +18,10 @@ from unfading.errors import NoKernel
 from unfading.fuse.plan import interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton import kernel as module
+from unfading.fuse.triton.frame import OWN
 from unfading.fuse.triton.launch_settings import H200, Gpu, LaunchSettings, LoopShape, SplitShape, fastest
 from unfading.fuse.triton.source import triton_missing
+from unfading.fuse.triton.split_frame import SplitFrame
 from unfading.fuse.triton.split_tiles import pieces
 
 pytestmark = [
@@ -88,8 +90,8 @@ class State(NamedTuple):
     h: torch.Tensor
 
 
-class AttentiveCell(unfading.Cell):
-    """h' = softmax(h) * tanh(W x + U h), which reads the largest unit and a sum over all units."""
+class PlainCell(unfading.Cell):
+    """a = W x, a state h and a matrix U; the step is that of each subclass."""
 
     def __init__(self, input_size, hidden_size):
         super().__init__(input_size, hidden_size)
@@ -105,6 +107,10 @@ class AttentiveCell(unfading.Cell):
     def initial_state(self, batch):
         return State(self.U.new_zeros(batch, self.output_size))
 
+
+class AttentiveCell(PlainCell):
+    """h' = softmax(h) * tanh(W x + U h), which reads the largest unit and a sum over all units."""
+
     def step(self, inputs, state, weights):
         return State(torch.softmax(10 * state.h, -1) * torch.tanh(inputs.a + state.h @ weights.U.T))
 
@@ -114,6 +120,70 @@ def test_maxima_and_sums_are_taken_over_all_programs():
     functions = triton_kernel(plan(layer.runners[0]).key).split.functions
     assert (functions["train"].partial, functions["back"].partial) == (2, 2)
     compared(layer, torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))
+
+
+class TwoStates(NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+class LateCell(PlainCell):
+    """c' = tanh(c + a) and h' = tanh(U (a h) + U c): c' is exchanged before the dot that reads c."""
+
+    def initial_state(self, batch):
+        return TwoStates(*(self.U.new_zeros(batch, self.output_size) for _ in range(2)))
+
+    def step(self, inputs, state, weights):
+        h = torch.tanh((inputs.a * state.h) @ weights.U.T + state.c @ weights.U.T)
+        return TwoStates(h, torch.tanh(state.c + inputs.a))
+
+
+class TableCell(PlainCell):
+    """h' has the entries of tanh(p q^T), for p and q in W x + U h; the table is saved for the backward pass."""
+
+    def step(self, inputs, state, weights):
+        y = state.h @ weights.U.T + inputs.a
+        return State(torch.tanh(y[:, :5, None] * y[:, None, 5:12]).flatten(1))
+
+
+class TimedInputs(NamedTuple):
+    a: torch.Tensor
+    t: torch.Tensor
+
+
+class TimedWeights(NamedTuple):
+    U: torch.Tensor
+    V: torch.Tensor
+    v: torch.Tensor
+
+
+class TimedCell(PlainCell):
+    """h' = tanh(W x + U h + V tanh(v t)): a dot of one entry that all rows share."""
+
+    shared = ("t",)
+
+    def __init__(self, input_size, hidden_size):
+        super().__init__(input_size, hidden_size)
+        self.V, self.v = nn.Parameter(torch.randn(hidden_size, 8)), nn.Parameter(torch.randn(8, 1))
+
+    def project(self, x, start=0):
+        return TimedInputs(self.W(x), torch.arange(start, start + len(x)).to(x).reshape(-1, 1, 1))
+
+    def weights(self):
+        return TimedWeights(self.U, self.V, self.v)
+
+    def step(self, inputs, state, weights):
+        time = torch.tanh(inputs.t @ weights.v.T)
+        return State(torch.tanh(inputs.a + state.h @ weights.U.T + time @ weights.V.T))
+
+
+@pytest.mark.parametrize("cell", [LateCell, TimedCell, pytest.param(TableCell, marks=pytest.mark.long)], ids=name)
+def test_every_kind_of_step_agrees_with_the_reference(cell):
+    compared(unfading.Recurrent(lambda size: cell(size, 35), 3), torch.randn(3, 5, 3), torch.tensor([1, 3, 2, 2, 3]))
+
+
+def test_no_tensor_has_the_name_of_an_argument():
+    assert all(OWN.fullmatch(own) for own in (*SplitFrame.arguments, *SplitFrame.constants))
 
 
 def test_rows_that_do_not_fit_go_in_turns(monkeypatch):

@@ -61,7 +61,7 @@ class SplitTiles(Tiles):
         tile = self.tile(value)
         if tile.rows and value.size > 1:
             return tile.text
-        return f"tl.full((ROWS, UNITS), {tile.text}, tl.float32)" if tile.is_number else _broadcast(tile)
+        return f"tl.full((ROWS, UNITS), {tile.text}, tl.float32)" if tile.is_number else _over_units(tile)
 
     def set_leaf(self, value: Value, tile: Tile) -> None:
         """Use a variable for a leaf."""
@@ -72,7 +72,9 @@ class SplitTiles(Tiles):
 
     def _part(self, value: Value) -> Tile:
         """This program's units of a value that is whole."""
-        tile = self.tiles[value.id]
+        self.dividing = False
+        tile = self._flat(value)
+        self.dividing = True
         if tile.is_number:
             return tile
         index = f"tl.broadcast_to(tl.minimum(unit, {value.size - 1}), ({'ROWS' if tile.rows else 1}, UNITS))"
@@ -106,6 +108,7 @@ class SplitTiles(Tiles):
     def write_exchange(self, stage: int) -> list[str]:
         """The stores of what is exchanged after a stage."""
         self.lines = []
+        self._load_states(stage)
         self.dividing = True
         for value in self.stages.exchanged.get(stage, []):
             self.lines.append(exchange_store(self.stages.places[value.id], value.size, self.full(value)))
@@ -117,6 +120,22 @@ class SplitTiles(Tiles):
         self.dividing = False
         return self.lines
 
+    def _load_states(self, stage: int) -> None:
+        """Load the states that a later stage reads whole and whose next values are exchanged after this one.
+
+        After that exchange another program may go on to the next step, and store in the same place.
+        """
+        for value in self.stages.order:
+            for arg in value.args if self.stages.of[value.id] > stage else ():
+                carrier = self.stages.carriers.get(arg.id)
+                if carrier is None or self.stages.of[carrier.id] != stage:
+                    continue
+                if value.op is Op.DOT:
+                    for start, stop in self._cut(arg):
+                        self._piece(arg, start, stop)
+                elif not self.stages.is_divided(value):
+                    self.tile(arg)
+
     def _new_tile(self, value: Value) -> Tile:
         if self.stages.is_partial(value):
             load = f"tl.load({_here('step')} + {self._place_of_sum(value)} + every, mask=every < tl.num_programs(0) + row * 0"
@@ -125,7 +144,7 @@ class SplitTiles(Tiles):
             return self._named(value, f"{reduced}, keep_dims=True)", True)
         if self.dividing and value.op is Op.EXPAND:
             tile = self.tiles[value.args[0].id]
-            return tile if tile.is_number else self._named(value, _broadcast(tile), True)
+            return tile if tile.is_number else self._named(value, _over_units(tile), True)
         return super()._new_tile(value)
 
     def _place_of_sum(self, value: Value) -> str:
@@ -141,7 +160,7 @@ class SplitTiles(Tiles):
         total = self._columns.pop(value.id)
         for v, block in value.factors:
             if v.size == 1:
-                term = f"{self.tiles[v.id].text} * {self._row(block)}"
+                term = f"{self._broadcast(self.tiles[v.id], (1,))} * {self._row(block)}"
                 total = f"{term} + {total}" if total else term
         return self._named(value, total, True)
 
@@ -185,7 +204,7 @@ class SplitTiles(Tiles):
         total = ""
         for v, block in value.factors:
             if v.size == 1:
-                terms = [f"{self.tiles[v.id].text} * {self._row(block)}"]
+                terms = [f"{self._broadcast(self.tiles[v.id], (1,))} * {self._row(block)}"]
             else:
                 terms = []
                 for start, stop in self._cut(v):
@@ -286,7 +305,7 @@ def _neutral(value: Value) -> str:
     return "0.0" if value.op is Op.SUM else 'float("-inf")'
 
 
-def _broadcast(tile: Tile) -> str:
+def _over_units(tile: Tile) -> str:
     return f"tl.broadcast_to({tile.text}, (ROWS, UNITS))"
 
 

@@ -14,7 +14,7 @@ that a dot reads is exchanged at the step before.
 
 from collections.abc import Set
 
-from unfading.fuse.ir.program import ELEMENTWISE, NUMBERS, REDUCTIONS, Leaf, Op, Program, TensorKind, Value
+from unfading.fuse.ir.program import ELEMENTWISE, REDUCTIONS, Leaf, Op, Program, TensorKind, Value
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.tile_shapes import LEAST
 
@@ -79,7 +79,7 @@ class Stages:
         if self.is_divided(value) and value.op is not Op.DOT:
             return stage
         for arg in value.args:
-            if not self.is_divided(arg) or arg.op in NUMBERS:
+            if not self.is_divided(arg):
                 continue
             if arg.op is Op.LEAF and arg.leaf.kind == TensorKind.STATE and self._next:
                 self.carriers[arg.id] = self._after(arg.leaf)
