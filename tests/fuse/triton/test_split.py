@@ -8,6 +8,8 @@ import pytest
 import torch
 import triton
 from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.testing import assert_close
 
 import unfading
 from tests.helpers.compiled import built
@@ -36,8 +38,9 @@ WHOLE = {"FullUnitaryRNNCell", "StatisticalRNNCell", "UnitaryRNNCell"}  # these 
 
 @pytest.fixture(autouse=True)
 def divided(monkeypatch):
-    """Every loop has its units divided, 16 to a program."""
+    """Every loop has its units divided, 16 to a program, and several blocks of rows run at the same time."""
     monkeypatch.setattr(module, "SPLIT_FROM", 0)
+    monkeypatch.setattr(module, "gpu", lambda device: Gpu(16, 1 << 20))
     monkeypatch.setattr(module, "fastest", lambda *given, **options: LaunchSettings(16, 4, None, 0, 16))
     with interpreted():
         yield
@@ -184,6 +187,24 @@ def test_every_kind_of_step_agrees_with_the_reference(cell):
 
 def test_no_tensor_has_the_name_of_an_argument():
     assert all(OWN.fullmatch(own) for own in (*SplitFrame.arguments, *SplitFrame.constants))
+
+
+def test_models_of_one_launch_are_the_models_alone():
+    layers = [unfading.STAR(3, 35) for _ in range(2)]
+    parameters, _ = stack_module_state(layers)
+    x = torch.randn(2, 17, 3)
+
+    def loss(parameters):
+        return functional_call(layers[0], parameters, (x,))[0].square().sum()
+
+    kernel = triton_kernel(plan(layers[0].runners[0]).key)
+    with cooperative(kernel.split.launcher.module), unfading.use_backend("fused"):
+        together = vmap(grad(loss))(parameters)
+    for i, layer in enumerate(layers):
+        with unfading.use_backend("reference"):
+            alone = grad(loss)(dict(layer.named_parameters()))
+        for key, value in alone.items():
+            assert_close(together[key][i], value, rtol=1e-4, atol=1e-4)
 
 
 def test_rows_that_do_not_fit_go_in_turns(monkeypatch):

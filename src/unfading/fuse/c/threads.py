@@ -36,7 +36,6 @@ class Division(NamedTuple):
     together: int = 1
 
 
-@lru_cache(maxsize=1024)
 def threads_for(work: int, threads: int) -> int:
     """The threads, of at most so many, that pay for so many multiply-adds."""
     return threads if work >= WORTH else 1
