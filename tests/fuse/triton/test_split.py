@@ -141,12 +141,21 @@ class LateCell(PlainCell):
         return TwoStates(h, torch.tanh(state.c + inputs.a))
 
 
+class TableInputs(NamedTuple):
+    a: torch.Tensor
+    p: torch.Tensor
+
+
 class TableCell(PlainCell):
-    """h' has the entries of tanh(p q^T), for p and q in W x + U h; the table is saved for the backward pass."""
+    """h' = tanh(W x + U h) sum(tanh(p p^T)) for p = (W x)[:8]: the table, which is saved, has more entries than the state."""
+
+    def project(self, x, start=0):
+        a = self.W(x)
+        return TableInputs(a, a[..., :8])
 
     def step(self, inputs, state, weights):
-        y = state.h @ weights.U.T + inputs.a
-        return State(torch.tanh(y[:, :5, None] * y[:, None, 5:12]).flatten(1))
+        table = torch.tanh(inputs.p.unsqueeze(2) * inputs.p.unsqueeze(1))
+        return State(torch.tanh(inputs.a + state.h @ weights.U.T) * table.sum((1, 2)).unsqueeze(1))
 
 
 class TimedInputs(NamedTuple):

@@ -61,7 +61,7 @@ class SplitShape(NamedTuple):
     matrices: tuple[tuple[int, int, bool], ...]  # length and width of each, the latter for each unit or in all
     read: int  # entries of the row vectors of all dots
     exchanges: int  # in a step
-    longest: int  # entries of the longest divided vector
+    longest: int  # entries of the longest value of which a program has or stores a part
 
     def parts(self, units: int) -> int:
         """The number of programs that have all units of some rows."""

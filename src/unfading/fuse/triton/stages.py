@@ -37,7 +37,7 @@ class Stages:
         carriers: for the id of a state that is read whole, the value that was exchanged for it at the step before.
         places: for the id of an exchanged value, the entry at which it begins in a line of the exchange.
         width: the entries of that line, without those of `partial`.
-        longest: the entries of the longest divided vector.
+        longest: the entries of the longest value that is divided, or of which each program stores a part.
     """
 
     def __init__(self, program: Program, skipped: Set[int] = frozenset()):
@@ -61,7 +61,11 @@ class Stages:
         for value in self.carriers.values():
             self._exchange(value)
         self.count = 1 + max(self.of.values())
-        self.longest = max((value.size for value in self.order if self.is_divided(value)), default=1)
+        # Each program also stores its own part of a long value that all of them have computed whole.
+        stored = [store.value for store in program.stores]
+        stored += [arg for value in self.order if value.id in skipped for arg in value.args]
+        parted = [value.size for value in self.order if self.is_divided(value)]
+        self.longest = max([1, *parted, *(value.size for value in stored if value.size > self.short)])
 
     def is_divided(self, value: Value) -> bool:
         """Whether each program has its own units of a value."""
