@@ -117,7 +117,7 @@ class TritonKernel:
         """
         key = (name, precision, rows, device)
         if key not in self._settings:
-            self._settings[key] = self.settings.get((name, precision, size_class(rows)), self._fastest(*key))
+            self._settings[key] = self.settings.get((name, precision, size_class(rows))) or self._fastest(*key)
         return self._settings[key]
 
     def _fastest(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:

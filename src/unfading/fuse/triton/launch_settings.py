@@ -112,7 +112,7 @@ def _whole_microseconds(loop: LoopShape, precision: str, rows: tuple[int, int], 
 def _split(
     loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu
 ) -> Iterator[tuple[float, LaunchSettings]]:
-    # One dot keeps four warps busy with 32 units, several joined dots with 16.
+    # Of equal times the first counts: one dot keeps four warps busy with 32 units, several joined dots with 16.
     for units in UNITS if split.joined > 1 else UNITS[::-1]:
         parts = split.parts(units)
         for n in ROWS:

@@ -98,7 +98,8 @@ def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None
 def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:
     import triton
 
-    about = (kernel.at(None).source, triton.__version__, torch.cuda.get_device_name(device), precision)
+    sources = (kernel.at(None).source, "" if kernel.split is None else kernel.split.source)
+    about = (*sources, triton.__version__, torch.cuda.get_device_name(device), precision)
     return f"{sha256(repr(about).encode()).hexdigest()[:32]}.json"
 
 

@@ -11,6 +11,8 @@ from unfading.fuse.triton.frame import Frame, RowSlice, guarded
 from unfading.fuse.triton.split_tiles import SplitTiles
 from unfading.fuse.triton.tiles import Tiles
 
+COUNTER = 32  # entries from one counter to the next, a cache line
+
 
 class SplitFrame(Frame):
     """Loads and stores this program's units of long vectors. What all programs have is stored by the first of them."""
@@ -29,7 +31,7 @@ class SplitFrame(Frame):
         "row = tl.arange(0, ROWS)[:, None]",
         "unit = part * UNITS + tl.arange(0, UNITS)[None, :]",
         "every = tl.arange(0, PARTS)[None, :]",
-        "counter = counters + slot * 32  # in a cache line of its own",
+        f"counter = counters + slot * {COUNTER}  # in a cache line of its own",
         "slot = slot * ROWS + row",
         "apart = tl.num_programs(1) * ROWS * EXCHANGE_ROW  # from the exchange of a step to that of the next one",
         "met, patience = part * 0, part * 0 + PATIENCE",

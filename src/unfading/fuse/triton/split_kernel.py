@@ -4,7 +4,6 @@ All programs of a launch must run at the same time, since they wait for each oth
 the GPU. Rows that do not fit go in turns, one launch after the other.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +18,8 @@ from unfading.fuse.triton.emit_split import BARRIER, emit_split_backward, emit_s
 from unfading.fuse.triton.language import PRELUDE
 from unfading.fuse.triton.launch import LaunchConstants, Launcher
 from unfading.fuse.triton.source import module
-
-COUNTER = 32  # entries from one counter to the next, a cache line
+from unfading.fuse.triton.split_frame import COUNTER
+from unfading.fuse.triton.tile_shapes import power_of_two
 
 
 class SplitLoops:
@@ -56,10 +55,10 @@ class SplitLoops:
         like = next(tensor for tensor in tensors if tensor is not None)
         blocks = -(-B // constants.rows)
         at_once = min(E * blocks, room)
-        line = function.exchange + function.partial * _power_of_two(parts)
+        line = function.exchange + function.partial * power_of_two(parts)
         exchange = like.new_empty(2 * at_once * constants.rows * line)
         trouble = self._trouble_on(like.device)
-        own = (units, _power_of_two(parts), line)
+        own = (units, power_of_two(parts), line)
         for first in range(0, E * blocks, at_once):
             grid = (parts, min(at_once, E * blocks - first), 1)
             counters = torch.zeros(grid[1] * COUNTER, dtype=torch.int32, device=like.device)
@@ -79,7 +78,3 @@ class SplitLoops:
                 "run the cell with backend='graph' or 'reference'"
             )
         return flag
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << math.ceil(math.log2(n)) if n > 1 else 1

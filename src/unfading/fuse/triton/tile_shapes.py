@@ -24,12 +24,12 @@ def padded(shape: Shape) -> Shape:
     """The axes of a tile after its rows."""
     if len(shape) < 2:
         return (wide(math.prod(shape)),)
-    return tuple(_power_of_two(n) for n in shape)
+    return tuple(power_of_two(n) for n in shape)
 
 
 def wide(n: int) -> int:
     """The padded size of n entries in a row."""
-    return 1 if n == 1 else max(LEAST, _power_of_two(n))
+    return 1 if n == 1 else max(LEAST, power_of_two(n))
 
 
 def columns(size: int) -> str:
@@ -39,7 +39,7 @@ def columns(size: int) -> str:
 
 def reshaped(tile: Tile, before: Shape, after: Shape) -> str | None:
     """A tile in another shape; None where padding between the entries would have to move."""
-    own, to = [tuple(_power_of_two(n) for n in shape) or (1,) for shape in (before, after)]
+    own, to = [tuple(power_of_two(n) for n in shape) or (1,) for shape in (before, after)]
     tight = math.prod(own) == math.prod(before) and math.prod(to) == math.prod(after)
     if not tight and [n for n in before if n != 1] != [n for n in after if n != 1]:
         return None
@@ -91,5 +91,6 @@ def dims(tile: Tile, sizes: Shape) -> str:
     return f"({'ROWS' if tile.rows else '1'}, {', '.join(map(str, sizes))})"
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
