@@ -102,7 +102,7 @@ def by_autograd(step: Step, signature: Signature, numbers: Numbers, setting: Set
         gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
     else:
         gradients = tuple(map(torch.zeros_like, leaves))
-    return _named([*outputs, *outputs], gradients, signature)
+    return named_results([*outputs, *outputs], gradients, signature)
 
 
 def by_kernel(loops: Kernel, signature: Signature, numbers: Numbers, setting: Setting) -> Results:
@@ -125,7 +125,7 @@ def by_kernel(loops: Kernel, signature: Signature, numbers: Numbers, setting: Se
         trajectory, final, saved = loops.forward(inputs, states, weights, options, keep=True)
         back = Backward(loops, inputs, states, weights, trajectory, saved, options, wanted)
         d_inputs, d_states, d_weights = back.gradients(d_trajectory, d_final)
-    return _named([*trajectory, *final, *in_evaluation, *end], [*d_inputs, *d_states, *d_weights], signature)
+    return named_results([*trajectory, *final, *in_evaluation, *end], [*d_inputs, *d_states, *d_weights], signature)
 
 
 def wrong(got: Results, want: Results, tolerance: float = EXACT) -> dict[str, float]:
@@ -159,7 +159,8 @@ def compiled(programs: Sequence[Program], dtype: torch.dtype = torch.float64, *,
         compiler.flags.cache_clear()
 
 
-def _named(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], signature: Signature) -> Results:
+def named_results(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], signature: Signature) -> Results:
+    """Trajectory and final state, both again in evaluation, and the gradients of inputs, states and weights, by name."""
     states = range(len(signature.states))
     names = [f"trajectory {i}" for i in states] + [f"final state {i}" for i in states]
     names += [f"{name} in evaluation" for name in names] + _gradient_names(signature)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from itertools import chain
 from typing import NamedTuple
 
 import pytest
@@ -12,19 +13,24 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.testing import assert_close
 
 import unfading
+from tests.helpers.against_autograd import Numbers, by_autograd, named_results, some_numbers, some_settings, wrong
 from tests.helpers.compiled import built
 from tests.helpers.cooperative import cooperative
+from tests.helpers.random_steps import some
 from tests.helpers.triton_laws import CELLS, agree, everything
 from tests.helpers.variants import hidden_size, name
 from unfading.errors import NoKernel
-from unfading.fuse.plan import interpreted, plan, triton_kernel
+from unfading.fuse.plan import TensorNames, interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable
+from unfading.fuse.trace.recorder import trace
 from unfading.fuse.triton import kernel as module
+from unfading.fuse.triton import stages
 from unfading.fuse.triton.frame import OWN
 from unfading.fuse.triton.launch_settings import H200, Gpu, LaunchSettings, LoopShape, SplitShape, fastest
 from unfading.fuse.triton.source import triton_missing
 from unfading.fuse.triton.split_frame import SplitFrame
 from unfading.fuse.triton.split_tiles import pieces
+from unfading.loop_options import LoopOptions
 
 pytestmark = [
     pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="TRITON_INTERPRET is off"),
@@ -192,6 +198,43 @@ class TimedCell(PlainCell):
 @pytest.mark.parametrize("cell", [LateCell, TimedCell, pytest.param(TableCell, marks=pytest.mark.long)], ids=name)
 def test_every_kind_of_step_agrees_with_the_reference(cell):
     compared(unfading.Recurrent(lambda size: cell(size, 35), 3), torch.randn(3, 5, 3), torch.tensor([1, 3, 2, 2, 3]))
+
+
+def by_divided_loops(kernel, signature, numbers, setting):
+    """The results of one model."""
+    inputs, states, weights, *cotangents = ([x if x is None else x.unsqueeze(0) for x in group] for group in numbers)
+    lengths = None if setting.lengths is None else torch.tensor([setting.lengths])
+    arguments, options = (inputs, states, weights), LoopOptions(lengths, setting.reverse)
+    with cooperative(kernel.split.launcher.module):
+        in_evaluation, end, _ = kernel.forward(*arguments, options, keep=False)
+        trajectory, final, saved = kernel.forward(*arguments, options, keep=True)
+        wanted = [True] * sum(map(len, arguments))
+        gradients = kernel.backward(cotangents, arguments, (trajectory, saved), options, wanted)
+    outputs = [*trajectory, *final, *in_evaluation, *end]
+    return named_results(*([x.squeeze(0) for x in group] for group in (outputs, chain(*gradients))), signature)
+
+
+@pytest.mark.long
+def test_random_steps_have_the_results_and_gradients_of_autograd(monkeypatch):
+    monkeypatch.setattr(stages, "SHORT", 2)
+    divided = 0
+    for number, step in enumerate(some(60, 12)):
+        signature = step.signature(torch.float32)
+        if max(signature.states) < 4:
+            continue
+        parts = {"x": signature.inputs, "h": signature.states, "W": signature.weights}
+        names = TensorNames(*([f"{letter}{i}" for i in range(len(sizes))] for letter, sizes in parts.items()))
+        kernel = module.TritonKernel(trace(step.function(), signature), names)
+        if kernel.split is None:  # it reads a state in other pieces than it stores it
+            continue
+        setting = some_settings(signature, number)[1]
+        numbers = some_numbers(signature, setting)
+        exact = Numbers(*([x if x is None else x.double() for x in group] for group in numbers))
+        want = by_autograd(step.function(), step.signature(torch.float64), exact, setting)
+        errors = wrong(by_divided_loops(kernel, signature, numbers, setting), want, 2e-3)
+        assert not errors, f"{errors}\n{setting}\n\n{step}"
+        divided += 1
+    assert divided > 15
 
 
 def test_no_tensor_has_the_name_of_an_argument():
