@@ -36,6 +36,7 @@ class Division(NamedTuple):
     together: int = 1
 
 
+@lru_cache(maxsize=1024)  # so that a warm call does not run through this module
 def threads_for(work: int, threads: int) -> int:
     """The threads, of at most so many, that pay for so many multiply-adds."""
     return threads if work >= WORTH else 1
