@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from unfading.fuse.c import compiler
+from unfading.fuse.c.threads import cores as cores  # a property of the machine, too
 
 
 def about(command: str) -> dict[str, Any]:
@@ -44,11 +45,6 @@ def cpu_name() -> str:
     """The name of the processor, as the system gives it."""
     name = re.search(r"^model name\s*:\s*(.+)$", compiler.cpu(), re.MULTILINE) if os.name == "posix" else None
     return name[1].strip() if name else platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slug() -> str:

@@ -108,7 +108,7 @@ def linear(v: Tensor, W: Tensor | LowRank | BlockDiagonal | Masked) -> Tensor:
         return linear(v * W.mask, W.matrix)
     if isinstance(W, Tensor):
         if W.dim() != 2 or v.dim() == 0 or v.shape[-1] != W.shape[1]:
-            raise ValueError(f"linear takes v [..., m] and W [n, m]; got v {list(v.shape)} and W {list(W.shape)}.")
+            raise _mismatch(v, W)
         if v.dtype != W.dtype and not torch.is_autocast_enabled(v.device.type):
             raise TypeError(f"linear takes v and W of one dtype; got {v.dtype} and {W.dtype}.")
         return functional.linear(v, W)
@@ -132,7 +132,11 @@ def _check_blocks(v: Tensor, W: BlockDiagonal) -> None:
             f"{list(W.blocks.shape)}."
         )
     if v.dim() == 0 or v.shape[-1] != W.shape[1]:
-        raise ValueError(f"linear takes v [..., m] and W [n, m]; got v {list(v.shape)} and W {list(W.shape)}.")
+        raise _mismatch(v, W)
+
+
+def _mismatch(v: Tensor, W: Tensor | BlockDiagonal) -> ValueError:
+    return ValueError(f"linear takes v [..., m] and W [n, m]; got v {list(v.shape)} and W {list(W.shape)}.")
 
 
 def recurrent_parameter(gates: int, hidden_size: int, heads: int) -> nn.Parameter:

@@ -113,7 +113,7 @@ def test_a_team_runs_in_a_forked_process(divided):
 
 
 def test_few_rows_with_large_matrices_are_run_by_teams_and_small_work_by_one_thread(monkeypatch):
-    monkeypatch.setattr(threads, "_cores", lambda: 16)
+    monkeypatch.setattr(threads, "cores", lambda: 16)
     divide = threads.divide.__wrapped__  # without its cache
     gates = 4 * 512 * 512
     assert divide(200, 1, gates, 4 * gates, 16).together > 4
@@ -125,7 +125,7 @@ def test_few_rows_with_large_matrices_are_run_by_teams_and_small_work_by_one_thr
             division = divide(200, rows, size * size, 4 * size * size, 16)
             assert 1 <= division.tile <= min(rows, max(threads.ROWS, threads.TEAM_ROWS))
             assert division.together <= division.threads
-    monkeypatch.setattr(threads, "_cores", lambda: 8)
+    monkeypatch.setattr(threads, "cores", lambda: 8)
     assert divide(200, 1, gates, 4 * gates, 16).together == 1
 
 

@@ -66,6 +66,7 @@ def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
     assert choices["train"].setting == wanted
     assert choices["train"].milliseconds == 0.5
     forget(kernel)
+    assert kernel.setting("train", "tf32", ROWS, device) != wanted  # also where the usual settings were asked for before
     remember(kernel, "tf32", device)
     assert kernel.setting("train", "tf32", ROWS, device) == kernel.setting("train", "tf32", (1, 60), device) == wanted
     assert kernel.setting("train", "tf32", (1, 8), device).warps == 8  # nothing is stored for fewer rows

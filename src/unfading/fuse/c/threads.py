@@ -54,7 +54,8 @@ def divide(T: int, B: int, work: int, size: int, threads: int) -> Division:
         return by_rows(B, 1)
     times = {together: _step(B, work, size, threads // together, together) for together in _sizes(threads)}
     together = min(times, key=lambda each: times[each])
-    if GAIN * times[together] > times[1] or threads > _cores():
+    # More threads than cores would wait for each other at every meeting.
+    if GAIN * times[together] > times[1] or threads > cores():
         return by_rows(B, threads)
     teams = threads // together
     tiles = min(B, teams * -(-B // (teams * TEAM_ROWS)))
@@ -67,8 +68,8 @@ def by_rows(B: int, threads: int) -> Division:
     return Division(-(-B // min(B, -(-tiles // threads) * threads)), threads)
 
 
-def _cores() -> int:
-    """The cores that this process may use. More threads than that would wait for each other at every meeting."""
+def cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -8,6 +8,7 @@ the outputs, and loads for the next step.
 A program waits for a limited number of rounds. Then it reports trouble, and goes on without waiting to its end.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from unfading.fuse.ir.program import Program, Store, TensorKind
@@ -105,23 +106,21 @@ def _body(frame: SplitFrame, around: Around, carried: TensorKind, stores: list[S
             waiting = [store for store in waiting if store not in ready]
             lines += [*exchange, "arrive(counter)", *_stores(frame, ready), *ahead, *WAIT]
             ahead = []
-    lines += [*_stores(frame, waiting), *ahead, *_carried(frame, around, carried)]
-    return lines
+    lines += [*_stores(frame, waiting), *ahead]
+    return lines + _after_tiles(frame, lambda: frame.carried_on(around.carried, carried))
 
 
 def _stores(frame: SplitFrame, stores: list[Store]) -> list[str]:
-    frame.tiles.lines = []
-    texts = [frame.store(store) for store in stores]
-    return [*frame.tiles.lines, *texts]
+    return _after_tiles(frame, lambda: [frame.store(store) for store in stores])
 
 
-def _carried(frame: SplitFrame, around: Around, kind: TensorKind) -> list[str]:
+def _after_tiles(frame: SplitFrame, write: Callable[[], list[str]]) -> list[str]:
+    """Some lines, after those of the tiles that they need."""
     frame.tiles.lines = []
-    texts = frame.carried_on(around.carried, kind)
+    texts = write()
     return [*frame.tiles.lines, *texts]
 
 
 def _report(frame: SplitFrame) -> list[str]:
-    return (
-        ["if patience == 0:", "    tl.store(trouble, 1)"] if frame.tiles.stages.exchanged or frame.tiles.stages.partial else []
-    )
+    exchanges = frame.tiles.stages.exchanged or frame.tiles.stages.partial
+    return ["if patience == 0:", "    tl.store(trouble, 1)"] if exchanges else []

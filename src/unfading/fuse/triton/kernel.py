@@ -6,7 +6,7 @@ All tensors have a leading axis of models, which may have stride 0, are float32 
 products after the loop. All sums have a fixed order, so that a repeated run gives the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 
@@ -144,7 +144,11 @@ class TritonKernel:
 
     def set(self, name: str, precision: str, rows: tuple[int, int], setting: LaunchSettings) -> None:
         """Use these settings for a loop from now on, for about as many rows."""
-        self.settings[name, precision, size_class(rows)] = setting
+        self.add_settings({(name, precision, size_class(rows)): setting})
+
+    def add_settings(self, settings: Mapping[tuple[str, str, int], LaunchSettings]) -> None:
+        """Use the settings of a search from now on."""
+        self.settings |= settings
         self._settings.clear()
 
     def forward(

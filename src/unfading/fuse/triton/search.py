@@ -92,7 +92,7 @@ def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None
             settings[name, precision, int(size)] = LaunchSettings(**setting)
     except (ValueError, TypeError, AttributeError):
         return  # the file is from another version or damaged: use the usual settings
-    kernel.settings |= {key: setting for key, setting in settings.items() if key[0] in kernel.shapes}
+    kernel.add_settings({key: setting for key, setting in settings.items() if key[0] in kernel.shapes})
 
 
 def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:

@@ -9,6 +9,7 @@ from unfading.fuse.ir.program import TensorKind, Value
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.frame import Frame, RowSlice, guarded
 from unfading.fuse.triton.split_tiles import SplitTiles
+from unfading.fuse.triton.stages import OTHER_PIECES
 from unfading.fuse.triton.tiles import Tiles
 
 COUNTER = 32  # entries from one counter to the next, a cache line
@@ -61,7 +62,7 @@ class SplitFrame(Frame):
     def read_carried(self, kind: TensorKind, index: int, slices: Sequence[RowSlice]) -> None:
         edges = {(part.start, part.stop) for part in slices}
         if any(leaf[:2] == (kind, index) and leaf[2:] not in edges for leaf in self.leaves):
-            raise NotFusable("the step reads a state in other pieces than it stores it, so its units cannot be divided")
+            raise NotFusable(OTHER_PIECES)
         super().read_carried(kind, index, slices)
 
     def write(self, kind: TensorKind, index: int, part: RowSlice, text: str, line: str, mask: str) -> str:

@@ -15,7 +15,7 @@ from itertools import count
 from unfading.fuse.ir.program import Block, Op, Program, Value
 from unfading.fuse.triton.stages import Stages
 from unfading.fuse.triton.tile_shapes import LEAST, Tile, columns, wide
-from unfading.fuse.triton.tiles import Tiles
+from unfading.fuse.triton.tiles import Tiles, neutral, origin, reduced
 
 MOST_JOINED = 4  # dots of divided vectors
 LONGEST_ROW = 128  # columns of joined dots of short vectors
@@ -114,9 +114,8 @@ class SplitTiles(Tiles):
             self.lines.append(exchange_store(self.stages.places[value.id], value.size, self.full(value)))
         for value in self.stages.partial.get(stage, []):
             x = value.args[0]
-            text = f"tl.where(unit < {x.size}, {self.full(x)}, {_neutral(value)})"
-            partial = f"tl.sum({text}, axis=1" if value.op is Op.SUM else f"tl.reduce({text}, 1, larger"
-            self.lines.append(f"tl.store({_here('step')} + {self._place_of_sum(value)} + part, {partial}, keep_dims=True))")
+            own = reduced(value.op, f"tl.where(unit < {x.size}, {self.full(x)}, {neutral(value.op)})", 1)
+            self.lines.append(f"tl.store({_here('step')} + {self._place_of_sum(value)} + part, {own})")
         self.dividing = False
         return self.lines
 
@@ -139,9 +138,8 @@ class SplitTiles(Tiles):
     def _new_tile(self, value: Value) -> Tile:
         if self.stages.is_partial(value):
             load = f"tl.load({_here('step')} + {self._place_of_sum(value)} + every, mask=every < tl.num_programs(0) + row * 0"
-            text = f'{load}, other={_neutral(value)}, cache_modifier=".cg")'
-            reduced = f"tl.sum({text}, axis=1" if value.op is Op.SUM else f"tl.reduce({text}, 1, larger"
-            return self._named(value, f"{reduced}, keep_dims=True)", True)
+            parts = f'{load}, other={neutral(value.op)}, cache_modifier=".cg")'
+            return self._named(value, reduced(value.op, parts, 1), True)
         if self.dividing and value.op is Op.EXPAND:
             tile = self.tiles[value.args[0].id]
             return tile if tile.is_number else self._named(value, _over_units(tile), True)
@@ -243,7 +241,7 @@ class SplitTiles(Tiles):
         self.before.append(f"turn_of, unit_of = {column} % {turns}, {first} + {column} // {turns}")
         loads = []
         for k, block in enumerate(blocks):
-            W, r0, c0 = _origin(block)
+            W, r0, c0 = origin(block)
             mask = f"({down} < {block.length}) & (unit_of < {block.width})" + (f" & (turn_of == {k})" if turns > 1 else "")
             at = f"{W} + model * {W}_model + ({r0} + unit_of) * {W}_ROW + {c0} + {down}"
             loads.append(f"tl.load({at}, mask={mask}, other=0.0)")
@@ -254,7 +252,7 @@ class SplitTiles(Tiles):
 
     def _row(self, block: Block) -> str:
         """A single row or column of a matrix, as a row."""
-        W, r0, c0 = _origin(block)
+        W, r0, c0 = origin(block)
         name = f"M{next(self._numbers)}"
         if block.length > 1:
             at, right, n = f"{W}_ROW * {r0} + {c0} +", columns(_long(block.length)), block.length
@@ -301,10 +299,6 @@ def _here(step: str) -> str:
     return f"exchange + ({step}) % 2 * apart + slot * EXCHANGE_ROW"
 
 
-def _neutral(value: Value) -> str:
-    return "0.0" if value.op is Op.SUM else 'float("-inf")'
-
-
 def _over_units(tile: Tile) -> str:
     return f"tl.broadcast_to({tile.text}, (ROWS, UNITS))"
 
@@ -312,8 +306,3 @@ def _over_units(tile: Tile) -> str:
 def _vectors(dot: Value) -> list[tuple[Value, Block]]:
     """The factors of a dot that need a matrix."""
     return [(v, block) for v, block in dot.factors if v.size > 1]
-
-
-def _origin(block: Block) -> tuple[str, int, int]:
-    """The name of the matrix that has the entries a dot sums over side by side, and the row and column of a block in it."""
-    return (f"W{block.weight}_t", block.c0, block.r0) if block.transposed else (f"W{block.weight}", block.r0, block.c0)

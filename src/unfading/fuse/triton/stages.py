@@ -20,6 +20,7 @@ from unfading.fuse.triton.tile_shapes import LEAST
 
 # Vectors of up to this many entries, and up to half of the longest state, are computed whole by every program.
 SHORT = 64
+OTHER_PIECES = "the step reads a state in other pieces than it stores it, so its units cannot be divided"
 DIVIDED = ELEMENTWISE | {Op.LEAF, Op.DOT, Op.EXPAND}
 
 
@@ -96,7 +97,7 @@ class Stages:
         """The value that these entries of a state have after the step."""
         value = self._next.get(leaf[1:])
         if value is None:
-            raise NotFusable("the step reads a state in other pieces than it stores it, so its units cannot be divided")
+            raise NotFusable(OTHER_PIECES)
         return value
 
     def _exchange(self, value: Value) -> None:

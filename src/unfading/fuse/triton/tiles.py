@@ -102,10 +102,9 @@ class Tiles:
     def _reduction(self, value: Value) -> Tile:
         x = value.args[0]
         tile = self.tile(x)
-        text = self._masked(tile.text, x.shape, "0.0" if value.op is Op.SUM else 'float("-inf")')
+        text = self._masked(tile.text, x.shape, neutral(value.op))
         for axis in value.axes:
-            reduction = f"tl.sum({text}, axis={axis + 1}" if value.op is Op.SUM else f"tl.reduce({text}, {axis + 1}, larger"
-            text = f"{reduction}, keep_dims=True)"
+            text = reduced(value.op, text, axis + 1)
         return self._named(value, text, tile.rows)
 
     def _masked(self, text: str, shape: Shape, other: str) -> str:
@@ -247,6 +246,22 @@ def _late_sums(program: Program) -> dict[Store, LateSum]:
     return late
 
 
+def reduced(op: Op, text: str, axis: int) -> str:
+    """The sum or the largest entry of a tile along an axis, which stays with size 1."""
+    reduction = f"tl.sum({text}, axis={axis}" if op is Op.SUM else f"tl.reduce({text}, {axis}, larger"
+    return f"{reduction}, keep_dims=True)"
+
+
+def neutral(op: Op) -> str:
+    """The number that changes no sum, or no largest entry."""
+    return "0.0" if op is Op.SUM else 'float("-inf")'
+
+
+def origin(block: Block) -> tuple[str, int, int]:
+    """The name of the matrix that has the entries a dot sums over side by side, and the row and column of a block in it."""
+    return (f"W{block.weight}_t", block.c0, block.r0) if block.transposed else (f"W{block.weight}", block.r0, block.c0)
+
+
 def is_vector(block: Block) -> bool:
     """True for a single row or column, which always fits on chip."""
     return block.length == 1 or block.width == 1
@@ -257,7 +272,7 @@ def load_of(block: Block) -> str:
 
     The entries that a dot sums over are then adjacent, and are loaded in whole vectors.
     """
-    name, r0, c0 = (f"W{block.weight}_t", block.c0, block.r0) if block.transposed else (f"W{block.weight}", block.r0, block.c0)
+    name, r0, c0 = origin(block)
     K, N = wide(block.length), wide(block.width)
     if block.width == 1 and block.length > 1:  # a row, to be multiplied entry by entry
         down, right = "0", columns(K)
