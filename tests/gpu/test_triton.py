@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import unfading
 from tests.helpers.compiled import built
+from tests.helpers.contractive import LIMITS, contractive, errors
 from tests.helpers.triton_laws import *  # noqa: F403
 from tests.helpers.triton_laws import CELLS, agree, everything
 from tests.helpers.variants import name
@@ -21,30 +22,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ["TRITON_INTERPRET"] == "1", reason="Triton interprets; `make gpu-test` has it compile"),
 ]
 
-# At T = 200, relative to the norm of each tensor: rounding in float32; 10 bits of a tf32 mantissa, and gates like that.
-LIMITS = {"ieee": 2e-6, "tf32": 2e-3}
-
-
-@pytest.fixture
-def device():
-    return "cuda"
-
-
-@pytest.fixture(params=LIMITS)
-def precision(request):
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = request.param
-    yield request.param
-    torch.backends.cuda.matmul.fp32_precision = before
-
-
-def contractive(cell, H):
-    layer = built(cell, H, torch.float32)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.mul_(0.5)
-    return layer
-
 
 @pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell, unfading.GRUCell, unfading.ElmanCell], ids=name)
 @pytest.mark.parametrize("H", [64, 128])
@@ -53,8 +30,7 @@ def test_two_hundred_steps_in_both_precisions(cell, H, device, precision):
     exact = copy.deepcopy(layer).double().cpu()
     x = torch.randn(200, 40, 3)
     got, want = everything(layer, x, None, "fused"), everything(exact, x, None, "reference")
-    for what, value in want.items():
-        error = ((got[what] - value).norm() / value.norm()).item()
+    for what, error in errors(got, want).items():
         assert error <= LIMITS[precision], f"{what}: {error}"
 
 
