@@ -182,19 +182,24 @@ def us_a_step(result: Result) -> Numbers:
     return {"forward": None if result.forward is None else 1e3 * result.forward.ms / result.T}
 
 
-def fused_or_graphed(result: Result) -> Numbers:
-    """Milliseconds of the faster of the two, forward and backward."""
-    graphed = result.peer("graphed loop")
-    passes = (result.both, None if graphed is None else graphed.both)
-    return {"both": min((one.ms for one in passes if one is not None), default=None)}
+def captured_us_a_step(result: Result) -> Numbers:
+    """Microseconds of a forward step, replayed from a CUDA graph."""
+    ours = result.peer("fused, captured")
+    return {"forward": None if ours is None or ours.forward is None else 1e3 * ours.forward.ms / result.T}
 
 
 def lines(
-    names: Sequence[str], sizes: Sequence[tuple[int, int, int]], dtype: str = "tf32", kind: str = "last", models: int = 1
+    names: Sequence[str],
+    sizes: Sequence[tuple[int, int, int]],
+    dtype: str = "tf32",
+    kind: str = "last",
+    models: int = 1,
+    num_layers: int = 1,
 ) -> Callable[[Case], bool]:
     """Cases of a GPU, by T, B and H."""
     return lambda case: (
-        (case.kind, case.dtype, case.models) == (kind, dtype, models)
+        (case.kind, case.dtype, case.models, case.num_layers) == (kind, dtype, models, num_layers)
+        and case.input_size == cases.GPU_INPUT
         and case.variant.name in names
         and (case.T, case.B, case.H) in sizes
     )
@@ -215,9 +220,16 @@ def gpu_bars() -> list[Bar]:
     usual = [at_128, at_64, gpu_cases.CATALOGUE]
     lstm, step = of_peer("cuDNN LSTM"), "us a forward step"
     incremental, after = ("IncrementalRNN K=1",), ("GRU reset after",)
+    one_matrix, replayed = ("STAR", "FastRNN", *incremental), captured("cuDNN LSTM")
 
     def fused(case: Case) -> bool:
         return (case.kind, case.dtype) == ("last", "tf32") and (case.T, case.B, case.H) in usual
+
+    def units(names: Sequence[str], H: int, dtype: str = "tf32") -> Callable[[Case], bool]:
+        return lines(names, ((*at_128[:2], H),), dtype)
+
+    def deep(name: str) -> Callable[[Case], bool]:
+        return lines((name,), (at_128,), num_layers=gpu_cases.DEEP)
 
     def bar(against: str, setting: str, asks: Callable[[Case], bool], values: Callable[[Result], Numbers], worst: float) -> Bar:
         return Bar(against, setting, asks, values, worst, at_most=True)
@@ -249,7 +261,23 @@ def gpu_bars() -> list[Bar]:
             for how, read in (("ms", reading("ms", "both")), ("ms, captured", captured_ms))
             for models, limit in ((8, 5.0), (16, 7.5))
         ),
-        bar("ms", "NRU of psMNIST's size, fused or graphed", lambda c: c.variant == gpu_cases.NRU, fused_or_graphed, 60.0),
+        *(
+            bar(f"{peer}, both captured", f"{', '.join(names)}, H={H}", units(names, H), captured(peer), limit)
+            for names, peer, limits in (
+                (("LSTM",), "cuDNN LSTM", {128: 1.1, 200: 0.5, 256: 0.5, 512: 0.6, 1024: 0.9}),
+                (("GRU", "GRU reset after"), "cuDNN GRU", {128: 0.9, 200: 0.5, 256: 0.5, 512: 0.6, 1024: 0.9}),
+                (one_matrix, "cuDNN LSTM", {96: 0.8, 200: 0.35, 256: 0.35, 512: 0.4, 1024: 0.5}),
+            )
+            for H, limit in limits.items()
+        ),
+        *(
+            bar("cuDNN LSTM, both captured", f"STAR, FastRNN, bf16, H={H}", units(one_matrix, H, "bf16"), replayed, 0.3)
+            for H in (256, 512, 1024)
+        ),
+        bar("ms, captured", "NRU of psMNIST's size", lambda case: case.variant == gpu_cases.NRU, captured_ms, 40.0),
+        bar("ms, captured", "12 layers of STAR, H=128", deep("STAR"), captured_ms, 13.0),
+        bar("cuDNN LSTM, both captured", "12 layers of LSTM, H=128", deep("LSTM"), replayed, 1.0),
+        bar(f"{step}, captured", "one row, H=512 and 1024", lines(("STAR", "LSTM"), gpu_cases.ALONE), captured_us_a_step, 4.0),
         agreement("float32"), agreement("tf32"), agreement("bf16"),
     ]  # fmt: skip
 

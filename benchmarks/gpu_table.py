@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unfading.bench import gpu_cases
+from unfading.bench import cases, gpu_cases
 from unfading.bench.display import milliseconds
 from unfading.bench.results import Pass, PeerPass, Result, read
 
@@ -34,22 +34,23 @@ def markdown(results: Sequence[Result], records: Sequence[dict[str, Any]]) -> st
     versions = about["versions"]
     head = (
         f"{about['machine']['gpu']}, torch {versions['torch']}, Triton {versions['triton']}, cuDNN {versions['cudnn']}. Input "
-        f"size 1, one layer, loss on the last step, medians, in one process after the results were compared with the float64 "
-        f'reference (`{about["command"]}`). Times of the other implementations are forward + backward in ms. "Captured" means '
-        f"replayed from a CUDA graph, as training does. The error is the largest distance of an output or gradient from the "
-        f"float64 reference, relative to its norm."
+        f"size 1 and one layer where no other is named, loss on the last step, medians, in one process after the results were "
+        f"compared with the float64 reference (`{about['command']}`). Times of the other implementations are forward + backward"
+        f' in ms. "Captured" means replayed from a CUDA graph, as training does. The error is the largest distance of an output'
+        f" or gradient from the float64 reference, relative to its norm."
     )
     headings = [*COLUMNS, *PEERS, "error"]
     lines = [head, "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    lines += [f"| {' | '.join(cells(result))} |" for result in shown]
+    lines += [f"| {' | '.join(columns(result))} |" for result in shown]
     reasons = dict.fromkeys(f"{result.title}: {result.reason}" for result in shown if result.reason)
     if reasons:
         lines += ["", "Not timed: " + "; ".join(reasons) + "."]
     return "\n".join(lines)
 
 
-def cells(result: Result) -> list[str]:
-    name = result.name if result.models == 1 else f"{result.models} {result.name} together"
+def columns(result: Result) -> list[str]:
+    name = result.label if result.models == 1 else f"{result.models} {result.name} together"
+    name += "" if result.input_size == cases.GPU_INPUT else f", input size {result.input_size}"
     step = "-" if result.forward is None else f"{1e3 * result.forward.ms / result.T:.2f}"
     peers = [next((peer.both for peer in result.peers if peer.name in names), None) for names in PEERS.values()]
     error = "-" if result.error is None else f"{result.error:.0e}"

@@ -11,7 +11,7 @@ from unfading import catalogue
 from unfading.cells.base import Cell
 from unfading.errors import unknown
 
-INPUT = 8  # features of the input
+INPUT, GPU_INPUT = 8, 1  # features of the input on a CPU, and of most cases on a GPU
 
 # On a CPU: a layer, a batch of rows of unequal length, a layer that gets one step at a time. On a GPU: a layer with the loss on
 # its last step, and many models at once.
@@ -47,20 +47,24 @@ class Case(NamedTuple):
     dtype: Dtype = "float32"
     models: int = 1
     input_size: int = INPUT
+    num_layers: int = 1
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.kind, self.variant.name, self.T, self.B, self.H, self.dtype, self.models
+        variant = self.variant.name
+        return self.kind, variant, self.T, self.B, self.H, self.dtype, self.models, self.input_size, self.num_layers
 
     @property
     def title(self) -> str:
         return title(*self.key)
 
 
-def title(kind: str, name: str, T: int, B: int, H: int, dtype: str, models: int) -> str:
+def title(kind: str, name: str, T: int, B: int, H: int, dtype: str, models: int, input_size: int, num_layers: int) -> str:
     """A case in one line, without what is the same for all of its kind."""
     text = f"{name} T={T} B={B} H={H}"
-    text += f" {dtype}" if kind in ("last", "fleet") else ""
+    text += f" {num_layers} layers" if num_layers > 1 else ""
+    if kind in ("last", "fleet"):
+        text += f" {dtype}" if input_size == GPU_INPUT else f" {dtype} input size {input_size}"
     text += f" {models} models" if models > 1 else ""
     return text + (f" {kind}" if kind in ("lengths", "stream") else "")
 

@@ -33,7 +33,8 @@ def build_layer(case: Case) -> Layer:
     """The layer of a case, with weights from torch's global generator."""
     variant = case.variant
     layer_class = layer(cell_classes()[variant.cell])
-    built = layer_class(case.input_size, case.H, backend="fused", **variant.options(case.T, case.H))
+    options = variant.options(case.T, case.H)
+    built = layer_class(case.input_size, case.H, case.num_layers, backend="fused", **options)
     return scale_parameters(built, variant.scale(case.T))
 
 

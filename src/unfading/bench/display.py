@@ -100,10 +100,10 @@ def _streams(results: Sequence[Result]) -> list[RenderableType]:
 
 def _last(results: Sequence[Result]) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for dtype in dict.fromkeys(result.dtype for result in results):
+    for dtype, features in dict.fromkeys((result.dtype, result.input_size) for result in results):
         table = _table("fwd\nus/step", "fwd+bwd\nms", "cuDNN\nLSTM", "cuDNN\nown", "x\neager", "x\ngraph", "error")
         for result in results:
-            if result.dtype == dtype:
+            if (result.dtype, result.input_size) == (dtype, features):
                 assert result.forward is not None
                 assert result.both is not None
                 table.add_row(
@@ -116,7 +116,7 @@ def _last(results: Sequence[Result]) -> list[RenderableType]:
                     _faster(_both_of(result, "graphed loop")),
                     "" if result.error is None else f"{result.error:.0e}",
                 )
-        parts += [_title(f"One layer on a GPU, input size 1, loss on the last step, {dtype}"), table, ""]
+        parts += [_title(f"On a GPU, input size {features}, loss on the last step, {dtype}"), table, ""]
     parts[-1] = _note(
         "cuDNN LSTM, cuDNN own: time of our forward + backward over that of nn.LSTM and of torch.nn's module for the same "
         "cell. x eager, x graph: how many times faster than the reference loop and than its CUDA graph. error: largest "
@@ -181,7 +181,7 @@ def _table(*headings: str) -> Table:
 
 
 def _size(result: Result) -> list[str]:
-    return [result.name, str(result.T), str(result.B), str(result.H)]
+    return [result.label, str(result.T), str(result.B), str(result.H)]
 
 
 def milliseconds(value: float) -> str:

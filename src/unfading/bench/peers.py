@@ -38,7 +38,7 @@ def peers_of_layer(case: Case, layer: Layer, x: Tensor, exact: Contender) -> Pee
         "graphed loop": partial(_loop, "graph", case, layer, x, exact),
     }
     equivalent = torch_equivalent(layer)
-    lstm = equivalent if isinstance(equivalent, nn.LSTM) else nn.LSTM(case.input_size, case.H).to(x.device)
+    lstm = equivalent if isinstance(equivalent, nn.LSTM) else nn.LSTM(case.input_size, case.H, case.num_layers).to(x.device)
     modules = [lstm] if equivalent is None or equivalent is lstm else [lstm, equivalent]
     for module in modules:
         name = f"cuDNN {type(module).__name__}"
@@ -80,7 +80,7 @@ def _torch_module(module: nn.RNNBase, subclass: type[nn.RNNBase], case: Case, x:
         subclass.check(case)
     options = {"nonlinearity": module.nonlinearity} if isinstance(module, nn.RNN) else {}
     make: Any = subclass  # the base class takes other arguments
-    peer = make(module.input_size, module.hidden_size, **options)
+    peer = make(module.input_size, module.hidden_size, module.num_layers, **options)
     peer.load_state_dict(module.state_dict())
     dtype = HALVES.get(case.dtype, torch.float32)
     exact = Single(copy.deepcopy(module).double(), x.double())
@@ -97,6 +97,8 @@ class ExternalKernel:
         """Raise PeerUnavailable if it cannot run."""
         if find_spec(cls.package) is None:
             raise PeerUnavailable("not installed")
+        if case.num_layers > 1:
+            raise PeerUnavailable("has one layer")
 
 
 class FlashRNN(ExternalKernel, nn.LSTM):

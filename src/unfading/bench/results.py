@@ -70,6 +70,7 @@ class Result:
     both: Pass | None = None
     # On a GPU only:
     models: int = 1  # trained together
+    num_layers: int = 1
     error: float | None = None  # largest relative error of an output or gradient against the float64 reference
     error_contractive: float | None = None  # the same over at most 200 steps, with weights under which errors do not grow
     first_s: float | None = None  # seconds of the first calls, including compilation that no cache on disk saves
@@ -78,11 +79,17 @@ class Result:
     @property
     def case(self) -> tuple[Any, ...]:
         """The `key` of the case."""
-        return self.kind, self.name, self.T, self.B, self.H, self.dtype, self.models
+        case = self.kind, self.name, self.T, self.B, self.H, self.dtype, self.models
+        return *case, self.input_size, self.num_layers
 
     @property
     def title(self) -> str:
         return title(*self.case)
+
+    @property
+    def label(self) -> str:
+        """The variant, with the number of its layers."""
+        return self.name if self.num_layers == 1 else f"{self.num_layers} layers of {self.name}"
 
     def peer(self, name: str) -> Peer | None:
         return next((peer for peer in self.peers if peer.name == name), None)
@@ -107,6 +114,7 @@ def case_fields(case: Case, threads: int = 1) -> dict[str, Any]:
         "input_size": case.input_size,
         "dtype": case.dtype,
         "models": case.models,
+        "num_layers": case.num_layers,
         "threads": threads,
     }
 
