@@ -190,9 +190,50 @@ class RareInputs(Along):
         return State(torch.tanh(a + unfading.linear(state.h, weights.U)))
 
 
-def test_a_branch_that_rare_inputs_show_is_refused():
+class SparseInputs(Along):
+    """Inputs that are zero for most x, in a projection that can be compiled into the loop."""
+
+    def mixed(self, a, x, start):
+        return (a.abs() > 30) * a
+
+
+class SparseInputsInBranch(SparseInputs):
+    step = RareInputs.step
+
+
+@pytest.mark.parametrize("kind", [RareInputs, SparseInputsInBranch], ids=name)
+def test_a_branch_that_rare_inputs_show_is_refused(kind):
     torch.manual_seed(0)
-    assert isinstance(plan(RareInputs(I)), Refusal)
+    assert isinstance(plan(kind(I)), Refusal)
+
+
+def test_a_projection_with_rare_inputs_is_compiled_into_the_loop():
+    assert plan(SparseInputs(I)).with_project
+
+
+class LateInputs(Along):
+    """Inputs that are zero in the first steps, in a step that takes another branch in small batches."""
+
+    def mixed(self, a, x, start):
+        return torch.cat([torch.zeros_like(a[:5]), a])[: len(x)]
+
+    def step(self, inputs, state, weights):
+        a = torch.tanh(inputs.a) if len(state.h) > 3 else inputs.a * inputs.a
+        return State(torch.tanh(a + unfading.linear(state.h, weights.U)))
+
+
+class MostlyNaN(Along):
+    """A step that is NaN unless all of a row is positive, and takes another branch in small batches."""
+
+    def step(self, inputs, state, weights):
+        h = 0.5 * state.h if len(state.h) > 3 else state.h
+        return State(h + 0.1 * unfading.linear(inputs.a**2.5, weights.U))
+
+
+@pytest.mark.parametrize("kind", [LateInputs, MostlyNaN], ids=name)
+def test_a_branch_that_few_rows_show_is_refused(kind):
+    torch.manual_seed(0)
+    assert isinstance(plan(kind(I)), Refusal)
 
 
 class BranchedStep(SizedStep):

@@ -182,6 +182,8 @@ def _program(example: _Example) -> _Traced:
         traced = _Traced(*with_project(contents, step, signature))
         example.check_rows_of_project()
         example.check_program(traced)
+        if example.of_step.repetitive:
+            example.check_program(_Traced(trace(step, signature), signature))
         if target == "triton" and _matrices(traced.program) > _matrices(trace(step, signature)):
             traced = _Traced(*affine_project(contents, step, signature), affine=True)
     except NotFusable:
