@@ -156,6 +156,21 @@ def test_rounding_alone_is_not_counted_as_wrong():
     assert attack.attack(cell, plan).verdict in ("agrees", "undecided")
 
 
+OF_EQUAL_NUMBERS = "return State(0.5 * state.h + (0.9 + 0 * inputs.a).var(1, keepdim=True))"
+
+
+def test_rounding_inside_a_sum_is_not_counted_as_wrong(monkeypatch):
+    """The variance of equal numbers is 0 up to the rounding of their mean, which torch does otherwise for other shapes."""
+    cell, plan = planted(OF_EQUAL_NUMBERS)
+    call = ONCE._replace(kind="no_grad", state=False)
+    plan = plan._replace(dtype=torch.float32, quantised=False, calls=(call,))
+    assert attack.attack(cell, plan).verdict == "undecided"
+    monkeypatch.setitem(aten.RULES, torch.ops.aten.sum, aten.RULES[torch.ops.aten.amax])
+    monkeypatch.setattr("unfading.fuse.make_plan.check_program", lambda *given, **options: None)
+    cell, plan = planted("return State(0.5 * state.h + inputs.a.sum([1], keepdim=True))")
+    assert attack.attack(cell, plan).verdict == "wrong"
+
+
 @pytest.mark.parametrize(
     "question",
     [
