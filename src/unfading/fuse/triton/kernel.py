@@ -9,6 +9,7 @@ products after the loop. All sums have a fixed order, so that a repeated run giv
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -179,34 +180,17 @@ class TritonKernel:
             wanted: for every input, state and weight, whether its gradient is wanted; else it is None.
         """
         (inputs, states, weights), (trajectory, saved) = arguments, stored
-        E, T, B = extent = self.extent(inputs, states)
-        widths, like = self.reverse_program.widths, states[0]
-        setting = self.setting("back", precision(options, like.device), (E, B), like.device)
-        assert setting is not None
-        blocks = -(-B // setting.rows)
-        lines = blocks * self._parts("back", setting.units)
-        shapes = {PER_STEP: (E, T, B), SHARED: (E, T, blocks), CONSTANT: (E, 1, B)}
-        d_inputs = [
-            _blank(like, (*shapes[kind], widths[D_INPUT, i]), options)
-            if (D_INPUT, i) in widths and (wanted[i] or i in self.read)
-            else None
-            for i, kind in enumerate(self.program.kinds)
-        ]
-        d_states = [like.new_empty((E, B, n)) for n in self.states]
-        d_entries = {i: like.new_zeros((E, lines, n)) for (kind, i), n in widths.items() if kind == D_WEIGHT}
-        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == SEQUENCE]
-        starts = [0, *accumulate(sizes)]
-        buffer = _blank(like, (E, T, B, starts[-1]), options) if sizes else None
-        sequences = [] if buffer is None else [buffer[..., a:b] for a, b in pairwise(starts)]
-        tensors = self._named(
+        extent = self.extent(inputs, states)
+        memory = self.blank_gradients(extent, states[0], options, wanted)
+        d_states = [states[0].new_empty((extent[0], extent[2], n)) for n in self.states]
+        tensors = memory.tensors() | self._named(
             input=inputs, initial=states, next=trajectory, saved=[saved], dnext=gradients[0], dfinal=gradients[1],
-            dinput=d_inputs, dinitial=d_states, sequence=sequences,
+            dinitial=d_states,
         )  # fmt: skip
-        tensors |= {(D_WEIGHT, i): entries for i, entries in d_entries.items()}
         self._launch("back", tensors, weights, options, extent)
-        d_weights = self._weights(weights, wanted[len(inputs) + len(states) :], tensors, (buffer, starts), options)
+        d_weights = self.weight_gradients(weights, wanted[len(inputs) + len(states) :], tensors, memory, options)
         returned: list[Tensor | None] = []
-        for x, d, kind, want in zip(inputs, d_inputs, self.program.kinds, wanted, strict=False):
+        for x, d, kind, want in zip(inputs, memory.inputs, self.program.kinds, wanted, strict=False):
             if not want:
                 returned.append(None)
             elif d is None:
@@ -214,6 +198,42 @@ class TritonKernel:
             else:
                 returned.append(d.sum(2, keepdim=True) if kind == SHARED else d)
         return returned, d_states, d_weights
+
+    def blank_gradients(
+        self,
+        extent: tuple[int, int, int],
+        like: Tensor,
+        options: LoopOptions,
+        wanted: Sequence[bool],
+        setting: LaunchSettings | None = None,
+        chunks: int = 1,
+    ) -> "GradientMemory":
+        """Memory for what a backward loop writes, beside the gradients of the initial states.
+
+        Args:
+            like: a tensor on the device.
+            wanted: for every input, whether its gradient is wanted.
+            setting: those of the loop; None for the usual ones.
+            chunks: the number of launches that share the memory, each for its own steps.
+        """
+        E, T, B = extent
+        widths = self.reverse_program.widths
+        setting = setting or self.setting("back", precision(options, like.device), (E, B), like.device)
+        assert setting is not None
+        blocks = -(-B // setting.rows)
+        lines = chunks * blocks * self._parts("back", setting.units)
+        shapes = {PER_STEP: (E, T, B), SHARED: (E, T, blocks), CONSTANT: (E, 1, B)}
+        d_inputs = [
+            _blank(like, (*shapes[kind], widths[D_INPUT, i]), options)
+            if (D_INPUT, i) in widths and (wanted[i] or i in self.read)
+            else None
+            for i, kind in enumerate(self.program.kinds)
+        ]
+        d_entries = {i: like.new_zeros((E, lines, n)) for (kind, i), n in widths.items() if kind == D_WEIGHT}
+        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == SEQUENCE]
+        starts = [0, *accumulate(sizes)]
+        buffer = _blank(like, (E, T, B, starts[-1]), options) if sizes else None
+        return GradientMemory(d_inputs, d_entries, buffer, starts)
 
     def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int, int]:
         """Models, steps and rows."""
@@ -229,36 +249,21 @@ class TritonKernel:
         self, name: str, tensors: Tensors, weights: Sequence[Tensor], options: LoopOptions, extent: tuple[int, int, int]
     ) -> None:
         E, device = extent[0], next(tensor.device for tensor in tensors.values() if tensor is not None)
-        dots = precision(options, device)
-        setting = self.setting(name, dots, (E, extent[2]), device)
+        setting = self.setting(name, precision(options, device), (E, extent[2]), device)
         assert setting is not None
-        rows, warps, width, room, units = setting
-        split = None if units is None else self.split
-        loops = self.at(width)
-        function = loops.functions[name] if split is None else split.functions[name].kernel
-        taken = [weights[i].reshape(E, 1, -1) if kind == WEIGHT else tensors[kind, i] for kind, i in function.pointers]
-        taken += [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
-        taken.append(options.lengths)
-        resident = resident_blocks([BYTES[dots] * size for size in function.sizes], room)
-        constants = LaunchConstants(rows, options.reverse, resident, dots, dots != "tf32x3" and device.type == "cuda")
-        _, T, B = extent
-        if split is None or units is None:
-            loops.launcher.launch(function, taken, (-(-B // rows), E, 1), (T, B), constants, warps)
-        else:
-            parts = self._parts(name, units)
-            at_once = max(gpu(device).multiprocessors // parts, 1)
-            split.launch(name, taken, extent, constants, (units, parts, at_once), warps)
+        ReadyLoop(self, name, weights, options, setting, (E, device)).run(tensors, options.lengths, extent)
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
 
-    def _weights(
+    def weight_gradients(
         self,
         weights: Sequence[Tensor],
         wanted: Sequence[bool],
         tensors: Tensors,
-        stored: tuple[Tensor | None, Sequence[int]],
+        memory: "GradientMemory",
         options: LoopOptions,
     ) -> list[Tensor | None]:
+        """The gradients of the weights, from the tensors of a backward loop over all steps."""
         d_weights = [
             torch.zeros_like(weight, memory_format=torch.contiguous_format) if want else None
             for weight, want in zip(weights, wanted, strict=True)
@@ -267,7 +272,7 @@ class TritonKernel:
             entries = tensors.get((D_WEIGHT, i))
             if weight is not None and entries is not None:
                 weight += entries.sum(1).reshape(weight.shape)
-        sums = WeightSums(tensors, stored, reverse=options.reverse, lengths=options.lengths)
+        sums = WeightSums(tensors, (memory.buffer, memory.starts), reverse=options.reverse, lengths=options.lengths)
         for product in self.outer:
             weight = d_weights[product.block.weight]
             if weight is not None:
@@ -277,6 +282,64 @@ class TritonKernel:
             if weight is not None:
                 sums.add_total(total, weight)
         return d_weights
+
+
+class GradientMemory(NamedTuple):
+    """What a backward loop writes."""
+
+    inputs: list[Tensor | None]  # gradients of the inputs, where they are wanted
+    entries: dict[int, Tensor]  # gradients of weights that a step uses entry by entry, one line for each program
+    buffer: Tensor | None  # the factors of matrix products after the loop, side by side
+    starts: list[int]  # the entry at which each of them begins
+
+    def tensors(self) -> Tensors:
+        """By their kinds, as a loop takes them."""
+        sequences = [] if self.buffer is None else [self.buffer[..., a:b] for a, b in pairwise(self.starts)]
+        tensors: Tensors = {(D_INPUT, i): d for i, d in enumerate(self.inputs)}
+        tensors |= {(SEQUENCE, i): part for i, part in enumerate(sequences)}
+        return tensors | {(D_WEIGHT, i): d for i, d in self.entries.items()}
+
+
+class ReadyLoop:
+    """A loop with its weights and settings, which runs on the tensors of a whole sequence or of any chunk of it.
+
+    Args:
+        where: the number of models, and the device.
+    """
+
+    def __init__(
+        self,
+        kernel: TritonKernel,
+        name: str,
+        weights: Sequence[Tensor],
+        options: LoopOptions,
+        setting: LaunchSettings,
+        where: tuple[int, torch.device],
+    ):
+        E, device = where
+        rows, self.warps, width, room, self.units = setting
+        self.name, self.split = name, None if self.units is None else kernel.split
+        self.parts, self.multiprocessors = kernel._parts(name, self.units), gpu(device).multiprocessors
+        self.loops = kernel.at(width)
+        function = self.loops.functions[name] if self.split is None else self.split.functions[name].kernel
+        self.function = function
+        self.vectors = {i: weights[i].reshape(E, 1, -1) for kind, i in function.pointers if kind == WEIGHT}
+        self.matrices = [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
+        dots = precision(options, device)
+        resident = resident_blocks([BYTES[dots] * size for size in function.sizes], room)
+        self.constants = LaunchConstants(rows, options.reverse, resident, dots, dots != "tf32x3" and device.type == "cuda")
+
+    def run(self, tensors: Tensors, lengths: Tensor | None, extent: tuple[int, int, int]) -> None:
+        """Run on tensors with these numbers of models, steps and rows."""
+        E, T, B = extent
+        taken = [self.vectors[i] if kind == WEIGHT else tensors[kind, i] for kind, i in self.function.pointers]
+        taken += (*self.matrices, lengths)
+        if self.split is None or self.units is None:
+            grid = (-(-B // self.constants.rows), E, 1)
+            self.loops.launcher.launch(self.function, taken, grid, (T, B), self.constants, self.warps)
+        else:
+            at_once = max(self.multiprocessors // self.parts, 1)
+            self.split.launch(self.name, taken, extent, self.constants, (self.units, self.parts, at_once), self.warps)
 
 
 @cache
