@@ -189,6 +189,55 @@ def test_the_hook_of_a_parameter_that_is_not_read_is_not_called(backend):
     assert not calls
 
 
+class ClockCell(RootCell):
+    """Reads no x before the third step, or none at all."""
+
+    def __init__(self, input_size, hidden_size, first):
+        super().__init__(input_size, hidden_size)
+        self.first = first
+
+    def project(self, x, start=0):
+        steps = [self.W(row) if start + t >= self.first else self.W.bias.expand(len(row), -1) for t, row in enumerate(x)]
+        return TwoInputs(torch.stack(steps), self.idle.expand(*x.shape[:2], -1))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("first", [0, 3, 1000])
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_the_hook_of_the_input_is_called_if_it_is_read(backend, first, batch_first):
+    form = {"dtype": torch.float64, "backend": backend, "batch_first": batch_first}
+    layer = unfading.Recurrent(lambda size: ClockCell(size, 3, first), 2, **form)
+    results = []
+    for every in (None, 2):
+        layer.checkpoint_every = every
+        x = laws.random_input().transpose(0, int(batch_first)).clone().requires_grad_()
+        calls = []
+        x.register_hook(calls.append)
+        layer(x)[0].square().sum().backward()
+        results.append([x.grad, *calls])
+    whole, cut = results
+    assert len(whole) == (1 if first == 1000 else 2)
+    assert_close(cut, whole, **EXACT)
+
+
+class BareRootCell(RootCell):
+    def step(self, inputs, state, weights):
+        return TwoStates(torch.tanh(inputs.a + 0.5 * state.h), state.c.sqrt())
+
+
+def test_a_hook_adds_no_nan():
+    """c has no gradient, an infinite derivative and a hook."""
+    form = {"dtype": torch.float64, "backend": "reference", "checkpoint_every": 2}
+    layer = unfading.Recurrent(lambda size: BareRootCell(size, 3), 2, **form)
+    x = laws.random_input()
+    state = TwoStates(*(torch.zeros(1, x.shape[1], 3, dtype=torch.float64, requires_grad=True) for _ in "hc"))
+    for part in state:
+        part.register_hook(lambda gradient: 2 * gradient)
+    h, c = torch.autograd.grad(layer(x, state)[0].square().sum(), state)
+    assert h.any()
+    assert not c.any()
+
+
 def test_one_dropout_mask_serves_all_segments():
     layer = unfading.LSTM(2, 5, recurrent_dropout=0.5, dtype=torch.float64)
     x, outputs = laws.random_input(), []

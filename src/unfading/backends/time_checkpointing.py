@@ -31,23 +31,24 @@ def run_in_segments(
     if traced() or options.checkpoint_every is None:
         return implementation(cell, x, state, weights, options)
     whole = None if _local(cell, len(x), reverse) else cell.project(x, start)
+    parameters = {f"cell.{name}": value for name, value in cell.named_parameters()}
+    hooked = torch.is_grad_enabled() and _hooked((x, state, weights, parameters))
     if reverse:
         # From here on in the order of processing, in which fields that depend on time alone (`shared`) are read anyway.
         x = flip(x, lengths)
         whole = None if whole is None else _flipped(cell, whole, lengths)
     constants = constants_of(cell, x, start) if whole is None else {}
-    parameters = {f"cell.{name}": value for name, value in cell.named_parameters()}
-    hooked = any(parameter._backward_hooks for parameter in parameters.values())
     reads: list[bool] | None = None
     segments = []
     for a, x_segment in zip(range(0, len(x), options.checkpoint_every), x.split(options.checkpoint_every), strict=True):
         segment = Segment(implementation, cell, options._replace(lengths=lengths, reverse=False, start=start))
         inputs = () if whole is None else _chunk(cell, whole, a, a + len(x_segment))
         leaves, tree = _pytree.tree_flatten(((x_segment, state, weights, constants, inputs), parameters))
-        if hooked and torch.is_grad_enabled():
-            reads = reads or segment.reads(leaves, tree)
+        if hooked:
+            reads = segment.reads(leaves, tree, reads)
             leaves = [leaf if read else leaf.detach() for leaf, read in zip(leaves, reads, strict=True)]
-        outputs = RecomputedSegment.apply(segment, tree, hooked, *leaves)
+        segment.hooked = [hooked and (a == 0 or not 1 <= i <= len(state)) for i in range(len(leaves))]
+        outputs = RecomputedSegment.apply(segment, tree, *leaves)
         *states, state = _pytree.tree_unflatten(outputs, segment.outputs)
         segments.append(states)
         start += len(x_segment)
@@ -60,6 +61,12 @@ def run_in_segments(
     if reverse:
         trajectory = [flip(part, options.lengths) for part in trajectory]
     return type(state)(*trajectory), state
+
+
+def _hooked(tensors: Any) -> bool:
+    """Whether one of these tensors, or what it is a view of, has a hook on its gradient."""
+    leaves = [leaf for leaf in _pytree.tree_leaves(tensors) if isinstance(leaf, Tensor)]
+    return any(leaf._backward_hooks or (leaf._base is not None and leaf._base._backward_hooks) for leaf in leaves)
 
 
 def _local(cell: Cell, steps: int, reverse: bool) -> bool:
@@ -90,6 +97,7 @@ class Segment(nn.Module):
     """One segment as a function of tensors, with everything else that decides its result as it was in the first run."""
 
     outputs: Any  # the tree of what it returns: the parts of the trajectory, then the final state
+    hooked: list[bool]  # for each of its tensors, whether a hook may wait for its gradient
 
     def __init__(self, implementation: Callable[..., tuple[Any, Any]], cell: Cell, options: LoopOptions):
         super().__init__()
@@ -116,8 +124,16 @@ class Segment(nn.Module):
         same = len(now) == len(self.parameters_then) and all(map(is_, now, self.parameters_then))
         return now if same and all(p.is_leaf and not p._backward_hooks for p in now) else None
 
-    def reads(self, leaves: list[Tensor], tree: Any) -> list[bool]:
-        """For each tensor, whether a gradient reaches it: the hook of one that is not read would be called with None."""
+    def reads(self, leaves: list[Tensor], tree: Any, before: list[bool] | None) -> list[bool]:
+        """For each tensor, whether a gradient reaches it: the hook of one that is not read would be called with None.
+
+        Args:
+            leaves: the tensors.
+            tree: makes the arguments and parameters of them.
+            before: the result for the segments before. A tensor that they read counts as read.
+        """
+        if before is not None and all(read or not leaf.requires_grad for read, leaf in zip(before, leaves, strict=True)):
+            return before
         device = leaves[0].device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
             # All of them: the state before the first segment needs no gradient, the next ones do.
@@ -127,7 +143,8 @@ class Segment(nn.Module):
             total = sum((output.sum() for output in outputs), start=torch.zeros((), requires_grad=True))
             wanted = [twin for twin in twins if twin.requires_grad]
             gradients = iter(torch.autograd.grad(total, wanted, allow_unused=True))
-        return [twin.requires_grad and next(gradients) is not None for twin in twins]
+        now = [twin.requires_grad and next(gradients) is not None for twin in twins]
+        return now if before is None else [a or b for a, b in zip(before, now, strict=True)]
 
     def first(self, arguments: Any) -> list[Tensor]:
         """Run, and store the state of the random number generators and of autocast."""
@@ -166,13 +183,14 @@ class RecomputedSegment(torch.autograd.Function):
     """A segment that stores only its inputs for the backward pass.
 
     An output without a gradient is left out of the backward pass. Zeros in its place would become NaN where they meet an
-    infinite derivative, which autograd never computes. With hooks there are zeros, since a hook would be called with None.
+    infinite derivative, which autograd never computes. A tensor with a hook that only such outputs depend on has a gradient of
+    zeros, since the hook would be called with None.
     """
 
     @staticmethod
-    def forward(ctx: Any, segment: Segment, tree: Any, hooked: bool, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, segment: Segment, tree: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.segment, ctx.tree = segment, tree
-        ctx.set_materialize_grads(hooked)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*leaves)
         return tuple(segment.first(_pytree.tree_unflatten(leaves, tree)[0]))
 
@@ -202,7 +220,11 @@ class RecomputedSegment(torch.autograd.Function):
             if tracked
             else [None] * len(wanted)
         )
-        return (None, None, None, *(next(results) if leaf.requires_grad else None for leaf in leaves))
+        given = [next(results) if leaf.requires_grad else None for leaf in leaves]
+        for i, leaf in enumerate(leaves):
+            if given[i] is None and leaf.requires_grad and ctx.segment.hooked[i]:
+                given[i] = torch.zeros_like(leaf)
+        return (None, None, *given)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
