@@ -128,7 +128,7 @@ def explain_on_gpu(cell: type[Cell], hidden_size: int) -> OnGPU:
         try:
             if not isinstance(cell_plan, Refusal):
                 kernel = triton_kernel(cell_plan.key)
-                if all(kernel.fastest(loop, "tf32x3", (1, 1), H200) is not None for loop in kernel.shapes):
+                if all(kernel.candidates(loop, "tf32x3", (1, 1), H200) for loop in kernel.shapes):
                     return OnGPU(name, "fused", "")
                 reason = f"{kernel.whole_refused}, and their columns do not fit on its multiprocessors"
             else:

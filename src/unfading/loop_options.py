@@ -23,8 +23,9 @@ class LoopOptions(NamedTuple):
     checkpoint_every: int | None = None
     """The steps between two stored states; None stores every state."""
 
-    autocast: str = ""
-    """The precision of matrix products under autocast, "bf16" or "fp16"; empty without autocast."""
+    dots: str = ""
+    """The precision of the dots of a kernel for a GPU: "bf16" or "fp16" under autocast, "tf32" or "tf32x3" without it. Empty
+    for what torch's settings say when the kernel runs."""
 
     order: Tensor | None = None
     """The batch rows by falling length. A C kernel needs it beside lengths, and computes it once per call."""

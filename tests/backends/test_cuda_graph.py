@@ -56,7 +56,7 @@ class Called:
 def device(monkeypatch):
     monkeypatch.setattr(capture, "CapturedGraph", Called)
     # Else "auto" would run every cell fused.
-    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell: "the compiler is at rest")
+    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell, batch=1: "the compiler is at rest")
     return "cpu"
 
 
@@ -103,7 +103,7 @@ def test_nothing_changes_on_a_cpu(monkeypatch):
         RuntimeError, match="STARCell cannot run as CUDA graphs: a CUDA graph needs a GPU, and the cell is on cpu"
     ):
         layer(x)
-    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell: "the compiler is at rest")
+    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell, batch=1: "the compiler is at rest")
     assert choose(layer.cells[0], "auto") is reference
 
 

@@ -137,7 +137,9 @@ def cut(monkeypatch):
     """Kernels with other settings than the usual ones."""
 
     def change(**changes):
-        monkeypatch.setattr(module, "fastest", lambda loop, *_, **__: settings.usual(loop, "tf32x3")._replace(**changes))
+        usual = settings.usual
+        only = lambda loop, *_, **__: [settings.Candidate(1.0, usual(loop, "tf32x3")._replace(**changes))]  # noqa: E731
+        monkeypatch.setattr(module, "candidates", only)
         monkeypatch.setattr(plans, "_triton_kernels", {})
 
     return change
@@ -193,9 +195,9 @@ def launches(monkeypatch):
     launches = []
     launch = module.TritonKernel._launch
 
-    def counted(self, name, tensors, weights, way, extent):
+    def counted(self, name, tensors, weights, way, extent, *setting):
         launches.append((name, extent[0]))
-        return launch(self, name, tensors, weights, way, extent)
+        return launch(self, name, tensors, weights, way, extent, *setting)
 
     monkeypatch.setattr(module.TritonKernel, "_launch", counted)
     return launches

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unfading.backends.time_checkpointing import run_in_segments
 from unfading.cells.base import Cell
-from unfading.errors import cannot_run, unknown
+from unfading.errors import NoKernel, cannot_run, unknown
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import reference
@@ -101,10 +101,10 @@ def check_backend(name: str) -> None:
         raise ValueError(unknown("backend", name, ["auto", *IMPLEMENTATIONS]))
 
 
-def choose(cell: Cell, backend: str) -> Implementation:
+def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
     """The implementation that runs this cell now: the named one, or the first that does not refuse the cell.
 
-    The compiled loop comes as a `partial` with the plan of the cell.
+    On a GPU that depends on the number of rows. The compiled loop comes as a `partial` with the plan of the cell.
     """
     if _stand_in is not None:
         return _stand_in
@@ -112,17 +112,22 @@ def choose(cell: Cell, backend: str) -> Implementation:
     if name in ("auto", "fused"):
         _load_fused()
         compiler = cast(ModuleType, _fused_module)
-        answer = compiler.runnable(cell)
+        answer = compiler.runnable(cell, batch)
         if not isinstance(answer, str):
             return cast(Implementation, compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer))
         if name == "fused":
             raise RuntimeError(cannot_run(cell, "fused", answer))
+    return _without_kernel(cell, name)
+
+
+def _without_kernel(cell: Cell, name: str) -> Implementation:
+    """The implementation that runs a cell where it is not compiled."""
     if name in ("auto", "graph"):
         _load_graph()
         graphs = cast(ModuleType, _graph_module)
         reason = graphs.graph_refusal(cell)
         if reason is None:
-            return graphs.graph if name == "graph" else graphs.graph_or_scan
+            return cast(Implementation, graphs.graph if name == "graph" else graphs.graph_or_scan)
         if name == "graph":
             raise RuntimeError(cannot_run(cell, "as CUDA graphs", reason))
         name = "reference"
@@ -136,21 +141,28 @@ def runs_compiled(implementation: Implementation) -> bool:
 
 def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
     """Project x [T, B, I] and run the cell over it; return the states after every step and the final state, as `scan`."""
-    return _run(choose(cell, options.backend), cell, x, state, options)
+    return _run(choose(cell, options.backend, x.shape[1]), cell, x, state, options)
 
 
 def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
     if _observed is not None:
         _observe(cell, implementation, options.backend)
     weights = _weights(cell, x)
-    if options.checkpoint_every is None or implementation is _stand_in:
+    segments = options.checkpoint_every is not None and implementation is not _stand_in
+    try:
+        if segments:
+            return run_in_segments(implementation, cell, x, state, weights, options)
         return implementation(cell, x, state, weights, options)
-    return run_in_segments(implementation, cell, x, state, weights, options)
+    except NoKernel as error:  # the GPU has no room for this call
+        name = _override or options.backend
+        if name != "auto":
+            raise RuntimeError(cannot_run(cell, name, str(error))) from error
+    return _run(_without_kernel(cell, "auto"), cell, x, state, options)
 
 
 def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:
     """As `run`, but only `cell.output` of the states; without a gradient the states are not even stored."""
-    implementation = choose(cell, options.backend)
+    implementation = choose(cell, options.backend, x.shape[1])
     # Without a gradient, on the CPU.
     if not (torch.is_grad_enabled() or x.is_cuda or traced()) and runs_compiled(implementation):
         compiler, cell_plan = cast(ModuleType, _fused_module), cast("partial[Any]", implementation).keywords["cell_plan"]

@@ -21,7 +21,7 @@ from unfading.errors import NoKernel
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality
 from unfading.fuse.operator import FusedLoop, Sizes, run_in_graph, without_unread
-from unfading.fuse.plan import Plan, autocast_precision, c_kernel, plan, plan_or_raise, target_of
+from unfading.fuse.plan import Plan, autocast_precision, c_kernel, float32_dots, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
 from unfading.fuse.trace.tree import as_matrix, flatten, with_dense
@@ -67,7 +67,8 @@ def fused(
     differentiable = any(tensor.requires_grad for tensor in tensors)
     keep = torch.is_grad_enabled() and (differentiable or (not compiling and traced()))
     n = len(state)
-    sizes = Sizes(len(leaves), n, len(tensors) - len(leaves) - n, dots=precision)
+    dots = precision if compiling or precision or cell_plan.target == "c" else float32_dots(x.device)
+    sizes = Sizes(len(leaves), n, len(tensors) - len(leaves) - n, dots=dots)
     if compiling:
         results = run_in_graph(cell_plan.key, sizes, options.lengths, options.reverse, keep, tensors)
     else:
@@ -172,10 +173,11 @@ def refusal(cell: Cell) -> str | None:
     return answer if isinstance(answer, str) else None
 
 
-def runnable(cell: Cell) -> Plan | str | None:
+def runnable(cell: Cell, batch: int = 1) -> Plan | str | None:
     """The plan by which a cell runs at this moment, or the reason why it does not run fused.
 
-    None inside torch.compile for a cell that runs: there `fused` finds the plan itself.
+    On a GPU the kernels are tested once for each number of rows. None inside torch.compile for a cell that runs: there `fused`
+    finds the plan itself.
     """
     if torch.is_autocast_enabled("cpu") and target_of(_device(cell)) == "c":
         return "autocast is on, and a kernel for the CPU computes in one precision"
@@ -189,17 +191,17 @@ def runnable(cell: Cell) -> Plan | str | None:
         return "a dispatch mode or a tracer records the operations of torch, and would not see those inside a kernel"
     if _has_any_global_hook():
         return "a hook for all modules is registered, which a compiled loop would not call"
-    return _with_kernel(cell)
+    return _with_kernel(cell, batch)
 
 
-def _with_kernel(cell: Cell) -> Plan | str:
+def _with_kernel(cell: Cell, batch: int) -> Plan | str:
     """The plan of a cell whose kernel is compiled, or the reason why there is none."""
     cell_plan = plan(cell)
     if isinstance(cell_plan, Refusal):
         return str(cell_plan)
     try:
         if cell_plan.target == "triton":
-            return _triton_trouble(cell_plan, cell) or cell_plan
+            return _triton_trouble(cell_plan, cell, batch) or cell_plan
         c_kernel(cell_plan.key, cell_plan.signature.dtype)
     except (NoKernel, NotFusable, RecursionError) as error:
         return str(error)
@@ -211,13 +213,13 @@ def _with_kernel(cell: Cell) -> Plan | str:
 _probe: ModuleType | None = None
 
 
-def _triton_trouble(cell_plan: Plan, cell: Cell) -> str | None:
+def _triton_trouble(cell_plan: Plan, cell: Cell, batch: int) -> str | None:
     global _probe
     if _probe is None:
         from unfading.fuse.triton import probe
 
         _probe = probe
-    reason: str | None = _probe.triton_trouble(cell_plan, cell)
+    reason: str | None = _probe.triton_trouble(cell_plan, cell, batch)
     return reason
 
 
@@ -242,7 +244,7 @@ def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
 
 @constant_when_compiled
 def _constant_refusal(identity: int, training: tuple[bool, ...]) -> str | None:
-    answer = _with_kernel(ctypes.cast(identity, ctypes.py_object).value)
+    answer = _with_kernel(ctypes.cast(identity, ctypes.py_object).value, 1)
     return answer if isinstance(answer, str) else None
 
 

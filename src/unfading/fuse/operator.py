@@ -9,7 +9,8 @@ launch, on a CPU one after the other. The gradient of the backward loop is that 
 out as silent zeros. Forward mode goes to the reference loop, which `refusal` in `fused.py` ensures.
 
 In the operators, `models` is 0, or the size of a first axis that every tensor has; where models share a tensor, that axis has
-stride 0. `dots` is the precision of matrix products under autocast, empty without it.
+stride 0. `dots` is the precision of matrix products on a GPU: in a graph that of autocast, and empty without it; else that of
+the forward pass, so that the backward pass has the same.
 """
 
 import inspect
@@ -98,7 +99,7 @@ def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], mo
     if lengths is not None:
         lengths = lengths.to(states[0].device, torch.int64)
         lengths = lengths if models else lengths.unsqueeze(0)
-    return LoopOptions(lengths, reverse, autocast=dots)
+    return LoopOptions(lengths, reverse, dots=dots)
 
 
 def _forward(

@@ -183,3 +183,8 @@ def autocast_precision(device_type: str) -> str:
     if not torch.is_autocast_enabled(device_type):
         return ""
     return _SHORT_NAMES.get(torch.get_autocast_dtype(device_type), "")
+
+
+def float32_dots(device: torch.device) -> str:
+    """The precision of the dots of a kernel for a GPU without autocast: tf32 where torch allows it for float32 products."""
+    return "tf32" if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unfading.fuse.triton.waiting import check_waiting
 from unfading.tasks.base import Batch
 from unfading.training.active_run import ActiveRun
 from unfading.training.fleet import Fleet
@@ -97,6 +98,7 @@ class CapturedStep:
             self._run(self.batches)
         else:
             self.graph.replay()
+            check_waiting()
             self.update.failed = True
 
     def _run(self, batches: Sequence[Batch]) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unfading.fuse.triton.waiting import check_waiting
 from unfading.tasks.base import Split, Task
 from unfading.tasks.resident import Resident
 from unfading.training import check_task
@@ -65,7 +66,9 @@ def evaluate(fleet: Fleet, run: Run, split: Split) -> Scores:
         check_task.explain(error, task, fleet.models[0], [Place(split, index, size, SEED, device)])
     finally:
         fleet.train()
-    if not any(map(math.isfinite, sums["loss"].tolist())):
+    losses = sums["loss"].tolist()
+    check_waiting()
+    if not any(map(math.isfinite, losses)):
         for index in range(batches):  # the first batch whose data explain it raises
             check_task.examine(task, fleet.models[0], Place(split, index, size, SEED, device))
     means = {name: (total / weights).tolist() for name, total in sums.items()}

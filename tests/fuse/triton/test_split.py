@@ -19,14 +19,13 @@ from tests.helpers.cooperative import cooperative
 from tests.helpers.random_steps import some
 from tests.helpers.triton_laws import CELLS, agree, everything
 from tests.helpers.variants import hidden_size, name
-from unfading.errors import NoKernel
 from unfading.fuse.plan import TensorNames, interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace.recorder import trace
 from unfading.fuse.triton import kernel as module
 from unfading.fuse.triton import stages
 from unfading.fuse.triton.frame import OWN
-from unfading.fuse.triton.launch_settings import H200, Gpu, LaunchSettings, LoopShape, SplitShape, fastest
+from unfading.fuse.triton.launch_settings import H200, Candidate, Gpu, LaunchSettings, LoopShape, SplitShape, candidates
 from unfading.fuse.triton.source import triton_missing
 from unfading.fuse.triton.split_frame import SplitFrame
 from unfading.fuse.triton.split_tiles import pieces
@@ -47,7 +46,7 @@ def divided(monkeypatch):
     """Every loop has its units divided, 16 to a program, and several blocks of rows run at the same time."""
     monkeypatch.setattr(module, "SPLIT_FROM", 0)
     monkeypatch.setattr(module, "gpu", lambda device: Gpu(16, 1 << 20))
-    monkeypatch.setattr(module, "fastest", lambda *given, **options: LaunchSettings(16, 4, None, 0, 16))
+    monkeypatch.setattr(module, "candidates", lambda *given, **options: [Candidate(1.0, LaunchSettings(16, 4, None, 0, 16))])
     with interpreted():
         yield
 
@@ -273,7 +272,7 @@ def test_programs_that_wait_in_vain_are_reported():
     try:
         with torch.no_grad(), unfading.use_backend("fused"):
             layer(torch.randn(2, 5, 3))  # the interpreter runs one program after the other: no barrier is met
-            with pytest.raises(NoKernel, match="waited for each other in vain"):
+            with pytest.raises(RuntimeError, match="waited for each other in vain"):
                 layer(torch.randn(2, 5, 3))
     finally:
         names["PATIENCE"], names["peek"] = before, peek
@@ -294,7 +293,8 @@ WHOLE_LSTM = LoopShape("train", 256, 4 * 256 * 256, 4 * 256 * 256, 1, True)
 
 def test_units_are_divided_where_that_is_estimated_to_be_faster():
     def chosen(shape, split, B, gpu=H200, whole=True):
-        return fastest(shape, split, "tf32", (1, B), gpu, whole)
+        every = candidates(shape, split, "tf32", (1, B), gpu, whole)
+        return every[0].setting if every else None
 
     assert chosen(WHOLE_LSTM, LSTM, 128).units == 16
     assert chosen(WHOLE_LSTM, SplitShape(((256, 1, True),), 256, 1, 256), 128).units == 32

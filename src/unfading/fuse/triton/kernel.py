@@ -6,29 +6,31 @@ All tensors have a leading axis of models, which may have stride 0, are float32 
 products after the loop. All sums have a fixed order, so that a repeated run gives the same bits.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from unfading.errors import NoKernel
 from unfading.fuse.ir.differentiate import differentiate
 from unfading.fuse.ir.passes import narrow
 from unfading.fuse.ir.program import ELEMENTWISE, InputKind, Op, Program, TensorKind
-from unfading.fuse.plan import TensorNames
+from unfading.fuse.plan import TensorNames, float32_dots
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.emit import emit_backward, emit_forward, source
-from unfading.fuse.triton.launch import LaunchConstants, Launcher, packed
+from unfading.fuse.triton.launch import LaunchConstants, Launcher, does_not_fit, packed
 from unfading.fuse.triton.launch_settings import (
     BYTES,
     ON_CHIP,
     SPLIT_FROM,
+    Candidate,
     Gpu,
     LaunchSettings,
     LoopShape,
-    fastest,
+    candidates,
     refused,
     resident_blocks,
 )
@@ -42,6 +44,8 @@ from unfading.loop_options import LoopOptions
 FLAT = ELEMENTWISE | {Op.CONST, Op.ZERO, Op.LEAF, Op.EXPAND, Op.CAT, Op.DOT}  # operations on vectors that may be divided
 
 Tensors = dict[tuple[str, int], Tensor | None]
+Result = TypeVar("Result")
+SearchKey = tuple[str, str, int, torch.device]  # loop, precision, size class of the rows, device
 
 # Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
 WEIGHT, NEXT, SAVED, SEQUENCE = TensorKind.WEIGHT, TensorKind.NEXT, TensorKind.SAVED, TensorKind.SEQUENCE
@@ -73,9 +77,10 @@ class TritonKernel:
         self.outer, self.totals, self.has_gradient = both.outer, both.totals, both.has_gradient()
         self.programs = (program, both.forward, both.reverse)
         self.loops: dict[int | None, TritonLoops] = {}  # by the width of their tiles
-        self.settings: dict[tuple[str, str, int], LaunchSettings] = {}  # of a search, by function, precision and number of rows
+        self.undivided = ""  # why there are no loops with divided units
+        self.settings: dict[SearchKey, LaunchSettings] = {}  # of a search
         self._settings: dict[tuple[str, str, tuple[int, int], torch.device], LaunchSettings | None] = {}
-        self.crowded: set[str] = set()  # precisions in which no matrix fits on chip beside the rest of a loop
+        self._excluded: set[tuple[str, str, torch.device, LaunchSettings]] = set()  # settings that a GPU did not accept
         values = [value for program in self.programs for value in program.values()]
         flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
@@ -105,10 +110,12 @@ class TritonKernel:
     def split(self) -> SplitLoops | None:
         """The loops with their units divided among multiprocessors; None where that cannot be, or is never faster."""
         if self.widest < SPLIT_FROM:
+            self.undivided = f"the units are not divided below {SPLIT_FROM} of them, where that is never faster"
             return None
         try:
             return SplitLoops(self.programs, self.names)
-        except NotFusable:
+        except NotFusable as error:
+            self.undivided = str(error)
             return None
 
     def setting(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
@@ -118,36 +125,50 @@ class TritonKernel:
         """
         key = (name, precision, rows, device)
         if key not in self._settings:
-            self._settings[key] = self.settings.get((name, precision, size_class(rows))) or self._fastest(*key)
+            searched = self.settings.get((name, precision, size_class(rows), device))
+            usual = (candidate.setting for candidate in self.candidates(name, precision, rows, gpu(device)))
+            every = usual if searched is None else (searched, *usual)
+            fitting = (setting for setting in every if (name, precision, device, setting) not in self._excluded)
+            self._settings[key] = next(fitting, None)
         return self._settings[key]
 
-    def _fastest(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
-        setting = self.fastest(name, precision, rows, gpu(device))
-        return setting._replace(room=0) if setting is not None and precision in self.crowded else setting
-
-    def fastest(self, name: str, precision: str, rows: tuple[int, int], gpu: Gpu) -> LaunchSettings | None:
-        """The settings of a loop with the least estimated time; None where no settings fit on the GPU."""
+    def candidates(self, name: str, precision: str, rows: tuple[int, int], gpu: Gpu) -> list[Candidate]:
+        """The settings with which a loop may fit on a GPU, the fastest first."""
         split = None if self.split is None else self.split.functions[name].shape
-        return fastest(self.shapes[name], split, precision, rows, gpu, whole=self.whole_refused is None)
+        return candidates(self.shapes[name], split, precision, rows, gpu, whole=self.whole_refused is None)
+
+    def unfit(self, precision: str, device: torch.device) -> str:
+        """Why no settings are left with which the loops fit on a GPU."""
+        whole = self.whole_refused or f"one multiprocessor of {device} does not take all units in {precision}"
+        return f"{whole}; {self.split_refused(precision, gpu(device))}"
+
+    def split_refused(self, precision: str, gpu: Gpu) -> str | None:
+        """The reason why the units are not divided; None where they may be."""
+        if self.split is None:
+            return self.undivided
+        every = [self.candidates(name, precision, (1, 1), gpu) for name in self.shapes]
+        if all(any(candidate.setting.units for candidate in each) for each in every):
+            return None
+        return f"the {gpu.multiprocessors} multiprocessors do not take the matrices in {precision}, divided among them"
+
+    def exclude(self, name: str, precision: str, device: torch.device, setting: LaunchSettings) -> None:
+        """Do not use these settings again: the GPU did not accept the loop."""
+        self._excluded.add((name, precision, device, setting))
+        self._settings.clear()
 
     def _parts(self, name: str, units: int | None) -> int:
         """The number of programs that have all units of some rows; `units` is None where each has all of them."""
         return 1 if units is None or self.split is None else self.split.functions[name].shape.parts(units)
 
-    def fits(self, precision: str, device: torch.device) -> bool:
+    def fits(self, precision: str, rows: tuple[int, int], device: torch.device) -> bool:
         """Whether every loop has settings with which it fits on a GPU."""
-        return all(self.setting(name, precision, (1, 1), device) is not None for name in self.shapes)
+        return all(self.setting(name, precision, rows, device) is not None for name in self.shapes)
 
-    def without_room(self, precision: str) -> None:
-        """From now on keep no matrix on chip in this precision."""
-        self.crowded.add(precision)
-        self._settings.clear()
+    def set(self, name: str, precision: str, rows: tuple[int, int], device: torch.device, setting: LaunchSettings) -> None:
+        """Use these settings for a loop on a device from now on, for about as many rows."""
+        self.add_settings({(name, precision, size_class(rows), device): setting})
 
-    def set(self, name: str, precision: str, rows: tuple[int, int], setting: LaunchSettings) -> None:
-        """Use these settings for a loop from now on, for about as many rows."""
-        self.add_settings({(name, precision, size_class(rows)): setting})
-
-    def add_settings(self, settings: Mapping[tuple[str, str, int], LaunchSettings]) -> None:
+    def add_settings(self, settings: Mapping[SearchKey, LaunchSettings]) -> None:
         """Use the settings of a search from now on."""
         self.settings |= settings
         self._settings.clear()
@@ -156,12 +177,14 @@ class TritonKernel:
         self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], options: LoopOptions, *, keep: bool
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """The states after every step [models, T, B, n], the final states, and, with `keep`, what the gradient needs."""
-        E, T, B = self.extent(inputs, states)
+        E, T, B = extent = self.extent(inputs, states)
         trajectory = [_blank(states[0], (E, T, B, n), options) for n in self.states]
         final = [states[0].new_empty((E, B, n)) for n in self.states]
         saved = _blank(states[0], (E, T, B, self.saved), options) if keep and self.saved else None
         tensors = self._named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
-        self._launch("train" if keep else "infer", tensors, weights, options, (E, T, B))
+        name = "train" if keep else "infer"
+        launch = partial(self._launch, name, tensors, weights, options, extent)
+        self._with_fitting_settings(launch, name, options, extent, states[0].device)
         return trajectory, final, saved
 
     def backward(
@@ -179,15 +202,28 @@ class TritonKernel:
             stored: the trajectory and what forward saved.
             wanted: for every input, state and weight, whether its gradient is wanted; else it is None.
         """
+        extent, device = self.extent(*arguments[:2]), arguments[1][0].device
+        run = partial(self._backward, gradients, arguments, stored, options, wanted, extent)
+        return self._with_fitting_settings(run, "back", options, extent, device)
+
+    def _backward(
+        self,
+        gradients: tuple[Sequence[Tensor | None], Sequence[Tensor | None]],
+        arguments: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]],
+        stored: tuple[Sequence[Tensor], Tensor | None],
+        options: LoopOptions,
+        wanted: Sequence[bool],
+        extent: tuple[int, int, int],
+        setting: LaunchSettings,
+    ) -> tuple[list[Tensor | None], list[Tensor], list[Tensor | None]]:
         (inputs, states, weights), (trajectory, saved) = arguments, stored
-        extent = self.extent(inputs, states)
-        memory = self.blank_gradients(extent, states[0], options, wanted)
+        memory = self.blank_gradients(extent, states[0], options, wanted, setting)
         d_states = [states[0].new_empty((extent[0], extent[2], n)) for n in self.states]
         tensors = memory.tensors() | self._named(
             input=inputs, initial=states, next=trajectory, saved=[saved], dnext=gradients[0], dfinal=gradients[1],
             dinitial=d_states,
         )  # fmt: skip
-        self._launch("back", tensors, weights, options, extent)
+        self._launch("back", tensors, weights, options, extent, setting)
         d_weights = self.weight_gradients(weights, wanted[len(inputs) + len(states) :], tensors, memory, options)
         returned: list[Tensor | None] = []
         for x, d, kind, want in zip(inputs, memory.inputs, self.program.kinds, wanted, strict=False):
@@ -205,7 +241,7 @@ class TritonKernel:
         like: Tensor,
         options: LoopOptions,
         wanted: Sequence[bool],
-        setting: LaunchSettings | None = None,
+        setting: LaunchSettings,
         chunks: int = 1,
     ) -> "GradientMemory":
         """Memory for what a backward loop writes, beside the gradients of the initial states.
@@ -213,13 +249,11 @@ class TritonKernel:
         Args:
             like: a tensor on the device.
             wanted: for every input, whether its gradient is wanted.
-            setting: those of the loop; None for the usual ones.
+            setting: those of the loop.
             chunks: the number of launches that share the memory, each for its own steps.
         """
         E, T, B = extent
         widths = self.reverse_program.widths
-        setting = setting or self.setting("back", precision(options, like.device), (E, B), like.device)
-        assert setting is not None
         blocks = -(-B // setting.rows)
         lines = chunks * blocks * self._parts("back", setting.units)
         shapes = {PER_STEP: (E, T, B), SHARED: (E, T, blocks), CONSTANT: (E, 1, B)}
@@ -245,12 +279,37 @@ class TritonKernel:
     def _named(self, **groups: Sequence[Tensor | None]) -> Tensors:
         return {(kind, i): tensor for kind, group in groups.items() for i, tensor in enumerate(group)}
 
+    def _with_fitting_settings(
+        self,
+        run: Callable[[LaunchSettings], Result],
+        name: str,
+        options: LoopOptions,
+        extent: tuple[int, int, int],
+        device: torch.device,
+    ) -> Result:
+        """Run a loop with the fastest settings that the GPU accepts. It refuses others before anything has run."""
+        dots = precision(options, device)
+        while True:
+            setting = self.setting(name, dots, (extent[0], extent[2]), device)
+            if setting is None:
+                raise NoKernel(self.unfit(dots, device))
+            try:
+                return run(setting)
+            except Exception as error:
+                if not does_not_fit(error):
+                    raise
+                self.exclude(name, dots, device, setting)
+
     def _launch(
-        self, name: str, tensors: Tensors, weights: Sequence[Tensor], options: LoopOptions, extent: tuple[int, int, int]
+        self,
+        name: str,
+        tensors: Tensors,
+        weights: Sequence[Tensor],
+        options: LoopOptions,
+        extent: tuple[int, int, int],
+        setting: LaunchSettings,
     ) -> None:
         E, device = extent[0], next(tensor.device for tensor in tensors.values() if tensor is not None)
-        setting = self.setting(name, precision(options, device), (E, extent[2]), device)
-        assert setting is not None
         ReadyLoop(self, name, weights, options, setting, (E, device)).run(tensors, options.lengths, extent)
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
@@ -332,6 +391,8 @@ class ReadyLoop:
     def run(self, tensors: Tensors, lengths: Tensor | None, extent: tuple[int, int, int]) -> None:
         """Run on tensors with these numbers of models, steps and rows."""
         E, T, B = extent
+        if not E * B:
+            return
         taken = [self.vectors[i] if kind == WEIGHT else tensors[kind, i] for kind, i in self.function.pointers]
         taken += (*self.matrices, lengths)
         if self.split is None or self.units is None:
@@ -371,10 +432,8 @@ def _dots(program: Program) -> tuple[int, int]:
 
 
 def precision(options: LoopOptions, device: torch.device) -> str:
-    """The precision of a dot: that of autocast, else tf32 where torch allows it for float32 products."""
-    if options.autocast:
-        return options.autocast
-    return "tf32" if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+    """The precision of the dots of a call."""
+    return options.dots or float32_dots(device)
 
 
 def _blank(like: Tensor, shape: tuple[int, ...], options: LoopOptions) -> Tensor:

@@ -108,6 +108,13 @@ def packed(matrix: Tensor) -> Tensor:
     return matrix.contiguous()
 
 
+def does_not_fit(error: Exception) -> bool:
+    """Whether a kernel was refused before it ran: it needs more of a multiprocessor, or more of them, than there is."""
+    from triton.runtime.errors import OutOfResources
+
+    return isinstance(error, OutOfResources) or (isinstance(error, RuntimeError) and "cooperative launch" in str(error))
+
+
 def _on(device: torch.device) -> Any:
     """A context in which a device is current, since Triton launches on the current device."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():

@@ -86,32 +86,40 @@ def usual(loop: LoopShape, precision: str) -> LaunchSettings:
     return LaunchSettings(16, warps, 64, ON_CHIP)
 
 
-def fastest(
+class Candidate(NamedTuple):
+    """Settings with which a loop may run, and the estimated time of a step."""
+
+    microseconds: float
+    setting: LaunchSettings
+
+
+def candidates(
     loop: LoopShape, split: SplitShape | None, precision: str, rows: tuple[int, int], gpu: Gpu, whole: bool
-) -> LaunchSettings | None:
-    """The settings with the least estimated time of a step; None where there are none.
+) -> list[Candidate]:
+    """The settings with which a loop may fit on a GPU, the fastest first.
 
     Args:
         rows: the number of models, and of rows of each.
         whole: whether each program may have all units.
     """
-    candidates = [] if split is None else list(_split(loop, split, precision, rows, gpu))
+    every = [] if split is None else list(_split(loop, split, precision, rows, gpu))
     if whole:
-        candidates.append((_whole_microseconds(loop, precision, rows, gpu), usual(loop, precision)))
-    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+        every += _whole(loop, precision, rows, gpu)
+    return sorted(every, key=lambda candidate: candidate.microseconds)
 
 
-def _whole_microseconds(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> float:
+def _whole(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
     """Matrices beyond the memory of a multiprocessor are loaded at every step."""
     waves = math.ceil(rows[0] * math.ceil(rows[1] / 16) / gpu.multiprocessors)
-    loaded = max(loop.entries * BYTES[precision] - WHOLE, 0)
-    another = 0.1 if loop.widest <= 128 else 2.0
-    return waves * (0.55 + 6e-5 * loop.work + another * (loop.depth - 1) + 1e-4 * loaded)
+    size, another, first = loop.entries * BYTES[precision], 0.1 if loop.widest <= 128 else 2.0, usual(loop, precision)
+    # Without matrices on chip, the rest of a loop may fit where it does not fit beside them.
+    for room in (first.room, 0) if size else (first.room,):
+        loaded = max(size - min(room, WHOLE), 0)
+        microseconds = waves * (0.55 + 6e-5 * loop.work + another * (loop.depth - 1) + 1e-4 * loaded)
+        yield Candidate(microseconds, first._replace(room=room))
 
 
-def _split(
-    loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu
-) -> Iterator[tuple[float, LaunchSettings]]:
+def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
     # Of equal times the first counts: one dot keeps four warps busy with 32 units, several joined dots with 16.
     for units in UNITS if split.joined > 1 else UNITS[::-1]:
         parts = split.parts(units)
@@ -121,7 +129,7 @@ def _split(
             turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
             entry = 0.0041 if loop.name == "back" else 0.0024
             microseconds = 0.3 + 1.3 * split.exchanges + entry * split.read * math.sqrt(n / 16)
-            yield turns * microseconds, LaunchSettings(n, 4, None, 0, units)
+            yield Candidate(turns * microseconds, LaunchSettings(n, 4, None, 0, units))
 
 
 def refused(loops: Sequence[LoopShape], largest: int) -> str | None:

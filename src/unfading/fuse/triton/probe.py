@@ -1,4 +1,9 @@
-"""Test once, on the shortest sequence, whether a kernel runs on a GPU, before any sequence of the user is passed to it."""
+"""Test once, on the shortest sequence, whether the kernels of a cell run on a GPU, before any sequence of the user is passed to
+them.
+
+They are tested for each number of rows, since the settings depend on it. Settings with which a kernel does not compile, does
+not fit or cannot be launched are not used again, and the next best are tried.
+"""
 
 from weakref import WeakKeyDictionary
 
@@ -6,55 +11,77 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from unfading.cells.base import Cell
+from unfading.errors import NoKernel
 from unfading.fuse.ir.program import InputKind
-from unfading.fuse.plan import Plan, autocast_precision, plan_or_raise, triton_kernel
+from unfading.fuse.plan import Plan, autocast_precision, float32_dots, plan_or_raise, triton_kernel
 from unfading.fuse.refusal import NotFusable
-from unfading.fuse.triton.kernel import TritonKernel, precision
+from unfading.fuse.triton.kernel import TritonKernel
+from unfading.fuse.triton.launch_settings import LaunchSettings
 from unfading.fuse.triton.search import Choice, remember, tuned
 from unfading.loop_options import LoopOptions
 from unfading.source_lines import first_line
 
-# For each kernel, device and precision the reason why it does not run; None where it does. A failure is not tried again.
-_reasons: "WeakKeyDictionary[TritonKernel, dict[tuple[torch.device, str], str | None]]" = WeakKeyDictionary()
+
+class Tests:
+    """What was tested of a kernel on one device and in one precision."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str | None] = {}  # for a number of rows, why the kernel does not run; None where it does
+        self.passed: set[tuple[str, LaunchSettings | None]] = set()  # settings with which a loop runs
 
 
-def triton_trouble(cell_plan: Plan, cell: Cell) -> str | None:
-    """The reason why the kernel of a plan does not run on the cell's device; None where it does, for every T and B."""
-    kernel = triton_kernel(cell_plan.key)
+_tests: "WeakKeyDictionary[TritonKernel, dict[tuple[torch.device, str], Tests]]" = WeakKeyDictionary()
+
+
+def triton_trouble(cell_plan: Plan, cell: Cell, batch: int) -> str | None:
+    """The reason why the kernel of a plan does not run on the cell's device with a number of rows; None where it does."""
+    kernel, batch = triton_kernel(cell_plan.key), max(batch, 1)
     device = next((parameter.device for parameter in cell.parameters()), None) or cell.initial_state(1)[0].device
-    options = LoopOptions(autocast=autocast_precision(device.type))
-    key = (device, precision(options, device))
+    dots = autocast_precision(device.type) or float32_dots(device)
     if device.type != "cuda":  # Triton's interpreter runs every kernel
-        return None if kernel.fits(key[1], device) else kernel.whole_refused
-    reasons = _reasons.setdefault(kernel, {})
-    if key not in reasons:
-        reasons[key] = _try(kernel, cell_plan, device, options)
-    return reasons[key]
+        return None if kernel.fits(dots, (1, batch), device) else kernel.unfit(dots, device)
+    by_device = _tests.setdefault(kernel, {})
+    tests = by_device.get((device, dots))
+    if tests is None:
+        tests = by_device[device, dots] = Tests()
+        remember(kernel, dots, device)
+    if batch not in tests.reasons:
+        if torch.cuda.is_current_stream_capturing():  # nothing can be tested now
+            return None if kernel.fits(dots, (1, batch), device) else kernel.unfit(dots, device)
+        tests.reasons[batch] = _trouble(kernel, cell_plan, device, LoopOptions(dots=dots), batch, tests.passed)
+    return tests.reasons[batch]
 
 
-def _try(kernel: TritonKernel, cell_plan: Plan, device: torch.device, options: LoopOptions) -> str | None:
-    gpu, dots = torch.cuda.get_device_name(device), precision(options, device)
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{gpu} is too old: the kernels need compute capability 8.0 or higher"
-    remember(kernel, dots, device)
-    if not kernel.fits(dots, device):
-        return kernel.whole_refused or f"its matrices do not fit on the multiprocessors of {gpu}"
+def _trouble(
+    kernel: TritonKernel,
+    cell_plan: Plan,
+    device: torch.device,
+    options: LoopOptions,
+    batch: int,
+    passed: set[tuple[str, LaunchSettings | None]],
+) -> str | None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is too old: the kernels need compute capability 8.0 or higher"
     reason = None
-    for again in (False, True):
-        if again:  # with no matrix on chip, the rest of the kernel may fit there
-            kernel.without_room(dots)
-        try:
-            with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
-                trial = Trial(kernel, cell_plan, device, options, T=1, B=1)
-                for name in kernel.shapes:
+    with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
+        trial = Trial(kernel, cell_plan, device, options, T=1, B=batch)
+        for name in kernel.shapes:
+            while (name, setting := kernel.setting(name, options.dots, (1, batch), device)) not in passed:
+                if setting is None:
+                    return reason or kernel.unfit(options.dots, device)
+                try:
                     trial.run(name)
-                torch.cuda.synchronize(device)
-            return None
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # Triton and the driver have many types
-            reason = f"the kernel does not run on {gpu}: {type(error).__name__}: {first_line(error)}"
-    return reason
+                    trial.wait()
+                except torch.cuda.OutOfMemoryError:
+                    raise
+                except NoKernel as error:
+                    return str(error)
+                except Exception as error:  # Triton and the driver have many types
+                    reason = f"the kernel does not run on {device}: {type(error).__name__}: {first_line(error)}"
+                    kernel.exclude(name, options.dots, device, setting)
+                else:
+                    passed.add((name, setting))
+    return None
 
 
 class Trial:
@@ -75,27 +102,36 @@ class Trial:
         self.kernel, self.options, self.arguments = kernel, options, (inputs, states, weights)
         self.wanted = [True] * (len(inputs) + len(states) + len(weights))
         self.wanted[0] = not cell_plan.with_project
+        self.trajectory: list[torch.Tensor] = []
 
     def run(self, name: str) -> None:
-        """Run a loop by name; `back` needs `train` to have run."""
+        """Run a loop by name."""
         if name == "infer":
             self.kernel.forward(*self.arguments, self.options, keep=False)
         elif name == "train":
             self.trajectory, _, self.saved = self.kernel.forward(*self.arguments, self.options, keep=True)
         else:
+            if not self.trajectory:
+                self.run("train")
             nothing: list[torch.Tensor | None] = [None] * len(self.arguments[1])
             arriving = ([self.trajectory[0], *nothing[1:]], nothing)
             self.kernel.backward(arriving, self.arguments, (self.trajectory, self.saved), self.options, self.wanted)
+
+    def wait(self) -> None:
+        """Until the loops have run."""
+        device = self.arguments[1][0].device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 def tune_cell(cell: Cell, *, T: int, B: int) -> list[Choice]:
     """Search for the fastest settings of a cell's loops, in the present precision, and store them."""
     cell_plan = plan_or_raise(cell)
-    reason = triton_trouble(cell_plan, cell)
+    reason = triton_trouble(cell_plan, cell, B)
     if reason is not None:
         raise NotFusable(reason)
     kernel, device = triton_kernel(cell_plan.key), next(cell.parameters()).device
-    options = LoopOptions(autocast=autocast_precision(device.type))
+    options = LoopOptions(dots=autocast_precision(device.type) or float32_dots(device))
     trial = Trial(kernel, cell_plan, device, options, T=T, B=B)
     with torch.no_grad():
-        return tuned(kernel, precision(options, device), trial.run, (1, B), device)
+        return tuned(kernel, options.dots, trial.run, (1, B), device)

@@ -63,7 +63,7 @@ def tuned(
         assert usual is not None
 
         def time(setting: LaunchSettings, name: str = name) -> float:
-            kernel.set(name, precision, rows, setting)
+            kernel.set(name, precision, rows, device, setting)
             try:
                 return _milliseconds(lambda: run(name), device)
             except torch.cuda.OutOfMemoryError:
@@ -72,9 +72,13 @@ def tuned(
                 return float("inf")
 
         setting, least, first = best(loop, usual, time)
-        kernel.set(name, precision, rows, setting)
+        kernel.set(name, precision, rows, device, setting)
         choices.append(Choice(name, setting, least, first))
-    stored = {f"{loop} {size}": s._asdict() for (loop, dots, size), s in kernel.settings.items() if dots == precision}
+    stored = {
+        f"{loop} {size}": setting._asdict()
+        for (loop, dots, size, on), setting in kernel.settings.items()
+        if (dots, on) == (precision, device)
+    }
     text = json.dumps(stored)
     write_file(_name(kernel, precision, device), text.encode())
     return choices
@@ -89,7 +93,7 @@ def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None
         settings = {}
         for key, setting in json.loads(text).items():
             name, size = key.split()
-            settings[name, precision, int(size)] = LaunchSettings(**setting)
+            settings[name, precision, int(size), device] = LaunchSettings(**setting)
     except (ValueError, TypeError, AttributeError):
         return  # the file is from another version or damaged: use the usual settings
     kernel.add_settings({key: setting for key, setting in settings.items() if key[0] in kernel.shapes})

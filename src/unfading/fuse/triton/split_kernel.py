@@ -20,6 +20,7 @@ from unfading.fuse.triton.launch import LaunchConstants, Launcher
 from unfading.fuse.triton.source import module
 from unfading.fuse.triton.split_frame import COUNTER
 from unfading.fuse.triton.tile_shapes import power_of_two
+from unfading.fuse.triton.waiting import flag_on
 
 
 class SplitLoops:
@@ -34,7 +35,6 @@ class SplitLoops:
         }
         self.source = source([function.kernel for function in self.functions.values()], PRELUDE + BARRIER)
         self.launcher = Launcher(module(self.source))
-        self._trouble: dict[torch.device, Tensor] = {}
 
     def launch(
         self,
@@ -56,25 +56,18 @@ class SplitLoops:
         blocks = -(-B // constants.rows)
         at_once = min(E * blocks, room)
         line = function.exchange + function.partial * power_of_two(parts)
-        exchange = like.new_empty(2 * at_once * constants.rows * line)
-        trouble = self._trouble_on(like.device)
+        entries = 2 * at_once * constants.rows * line
+        try:
+            exchange = like.new_empty(entries)
+        except torch.cuda.OutOfMemoryError:
+            raise NoKernel(
+                f"{like.device} has no memory left for the {4 * entries / 1e6:.3g} MB through which multiprocessors with "
+                "the units of one layer exchange their values"
+            ) from None
+        trouble = flag_on(like.device)
         own = (units, power_of_two(parts), line)
         for first in range(0, E * blocks, at_once):
             grid = (parts, min(at_once, E * blocks - first), 1)
             counters = torch.zeros(grid[1] * COUNTER, dtype=torch.int32, device=like.device)
             further: tuple[Any, ...] = (T, B, blocks, first, exchange, counters, trouble)
             self.launcher.launch(function.kernel, tensors, grid, further, (*constants, *own), warps, cooperative=True)
-
-    def _trouble_on(self, device: torch.device) -> Tensor:
-        """A flag in memory that the GPU and the host share. A loop sets it when it has waited in vain."""
-        flag = self._trouble.get(device)
-        if flag is None:
-            flag = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-            self._trouble[device] = flag
-        if flag.item():
-            flag.zero_()
-            raise NoKernel(
-                "an earlier call on the GPU gave wrong results: its multiprocessors waited for each other in vain; "
-                "run the cell with backend='graph' or 'reference'"
-            )
-        return flag

@@ -1,0 +1,171 @@
+"""Settings that a GPU does not accept, under Triton's interpreter: the next ones are used, or one clear sentence says why."""
+
+import os
+
+import pytest
+import torch
+
+import unfading
+from tests.helpers.triton_laws import agree, everything
+from unfading.errors import NoKernel
+from unfading.fuse import plan as plans
+from unfading.fuse.plan import interpreted, plan, triton_kernel
+from unfading.fuse.triton import kernel as module
+from unfading.fuse.triton import probe, split_kernel
+from unfading.fuse.triton.launch import Launcher
+from unfading.fuse.triton.launch_settings import Candidate, Gpu, LaunchSettings
+from unfading.fuse.triton.source import triton_missing
+from unfading.loop_options import LoopOptions
+
+pytestmark = [
+    pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="TRITON_INTERPRET is off"),
+    pytest.mark.skipif(triton_missing() is not None, reason="Triton is not installed"),
+]
+
+DEVICE = torch.device("cpu")
+SIXTEEN, THIRTY_TWO = LaunchSettings(16, 4, None, 1 << 17), LaunchSettings(32, 4, None, 1 << 17)
+REFUSALS = ["OutOfResources", "RuntimeError"]
+
+
+@pytest.fixture(autouse=True)
+def two_settings(monkeypatch):
+    """The kernels of this test are its own, and have two settings: 32 rows, and 16 if these do not fit."""
+    monkeypatch.setattr(plans, "_triton_kernels", {})
+    monkeypatch.setattr(module, "candidates", lambda *_, **__: [Candidate(1.0, THIRTY_TWO), Candidate(2.0, SIXTEEN)])
+    with interpreted():
+        yield
+
+
+def error(kind):
+    from triton.runtime.errors import OutOfResources
+
+    too_many = "Triton Error [CUDA]: too many blocks in cooperative launch"
+    return OutOfResources(262144, 232448, "shared memory") if kind == "OutOfResources" else RuntimeError(too_many)
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Let the GPU refuse loops with some settings."""
+    launch = Launcher.launch
+
+    def start(refused, kind):
+        def tried(self, function, tensors, grid, further, constants, *rest, **options):
+            if (function.name, constants[0]) in refused:
+                raise error(kind)
+            return launch(self, function, tensors, grid, further, constants, *rest, **options)
+
+        monkeypatch.setattr(Launcher, "launch", tried)
+
+    return start
+
+
+def settings_of(layer, rows=(1, 5)):
+    kernel = triton_kernel(plan(layer.runners[0]).key)
+    return {name: kernel.setting(name, "tf32x3", rows, DEVICE) for name in kernel.shapes}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_the_next_settings_run_where_the_first_do_not_fit(kind, refuse):
+    refuse({("train", 32), ("back", 32)}, kind)
+    layer, x = unfading.LSTM(3, 5), torch.randn(4, 40, 3)
+    agree(everything(layer, x, None, "fused"), everything(layer.double(), x, None, "reference"))
+    layer.float()
+    assert settings_of(layer) == {"infer": THIRTY_TWO, "train": SIXTEEN, "back": SIXTEEN}
+    assert set(settings_of(layer, (1, 1000)).values()) == {THIRTY_TWO, SIXTEEN}  # for any number of rows
+
+
+def test_an_error_of_another_kind_is_not_hidden(refuse, monkeypatch):
+    monkeypatch.setattr(module, "does_not_fit", lambda error: False)
+    refuse({("train", 32)}, "RuntimeError")
+    with unfading.use_backend("fused"), pytest.raises(RuntimeError, match="too many blocks"):
+        unfading.LSTM(3, 5)(torch.randn(4, 2, 3))
+
+
+def test_without_settings_that_fit_the_reason_is_one_sentence(refuse):
+    layer = unfading.LSTM(3, 5)
+    refuse({("train", 32), ("train", 16)}, "OutOfResources")
+    cell_plan = plan(layer.runners[0])
+    kernel = triton_kernel(cell_plan.key)
+    reason = probe._trouble(kernel, cell_plan, DEVICE, LoopOptions(dots="tf32x3"), 5, set())
+    assert reason == (
+        "one multiprocessor of cpu does not take all units in tf32x3; the units are not divided below 65 of them, where that "
+        "is never faster"
+    )
+    assert probe.triton_trouble(cell_plan, layer.runners[0], 5) == reason
+    x = torch.randn(4, 5, 3)
+    with (
+        unfading.use_backend("fused"),
+        pytest.raises(RuntimeError, match="LSTMCell cannot run fused: one multiprocessor"),
+    ):
+        layer(x)
+    agree(everything(layer, x, None, "auto"), everything(layer.double(), x, None, "reference"))
+
+
+def test_settings_are_tested_before_a_sequence_of_the_user_comes(refuse):
+    """A loop that does not even compile, at T = 1, leaves the next settings to the call."""
+    layer = unfading.GRU(3, 5)
+    cell_plan = plan(layer.runners[0])
+    kernel, passed = triton_kernel(cell_plan.key), set()
+    refuse({("back", 32)}, "OutOfResources")
+    assert probe._trouble(kernel, cell_plan, DEVICE, LoopOptions(dots="tf32x3"), 5, passed) is None
+    assert {("infer", THIRTY_TWO), ("train", THIRTY_TWO), ("back", SIXTEEN)} <= passed
+
+
+def test_a_batch_of_no_rows_launches_nothing(monkeypatch):
+    """A layer refuses it; a loaded program may come with one."""
+    cell_plan = plan(unfading.LSTM(3, 5).runners[0])
+    kernel = triton_kernel(cell_plan.key)
+    monkeypatch.setattr(Launcher, "launch", None)
+    trial = probe.Trial(kernel, cell_plan, DEVICE, LoopOptions(), T=3, B=0)
+    trial.run("infer")
+    trial.run("back")
+    assert trial.trajectory[0].shape == (1, 3, 0, 5)
+
+
+def test_no_memory_for_the_exchange(monkeypatch):
+    monkeypatch.setattr(module, "SPLIT_FROM", 0)
+    monkeypatch.setattr(module, "gpu", lambda device: Gpu(16, 1 << 20))
+    monkeypatch.setattr(module, "candidates", lambda *_, **__: [Candidate(1.0, LaunchSettings(16, 4, None, 0, 16))])
+
+    class Full(torch.Tensor):
+        def new_empty(self, *size):
+            raise torch.cuda.OutOfMemoryError("no memory")
+
+    layer = unfading.LSTM(3, 40)
+    kernel = triton_kernel(plan(layer.runners[0]).key)
+    full = torch.randn(5, 3).as_subclass(Full)
+    constants = split_kernel.LaunchConstants(16, False, 0, "tf32x3", False)
+    with pytest.raises(NoKernel, match=r"cpu has no memory left for the 0\.0\d+ MB through which multiprocessors"):
+        kernel.split.launch("infer", [full], (1, 2, 5), constants, (16, 3, 5), 4)
+
+
+def test_the_backward_pass_has_the_precision_of_the_forward_pass(monkeypatch):
+    layer, used = unfading.LSTM(3, 5), []
+    setting = module.TritonKernel.setting
+
+    def asked(self, name, precision, rows, device):
+        used.append((name, precision))
+        return setting(self, name, precision, rows, device)
+
+    from unfading.fuse import fused
+
+    monkeypatch.setattr(fused, "float32_dots", lambda device: "tf32")  # as on a GPU where it is switched on
+    with unfading.use_backend("fused"):
+        output, _ = layer(torch.randn(4, 2, 3))
+    monkeypatch.setattr(module.TritonKernel, "setting", asked)
+    monkeypatch.setattr(fused, "float32_dots", lambda device: "tf32x3")
+    output.sum().backward()
+    assert used == [("back", "tf32")]
+
+
+def test_a_call_for_which_there_is_no_room_runs_by_the_next_backend(monkeypatch):
+    def full(self, *arguments, **options):
+        raise NoKernel("cpu has no memory left")
+
+    monkeypatch.setattr(module.TritonKernel, "forward", full)
+    layer, x = unfading.LSTM(3, 5), torch.randn(4, 5, 3)
+    with unfading.use_backend("fused"), pytest.raises(RuntimeError, match="LSTMCell cannot run fused: cpu has no memory left"):
+        layer(x)
+    with unfading.use_backend("reference"):
+        wanted, _ = layer(x)
+    assert torch.equal(layer(x)[0], wanted)
