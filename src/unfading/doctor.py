@@ -14,7 +14,9 @@ from unfading.fuse.c.compiler import NoCompiler
 from unfading.fuse.ir.differentiate import Source, differentiate
 from unfading.fuse.plan import PROGRAMS, interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable, Refusal
-from unfading.fuse.triton.launch_settings import H200
+from unfading.fuse.triton.estimates import GRAPHS, REFERENCE, LoopEstimate, estimates
+from unfading.fuse.triton.kernel import gpu
+from unfading.fuse.triton.launch_settings import H200, Gpu
 from unfading.fuse.triton.source import NoTriton, triton_missing
 
 # The smallest library: only a compiled library shows that the compiler works.
@@ -105,40 +107,69 @@ def explanations() -> list[Explanation]:
     return [explain(cell) for cell in catalogue.cells()]
 
 
+class GpuCall(NamedTuple):
+    """A call of a layer on a GPU, for which the choice of a loop is explained."""
+
+    hidden_size: int = 128
+    batch: int = 128
+    tf32: bool = False
+    gpu: Gpu = H200
+
+    @property
+    def precision(self) -> str:
+        """Of the dots of a kernel."""
+        return "tf32" if self.tf32 else "tf32x3"
+
+
 class OnGPU(NamedTuple):
-    """How a cell runs on a GPU, in float32."""
+    """How a cell runs on a GPU."""
 
     name: str
     backend: str  # the one that "auto" takes: fused, graph or reference; none where the cell does not exist in this size
     reason: str  # why no faster one
+    loops: list[LoopEstimate]  # every way to run it, the fastest first, and those that cannot run
 
 
-def explain_on_gpu(cell: type[Cell], hidden_size: int) -> OnGPU:
-    """How a cell of a size runs on a GPU: by a kernel, by a recording, or by the reference loop.
-
-    It needs no GPU: whether a kernel fits is estimated for an H200.
-    """
+def explain_on_gpu(cell: type[Cell], call: GpuCall) -> OnGPU:
+    """How a cell runs on a GPU, and why: by a kernel, by CUDA graphs, or by the reference loop. It needs no GPU."""
     name = cell.__name__.removesuffix("Cell")
     try:
-        example = cell(1, hidden_size)
+        example = cell(1, call.hidden_size)
     except ValueError as error:
-        return OnGPU(name, "none", str(error))
+        return OnGPU(name, "none", str(error), [])
+    loops: list[LoopEstimate] = []
     with interpreted():
         cell_plan = plan(example)
         try:
-            if not isinstance(cell_plan, Refusal):
-                kernel = triton_kernel(cell_plan.key)
-                if all(kernel.candidates(loop, "tf32x3", (1, 1), H200) for loop in kernel.shapes):
-                    return OnGPU(name, "fused", "")
-                reason = f"{kernel.whole_refused}, and their columns do not fit on its multiprocessors"
-            else:
+            if isinstance(cell_plan, Refusal):
                 reason = str(cell_plan)
+            else:
+                loops = estimates(triton_kernel(cell_plan.key), call.precision, call.batch, call.gpu)
+                reason = "; ".join(loop.detail for loop in loops if loop.microseconds is None)
         except (NoTriton, NotFusable) as error:
             reason = str(error)
     trouble = unrecordable(example)
-    return OnGPU(name, "graph", reason) if trouble is None else OnGPU(name, "reference", f"{reason}; {trouble}")
+    if trouble is not None:
+        loops = [loop._replace(microseconds=None, detail=trouble) if loop.loop == GRAPHS else loop for loop in loops]
+    fastest = next((loop.loop for loop in loops if loop.microseconds is not None), None)
+    if fastest not in (None, GRAPHS, REFERENCE):
+        return OnGPU(name, "fused", "", loops)
+    if trouble is None:
+        return OnGPU(name, "graph", reason or "CUDA graphs are estimated to be faster", loops)
+    return OnGPU(name, "reference", f"{reason}; {trouble}", loops)
 
 
-def explanations_on_gpu(hidden_size: int) -> list[OnGPU]:
-    """How every cell of the library runs on a GPU; an empty list without a GPU."""
-    return [explain_on_gpu(cell, hidden_size) for cell in catalogue.cells()] if torch.cuda.is_available() else []
+def explanations_on_gpu(call: GpuCall, cell: str | None = None) -> list[OnGPU]:
+    """How every cell of the library, or one of them, runs on a GPU."""
+    cells = {each.__name__.removesuffix("Cell"): each for each in catalogue.cells()}
+    if cell is not None and cell not in cells:
+        raise ValueError(unknown("cell", cell, list(cells)))
+    return [explain_on_gpu(each, call) for name, each in cells.items() if cell in (None, name)]
+
+
+def present_gpu() -> tuple[str, Gpu] | None:
+    """The name and the properties of the GPU of this machine; None where there is none that kernels run on."""
+    if not torch.cuda.is_available() or triton_missing() is not None:
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    return torch.cuda.get_device_name(device), gpu(device)

@@ -12,6 +12,10 @@ class NoKernel(Exception):
     """A kernel cannot be built on this machine; the message is the reason, without a full stop."""
 
 
+class FasterAsGraphs(str):
+    """The reason why a cell that has a kernel runs as CUDA graphs of the reference loop, without a full stop."""
+
+
 class TaskError(ValueError):
     """A user's task or cell is at fault; the message names the method and the batch."""
 

@@ -11,13 +11,11 @@ from tests.helpers.graph_laws import *  # noqa: F403
 from tests.helpers.graph_laws import REFUSED, OwnCell, State, same_as_the_reference
 from tests.helpers.variants import every_cell, hidden_size, name
 from tests.user.quiet import QuietCell
-from unfading import catalogue, doctor
+from unfading import catalogue
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import capture
-from unfading.backends.cuda_graph.backend import graph, graph_or_scan, unrecordable
+from unfading.backends.cuda_graph.backend import graph, graph_if_possible, unrecordable
 from unfading.backends.cuda_graph.chunks import cut
-from unfading.cli import listing
-from unfading.doctor import OnGPU, explain_on_gpu
 from unfading.reference import reference
 
 
@@ -56,7 +54,7 @@ class Called:
 def device(monkeypatch):
     monkeypatch.setattr(capture, "CapturedGraph", Called)
     # Else "auto" would run every cell fused.
-    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell, batch=1: "the compiler is at rest")
+    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell, batch=1, **options: "the compiler is at rest")
     return "cpu"
 
 
@@ -92,7 +90,7 @@ def test_memory_that_was_not_written_is_not_read(device):
 
 def test_auto_takes_graphs_where_fused_refuses(device):
     cell = unfading.STARCell(3, 5)
-    assert choose(cell, "auto") is graph_or_scan
+    assert choose(cell, "auto") is graph_if_possible
     assert choose(cell, "graph") is graph
     assert choose(cell, "reference") is reference
 
@@ -103,27 +101,8 @@ def test_nothing_changes_on_a_cpu(monkeypatch):
         RuntimeError, match="STARCell cannot run as CUDA graphs: a CUDA graph needs a GPU, and the cell is on cpu"
     ):
         layer(x)
-    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell, batch=1: "the compiler is at rest")
+    monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell, batch=1, **options: "the compiler is at rest")
     assert choose(layer.cells[0], "auto") is reference
-
-
-def test_the_doctor_tells_how_a_cell_runs_on_a_gpu():
-    assert explain_on_gpu(unfading.STARCell, 64) == OnGPU("STAR", "fused", "")
-    large = explain_on_gpu(unfading.STARCell, 2200)
-    assert (large.backend, "KB" in large.reason) == ("graph", True)
-    assert explain_on_gpu(unfading.EURNNCell, 100).backend == "none"
-
-
-def test_the_doctor_prints_it(capsys, monkeypatch):
-    explanations = [OnGPU("STAR", "fused", ""), OnGPU("LSTM", "graph", "too large"), OnGPU("Odd", "reference", "it looks")]
-    monkeypatch.setattr(doctor, "checks", list)
-    monkeypatch.setattr(doctor, "explanations", list)
-    monkeypatch.setattr(doctor, "explanations_on_gpu", lambda hidden_size: explanations if hidden_size == 300 else [])
-    listing.doctor(hidden_size=300)
-    printed = capsys.readouterr().out
-    assert "1 can run fused, 1 as CUDA graphs, 1 by the reference loop, with 300 units" in printed
-    assert "LSTM runs as CUDA graphs: too large" in printed
-    assert "Odd runs by the reference loop: it looks" in printed
 
 
 @pytest.mark.parametrize("reason", REFUSED)

@@ -21,7 +21,7 @@ from unfading import catalogue
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph
 from unfading.backends.cuda_graph import chunks
-from unfading.backends.cuda_graph.backend import graph_or_scan, graph_refusal
+from unfading.backends.cuda_graph.backend import graph_if_possible, graph_refusal
 from unfading.fuse.fused import refusal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -56,7 +56,7 @@ def test_auto_takes_graphs_where_matrices_are_too_large_for_a_kernel(device):
         for parameter in layer.parameters():
             parameter.mul_(0.5)
     assert "KB" in (refusal(cell) or ""), refusal(cell)
-    assert choose(cell, "auto") is graph_or_scan, graph_refusal(cell)
+    assert choose(cell, "auto") is graph_if_possible, graph_refusal(cell)
     exact = in_float64(copy.deepcopy(layer).cpu().double(), x, None, "reference")
     got = in_float64(layer, x, None, "auto")
     assert graph_refusal(cell) is None

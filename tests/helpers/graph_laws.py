@@ -18,7 +18,7 @@ from tests.user.quiet import QuietCell
 from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph
 from unfading.backends.cuda_graph import capture, chunks
-from unfading.backends.cuda_graph.backend import graph_or_scan, graph_refusal
+from unfading.backends.cuda_graph.backend import graph_if_possible, graph_refusal
 
 # float64: the same operations; sums over chunks in another order.
 EXACT = 1e-12
@@ -183,7 +183,7 @@ def test_second_derivatives(device):
 def test_without_a_gradient(quiet, device):
     layer, x = built(unfading.LSTMCell, 5, bidirectional=True).to(device), given(device)
     with quiet():  # what is recorded inside is used outside too
-        got, _ = layer(x) if choose(layer.cells[0], "auto") is graph_or_scan else (None, None)
+        got, _ = layer(x) if choose(layer.cells[0], "auto") is graph_if_possible else (None, None)
         with unfading.use_backend("graph"):
             got, state = layer(x)
     with unfading.use_backend("reference"):
@@ -234,7 +234,7 @@ def test_few_kinds_of_call_are_kept(device, recordings, monkeypatch):
     assert len(recordings) == 2 * (graph.STORED + 3)
     monkeypatch.setattr(graph, "MOST", graph.STORED + 4)
     with unfading.use_backend("auto"):
-        if choose(layer.cells[0], "auto") is graph_or_scan:
+        if choose(layer.cells[0], "auto") is graph_if_possible:
             for batch in (20, 21, 22):
                 layer(given(device, 4, batch))
             assert len(recordings) == 2 * (graph.STORED + 4)
@@ -332,7 +332,7 @@ def test_a_step_that_cannot_be_recorded_says_why_and_runs_all_the_same(reason, d
     layer.backend = "auto"
     torch.manual_seed(1)
     output = layer(x)[0]
-    assert choose(layer.cells[0], "auto") is not graph_or_scan
+    assert choose(layer.cells[0], "auto") is not graph_if_possible
     torch.manual_seed(1)
     layer.backend = "reference"
     assert_close(output, layer(x)[0], rtol=EXACT, atol=EXACT)

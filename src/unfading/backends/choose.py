@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unfading.backends.time_checkpointing import run_in_segments
 from unfading.cells.base import Cell
-from unfading.errors import NoKernel, cannot_run, unknown
+from unfading.errors import FasterAsGraphs, NoKernel, cannot_run, unknown
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import reference
@@ -81,17 +81,18 @@ def observe_backends() -> Iterator[dict[str, dict[str, str | None]]]:
         _observed = before
 
 
-def _observe(cell: Cell, implementation: Implementation, backend: str) -> None:
+def _observe(cell: Cell, implementation: Implementation, backend: str, batch: int) -> None:
     assert _observed is not None
     names = {IMPLEMENTATIONS["reference"]: "reference"}
     if _graph_module is not None:
-        names |= {_graph_module.graph: "graph", _graph_module.graph_or_scan: "graph"}
+        names |= {_graph_module.graph: "graph", _graph_module.graph_if_possible: "graph"}
     if _fused_module is not None:
         names[_fused_module.fused] = "fused"
     function = implementation.func if isinstance(implementation, partial) else implementation
     name, asked, reason = names.get(function, "stand-in"), _override or backend, None
     if name != "fused":
-        reason = f"backend={asked!r} was requested" if asked != "auto" else cast(ModuleType, _fused_module).refusal(cell)
+        compiler = cast(ModuleType, _fused_module)
+        reason = f"backend={asked!r} was requested" if asked != "auto" else compiler.refusal(cell, batch, or_graphs=True)
     _observed[type(cell).__name__] = {"backend": name, "reason": reason}
 
 
@@ -112,7 +113,11 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
     if name in ("auto", "fused"):
         _load_fused()
         compiler = cast(ModuleType, _fused_module)
-        answer = compiler.runnable(cell, batch)
+        answer = compiler.runnable(cell, batch, or_graphs=name == "auto")
+        if isinstance(answer, FasterAsGraphs):
+            if _graph_refusal(cell) is None:
+                return partial(cast(ModuleType, _graph_module).graph_if_possible, otherwise=compiler.fused)
+            answer = compiler.runnable(cell, batch)
         if not isinstance(answer, str):
             return cast(Implementation, compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer))
         if name == "fused":
@@ -123,15 +128,20 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
 def _without_kernel(cell: Cell, name: str) -> Implementation:
     """The implementation that runs a cell where it is not compiled."""
     if name in ("auto", "graph"):
-        _load_graph()
-        graphs = cast(ModuleType, _graph_module)
-        reason = graphs.graph_refusal(cell)
+        reason = _graph_refusal(cell)
         if reason is None:
-            return cast(Implementation, graphs.graph if name == "graph" else graphs.graph_or_scan)
+            graphs = cast(ModuleType, _graph_module)
+            return cast(Implementation, graphs.graph if name == "graph" else graphs.graph_if_possible)
         if name == "graph":
             raise RuntimeError(cannot_run(cell, "as CUDA graphs", reason))
         name = "reference"
     return cast(Implementation, IMPLEMENTATIONS[name])
+
+
+def _graph_refusal(cell: Cell) -> str | None:
+    _load_graph()
+    reason: str | None = cast(ModuleType, _graph_module).graph_refusal(cell)
+    return reason
 
 
 def runs_compiled(implementation: Implementation) -> bool:
@@ -146,7 +156,7 @@ def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, A
 
 def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
     if _observed is not None:
-        _observe(cell, implementation, options.backend)
+        _observe(cell, implementation, options.backend, x.shape[1])
     weights = _weights(cell, x)
     segments = options.checkpoint_every is not None and implementation is not _stand_in
     try:

@@ -164,48 +164,75 @@ def tasks(json: bool = False) -> None:
     _print(table)
 
 
-def doctor(clear_cache: bool = False, hidden_size: int = 128, json: bool = False) -> None:
+def doctor(
+    clear_cache: bool = False,
+    hidden_size: int | None = None,
+    batch_size: int = 128,
+    cell: str | None = None,
+    tf32: bool = False,
+    json: bool = False,
+) -> None:
     """Check what speeds up the cells on this machine: compiler, kernel cache, GPU. Say what does not work, and why.
+
+    With --hidden-size or --cell it also says which loop a GPU runs, with the estimated time of every loop. This needs no GPU:
+    without one, the estimates are those for an H200.
 
     Args:
         clear_cache: Delete the compiled kernels. They are compiled again when needed.
-        hidden_size: Hidden size for the report on how cells run on the GPU, if there is one.
+        hidden_size: Hidden size for the report on how cells run on a GPU; 128 unless given.
+        batch_size: Number of batch rows for that report.
+        cell: Name of a cell: report on it alone.
+        tf32: Whether matrix products may use tf32, as `torch.backends.cuda.matmul.fp32_precision = "tf32"` allows.
         json: Print JSON instead of text.
     """
     from unfading import doctor as diagnosis
     from unfading.fuse.c import cache
 
-    check_count("--hidden-size", hidden_size)
+    check_count("--hidden-size", 128 if hidden_size is None else hidden_size)
+    check_count("--batch-size", batch_size)
     if clear_cache:
         kernels, size = cache.clear()
         print(f"removed {kernels} kernels, {size / 1e6:.1f} MB, from {cache.folder()}")
         return
     checks, cells = diagnosis.checks(), diagnosis.explanations()
-    on_gpu = diagnosis.explanations_on_gpu(hidden_size)
+    present = diagnosis.present_gpu()
+    on_gpu = []
+    call = diagnosis.GpuCall(hidden_size or 128, batch_size, tf32, *(present or ())[1:])
+    if present is not None or hidden_size is not None or cell is not None:
+        on_gpu = diagnosis.explanations_on_gpu(call, cell)
     if json:
         sections: dict[str, list[Any]] = {"machine": checks, "cells": cells, "on_gpu": on_gpu}
-        print(dumps({name: [line._asdict() for line in lines] for name, lines in sections.items()}, indent=2))
+        lines = {name: [line._asdict() for line in section] for name, section in sections.items()}
+        for line in lines["on_gpu"]:
+            line["loops"] = [loop._asdict() for loop in line["loops"]]
+        print(dumps(lines, indent=2))
         return
     for check in checks:
         print(f"{'ok ' if check.good else 'BAD'} {check.name:10} {check.value}")
     works = all(check.good for check in checks if check.name == "compiling")
-    fused = [cell for cell in cells if cell.fused] if works else []
+    fused = [each for each in cells if each.fused] if works else []
     print(f"{'ok ' if works else 'BAD'} cells      {len(fused)} of {len(cells)} can run fused on the CPU")
-    for cell in cells:
-        if not cell.fused:
-            print(f"    {cell.name} runs by the reference loop: {cell.reason}")
+    for each in cells:
+        if not each.fused:
+            print(f"    {each.name} runs by the reference loop: {each.reason}")
     if on_gpu:
-        _print_on_gpu(on_gpu, hidden_size)
+        name = "an H200, since this machine has no GPU" if present is None else present[0]
+        _print_on_gpu(on_gpu, call, name, every=hidden_size is not None or cell is not None)
 
 
-def _print_on_gpu(cells: "list[diagnosis.OnGPU]", hidden_size: int) -> None:
-    phrases = {"fused": "can run fused", "graph": "as CUDA graphs", "reference": "by the reference loop", "none": "not at all"}
+def _print_on_gpu(cells: "list[diagnosis.OnGPU]", call: "diagnosis.GpuCall", gpu: str, *, every: bool) -> None:
+    phrases = {"fused": "fused", "graph": "as CUDA graphs", "reference": "by the reference loop", "none": "not at all"}
     numbers = {backend: sum(cell.backend == backend for cell in cells) for backend in phrases}
     counts = [f"{number} {phrases[backend]}" for backend, number in numbers.items() if number]
-    print(f"ok  on the GPU {', '.join(counts)}, with {hidden_size} units in float32")
+    print(
+        f"ok  on a GPU   {', '.join(counts)}: {call.hidden_size} units, batch {call.batch}, dots in {call.precision}, on {gpu}"
+    )
     for cell in cells:
-        if cell.backend != "fused":
-            print(f"    {cell.name} runs {phrases[cell.backend]}: {cell.reason}")
+        if every or cell.backend != "fused":
+            print(f"    {cell.name} runs {phrases[cell.backend]}{f': {cell.reason}' if cell.reason else ''}")
+        for loop in cell.loops if every else ():
+            time = "cannot run" if loop.microseconds is None else f"{loop.microseconds:.3g} us a step"
+            print(f"        {loop.loop:24} {time}: {loop.detail}")
 
 
 def _check_sizes(input_size: int, hidden_size: int, length: int) -> None:

@@ -167,17 +167,20 @@ class Inference:
 # -- whether a cell can run ---------------------------------------------------------------------------------------------------
 
 
-def refusal(cell: Cell) -> str | None:
-    """The reason why a cell does not run fused at this moment; None where it does."""
-    answer = runnable(cell)
+def refusal(cell: Cell, batch: int = 1, *, or_graphs: bool = False) -> str | None:
+    """The reason why a cell does not run fused at this moment; None where it does. The arguments are those of `runnable`."""
+    answer = runnable(cell, batch, or_graphs=or_graphs)
     return answer if isinstance(answer, str) else None
 
 
-def runnable(cell: Cell, batch: int = 1) -> Plan | str | None:
+def runnable(cell: Cell, batch: int = 1, *, or_graphs: bool = False) -> Plan | str | None:
     """The plan by which a cell runs at this moment, or the reason why it does not run fused.
 
     On a GPU the kernels are tested once for each number of rows. None inside torch.compile for a cell that runs: there `fused`
     finds the plan itself.
+
+    Args:
+        or_graphs: whether CUDA graphs may run the cell where they take less time. The reason is then a `FasterAsGraphs`.
     """
     if torch.is_autocast_enabled("cpu") and target_of(_device(cell)) == "c":
         return "autocast is on, and a kernel for the CPU computes in one precision"
@@ -191,17 +194,17 @@ def runnable(cell: Cell, batch: int = 1) -> Plan | str | None:
         return "a dispatch mode or a tracer records the operations of torch, and would not see those inside a kernel"
     if _has_any_global_hook():
         return "a hook for all modules is registered, which a compiled loop would not call"
-    return _with_kernel(cell, batch)
+    return _with_kernel(cell, batch, or_graphs)
 
 
-def _with_kernel(cell: Cell, batch: int) -> Plan | str:
+def _with_kernel(cell: Cell, batch: int = 1, or_graphs: bool = False) -> Plan | str:
     """The plan of a cell whose kernel is compiled, or the reason why there is none."""
     cell_plan = plan(cell)
     if isinstance(cell_plan, Refusal):
         return str(cell_plan)
     try:
         if cell_plan.target == "triton":
-            return _triton_trouble(cell_plan, cell, batch) or cell_plan
+            return _triton_trouble(cell_plan, cell, batch, or_graphs) or cell_plan
         c_kernel(cell_plan.key, cell_plan.signature.dtype)
     except (NoKernel, NotFusable, RecursionError) as error:
         return str(error)
@@ -213,13 +216,13 @@ def _with_kernel(cell: Cell, batch: int) -> Plan | str:
 _probe: ModuleType | None = None
 
 
-def _triton_trouble(cell_plan: Plan, cell: Cell, batch: int) -> str | None:
+def _triton_trouble(cell_plan: Plan, cell: Cell, batch: int, or_graphs: bool) -> str | None:
     global _probe
     if _probe is None:
         from unfading.fuse.triton import probe
 
         _probe = probe
-    reason: str | None = _probe.triton_trouble(cell_plan, cell, batch)
+    reason: str | None = _probe.triton_trouble(cell_plan, cell, batch, or_graphs=or_graphs)
     return reason
 
 
@@ -244,7 +247,7 @@ def _constant_plan(identity: int, training: tuple[bool, ...]) -> Plan:
 
 @constant_when_compiled
 def _constant_refusal(identity: int, training: tuple[bool, ...]) -> str | None:
-    answer = _with_kernel(ctypes.cast(identity, ctypes.py_object).value, 1)
+    answer = _with_kernel(ctypes.cast(identity, ctypes.py_object).value)
     return answer if isinstance(answer, str) else None
 
 

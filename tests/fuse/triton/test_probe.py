@@ -7,7 +7,8 @@ import torch
 
 import unfading
 from tests.helpers.triton_laws import agree, everything
-from unfading.errors import NoKernel
+from unfading.backends.choose import choose, observe_backends, runs_compiled
+from unfading.errors import FasterAsGraphs, NoKernel
 from unfading.fuse import plan as plans
 from unfading.fuse.plan import interpreted, plan, triton_kernel
 from unfading.fuse.triton import kernel as module
@@ -169,3 +170,33 @@ def test_a_call_for_which_there_is_no_room_runs_by_the_next_backend(monkeypatch)
     with unfading.use_backend("reference"):
         wanted, _ = layer(x)
     assert torch.equal(layer(x)[0], wanted)
+
+
+def test_graphs_run_where_they_are_estimated_or_measured_to_be_faster(monkeypatch):
+    kernel = triton_kernel(plan(unfading.LSTM(3, 5).runners[0]).key)
+    ask = {"precision": "tf32x3", "rows": (1, 5), "device": DEVICE, "keep": True}
+    assert kernel.slower_than_graphs(**ask) is None
+    kernel.graphs_win["tf32x3", 8, DEVICE, True] = True
+    kernel.add_settings({})
+    assert "measured to be faster" in kernel.slower_than_graphs(**ask)
+    monkeypatch.setattr(module, "candidates", lambda *_, **__: [Candidate(1000.0, SIXTEEN)])
+    assert "estimated to be faster" in kernel.slower_than_graphs(**ask | {"rows": (1, 50)})
+
+
+def test_auto_takes_the_graphs_that_are_faster_and_fused_takes_the_kernel(monkeypatch):
+    from unfading.backends.cuda_graph import backend
+    from unfading.fuse import fused
+
+    cell, reason = unfading.LSTMCell(3, 5), FasterAsGraphs("graphs are faster")
+    runnable = fused.runnable
+    monkeypatch.setattr(fused, "runnable", lambda *given, or_graphs=False: reason if or_graphs else runnable(*given))
+    assert runs_compiled(choose(cell, "fused", 2))
+    assert runs_compiled(choose(cell, "auto", 2))  # since nothing can be recorded on this device
+    monkeypatch.setattr(backend, "graph_refusal", lambda cell: None)
+    chosen = choose(cell, "auto", 2)
+    assert (chosen.func, chosen.keywords) == (backend.graph_if_possible, {"otherwise": fused.fused})
+    with observe_backends() as observed, unfading.use_backend("auto"):
+        monkeypatch.setattr(backend, "_graphed", lambda *_, **__: (_ for _ in ()).throw(backend.NotGraphable("no")))
+        output, _ = unfading.LSTM(3, 5)(torch.randn(4, 2, 3))
+    assert observed == {"LSTMCell": {"backend": "graph", "reason": "graphs are faster"}}
+    assert output.shape == (4, 2, 5)

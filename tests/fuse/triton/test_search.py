@@ -7,32 +7,36 @@ import torch
 
 import unfading
 from unfading.fuse.plan import interpreted, plan, triton_kernel
+from unfading.fuse.triton import kernel as module
 from unfading.fuse.triton import search as triton_tune
-from unfading.fuse.triton.launch_settings import LaunchSettings, LoopShape, resident_blocks, usual
-from unfading.fuse.triton.search import best, remember, tuned
+from unfading.fuse.triton.launch_settings import Candidate, LaunchSettings, LoopShape, resident_blocks, usual
+from unfading.fuse.triton.search import best, remember, store, tuned
 
-CUT = LoopShape("train", 128, 4 * 128 * 128, 4 * 128 * 128, 1, True)
+CUT = LoopShape("train", 128, 4 * 128 * 128, 4 * 128 * 128, 1, True, 10)
 USUAL = usual(CUT, "tf32")
+OTHER = USUAL._replace(rows=32, units=16)
 ROWS = (2, 20)  # models, and rows of each
 
 
-@pytest.mark.parametrize("fastest", [USUAL, USUAL._replace(warps=16), USUAL._replace(warps=4, width=None)], ids=str)
+@pytest.mark.parametrize(
+    "fastest", [USUAL, USUAL._replace(warps=16), USUAL._replace(warps=4, width=None), OTHER, OTHER._replace(warps=16)], ids=str
+)
 def test_the_fastest_is_found(fastest):
     def time(setting):
         return 1.0 + sum(a != b for a, b in zip(setting, fastest, strict=True))
 
-    chosen, least, first = best(CUT, USUAL, time)
+    chosen, least, first = best(CUT, [USUAL, OTHER], time)
     assert (chosen, least, first) == (fastest, 1.0, time(USUAL))
 
 
 def test_what_does_not_run_is_not_chosen():
-    chosen, least, _ = best(CUT, USUAL, lambda setting: 2.0 if setting == USUAL else float("inf"))
+    chosen, least, _ = best(CUT, [USUAL, OTHER], lambda setting: 2.0 if setting == USUAL else float("inf"))
     assert (chosen, least) == (USUAL, 2.0)
 
 
 def test_vectors_are_cut_only_where_they_may_be():
     asked = []
-    best(CUT._replace(flat=False), USUAL, lambda setting: asked.append(setting) or 1.0)
+    best(CUT._replace(flat=False), [USUAL], lambda setting: asked.append(setting) or 1.0)
     assert {setting.width for setting in asked} == {USUAL.width}
 
 
@@ -59,7 +63,7 @@ def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
         run()
         return 0.5 if kernel.setting("train", "tf32", ROWS, device) == wanted else 1.0
 
-    monkeypatch.setattr(triton_tune, "_milliseconds", milliseconds)
+    monkeypatch.setattr(triton_tune, "milliseconds_of", milliseconds)
     ran = []
     choices = {choice.loop: choice for choice in tuned(kernel, "tf32", ran.append, ROWS, device)}
     assert set(ran) == set(choices) == {"infer", "train", "back"}
@@ -72,6 +76,37 @@ def test_what_was_found_is_remembered_by_another_process(kernel, monkeypatch):
     assert kernel.setting("train", "tf32", (1, 8), device).warps == 8  # nothing is stored for fewer rows
     remember(kernel, "bf16", device)  # nor for another precision
     assert kernel.setting("train", "bf16", ROWS, device).warps == 8
+
+
+def test_that_graphs_are_faster_is_remembered_too(kernel):
+    device = torch.device("cpu")
+    kernel.set_graphs("tf32", ROWS, device, keep=True, faster=True)
+    kernel.set_graphs("tf32", ROWS, device, keep=False, faster=False)
+    store(kernel, "tf32", device)
+    kernel.graphs_win.clear()
+    kernel._slower.clear()
+    assert kernel.slower_than_graphs("tf32", ROWS, device, keep=True) is None
+    remember(kernel, "tf32", device)
+    assert kernel.graphs_win == {("tf32", 64, device, True): True, ("tf32", 64, device, False): False}
+    assert "measured" in kernel.slower_than_graphs("tf32", ROWS, device, keep=True)
+    kernel.graphs_win.clear()
+
+
+def test_rows_units_and_the_loop_itself_are_searched(kernel, monkeypatch):
+    asked = []
+    other = LaunchSettings(32, 4, None, 0, 16)
+    usual = kernel.setting("train", "tf32", ROWS, torch.device("cpu"))
+    every = [Candidate(2.0, usual), Candidate(3.0, other), Candidate(9.0, OTHER)]
+    monkeypatch.setattr(module, "candidates", lambda *_, **__: every)
+
+    def milliseconds(run, device):
+        asked.append(kernel.setting("train", "tf32", ROWS, device))
+        return 1.0
+
+    monkeypatch.setattr(triton_tune, "milliseconds_of", milliseconds)
+    tuned(kernel, "tf32", lambda name: None, ROWS, torch.device("cpu"))
+    assert other in asked
+    assert OTHER not in asked  # four times slower by its estimate
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", json.dumps({"train": {"rows": 16}})])
@@ -96,7 +131,7 @@ def test_blocks_that_stay_leave_room_for_the_largest_of_the_others(room, stay):
 
 
 def test_a_matrix_too_large_for_the_chip_is_cut():
-    assert usual(LoopShape("train", 128, 128 * 128, 128 * 128, 1, True), "tf32") == LaunchSettings(16, 8, None, 192 * 1024)
+    assert usual(LoopShape("train", 128, 128 * 128, 128 * 128, 1, True, 10), "tf32") == LaunchSettings(16, 8, None, 192 * 1024)
     assert usual(CUT, "tf32").width == 64
     assert usual(CUT, "bf16").width is None
     assert usual(CUT._replace(flat=False), "tf32").width is None

@@ -288,7 +288,7 @@ def test_pieces_of_a_row_vector_need_little_padding(n):
 
 
 LSTM = SplitShape(((256, 4, True),), 256, 1, 256)
-WHOLE_LSTM = LoopShape("train", 256, 4 * 256 * 256, 4 * 256 * 256, 1, True)
+WHOLE_LSTM = LoopShape("train", 256, 4 * 256 * 256, 4 * 256 * 256, 1, True, 13)
 
 
 def test_units_are_divided_where_that_is_estimated_to_be_faster():
@@ -299,6 +299,8 @@ def test_units_are_divided_where_that_is_estimated_to_be_faster():
     assert chosen(WHOLE_LSTM, LSTM, 128).units == 16
     assert chosen(WHOLE_LSTM, SplitShape(((256, 1, True),), 256, 1, 256), 128).units == 32
     assert chosen(WHOLE_LSTM, LSTM, 1000).rows > 16
-    assert chosen(LoopShape("train", 64, 64 * 64, 64 * 64, 1, True), SplitShape(((64, 1, True),), 64, 1, 64), 128).units is None
+    assert (
+        chosen(LoopShape("train", 64, 64 * 64, 64 * 64, 1, True, 9), SplitShape(((64, 1, True),), 64, 1, 64), 128).units is None
+    )
     assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(8, 232448)).units in (None, 32)  # 16 programs do not run at the same time
     assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(132, 50_000), whole=False) is None

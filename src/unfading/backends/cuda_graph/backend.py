@@ -8,6 +8,7 @@ result of `project` and the states between chunks. A second derivative is that o
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from unfading.errors import cannot_run
 from unfading.fuse.contents import Contents
 from unfading.lengths import flip
 from unfading.loop_options import LoopOptions
-from unfading.reference import check_inputs, leaf_names, scan
+from unfading.reference import check_inputs, leaf_names, reference, scan
 from unfading.source_lines import first_line
 from unfading.torch_state import traced
 
@@ -50,7 +51,7 @@ def graph(
         raise RuntimeError(cannot_run(cell, "as CUDA graphs", str(error))) from error
 
 
-def graph_or_scan(
+def graph_if_possible(
     cell: Cell,
     x: Tensor,
     state: Any,
@@ -58,13 +59,14 @@ def graph_or_scan(
     options: LoopOptions = LoopOptions(),
     *,
     inputs: Any = None,
+    otherwise: Callable[..., tuple[Any, Any]] = reference,
 ) -> tuple[Any, Any]:
-    """As `graph`, with the reference loop where recording fails. It uses the same projection, so no noise is drawn twice."""
+    """As `graph`, and by another backend where recording fails. Both use one projection, so no noise is drawn twice."""
     inputs = cell.project(x, options.start) if inputs is None else inputs
     try:
         return _graphed(cell, inputs, state, weights, options, most=MOST)
     except NotGraphable:
-        return scan(cell, inputs, state, weights, lengths=options.lengths, reverse=options.reverse)
+        return otherwise(cell, x, state, weights, options, inputs=inputs)
 
 
 def graph_refusal(cell: Cell) -> str | None:

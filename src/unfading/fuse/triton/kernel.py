@@ -36,6 +36,7 @@ from unfading.fuse.triton.launch_settings import (
 )
 from unfading.fuse.triton.source import module
 from unfading.fuse.triton.split_kernel import SplitLoops
+from unfading.fuse.triton.step_time import graph_microseconds, operations, step_shape
 from unfading.fuse.triton.tile_shapes import wide
 from unfading.fuse.triton.tiles import is_vector
 from unfading.fuse.triton.weight_gradients import WeightSums
@@ -80,18 +81,21 @@ class TritonKernel:
         self.undivided = ""  # why there are no loops with divided units
         self.settings: dict[SearchKey, LaunchSettings] = {}  # of a search
         self._settings: dict[tuple[str, str, tuple[int, int], torch.device], LaunchSettings | None] = {}
+        self.graphs_win: dict[tuple[str, int, torch.device, bool], bool] = {}  # of a search
+        self._slower: dict[tuple[str, tuple[int, int], torch.device, bool], str | None] = {}
         self._excluded: set[tuple[str, str, torch.device, LaunchSettings]] = set()  # settings that a GPU did not accept
         values = [value for program in self.programs for value in program.values()]
         flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
         self.widest = max(n for (kind, _), n in both.forward.widths.items() if kind == NEXT)
         self.shapes = {
-            f.name: LoopShape(f.name, self.widest, sum(f.sizes), *_dots(program), flat)
+            f.name: LoopShape(f.name, self.widest, sum(f.sizes), *_dots(program), flat, operations(program))
             for f, program in zip(functions, self.programs, strict=True)
         }
         self.whole_refused = refused(list(self.shapes.values()), max((size for f in functions for size in f.sizes), default=0))
         if self.whole_refused and self.split is None:
             raise NotFusable(self.whole_refused)
+        self.step = step_shape(program, both.reverse)
         sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
         self.read = {
             source.index for source in sources if source.kind == D_INPUT
@@ -151,6 +155,27 @@ class TritonKernel:
             return None
         return f"the {gpu.multiprocessors} multiprocessors do not take the matrices in {precision}, divided among them"
 
+    def microseconds(self, precision: str, rows: tuple[int, int], gpu: Gpu, *, keep: bool) -> float | None:
+        """The estimated time of a step, forward and with `keep` backward; None where the loops do not fit."""
+        every = [self.candidates(name, precision, rows, gpu) for name in (("train", "back") if keep else ("infer",))]
+        return sum(each[0].microseconds for each in every) if all(every) else None
+
+    def slower_than_graphs(self, precision: str, rows: tuple[int, int], device: torch.device, *, keep: bool) -> str | None:
+        """The reason why CUDA graphs of the reference loop run instead: they were measured or are estimated to be faster."""
+        key = (precision, rows, device, keep)
+        if key not in self._slower:
+            measured = self.graphs_win.get((precision, size_class(rows), device, keep))
+            own = self.microseconds(precision, rows, gpu(device), keep=keep)
+            graphs = graph_microseconds(self.step, rows[0] * rows[1], keep=keep)
+            if measured is not None:
+                self._slower[key] = "CUDA graphs of the reference loop were measured to be faster" if measured else None
+            elif own is None or own <= graphs:
+                self._slower[key] = None
+            else:
+                times = f"{graphs:.3g} us a step instead of {own:.3g}"
+                self._slower[key] = f"CUDA graphs of the reference loop are estimated to be faster, {times}"
+        return self._slower[key]
+
     def exclude(self, name: str, precision: str, device: torch.device, setting: LaunchSettings) -> None:
         """Do not use these settings again: the GPU did not accept the loop."""
         self._excluded.add((name, precision, device, setting))
@@ -168,10 +193,16 @@ class TritonKernel:
         """Use these settings for a loop on a device from now on, for about as many rows."""
         self.add_settings({(name, precision, size_class(rows), device): setting})
 
+    def set_graphs(self, precision: str, rows: tuple[int, int], device: torch.device, *, keep: bool, faster: bool) -> None:
+        """Remember whether CUDA graphs of the reference loop are faster for about as many rows."""
+        self.graphs_win[precision, size_class(rows), device, keep] = faster
+        self._slower.clear()
+
     def add_settings(self, settings: Mapping[SearchKey, LaunchSettings]) -> None:
         """Use the settings of a search from now on."""
         self.settings |= settings
         self._settings.clear()
+        self._slower.clear()
 
     def forward(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], options: LoopOptions, *, keep: bool

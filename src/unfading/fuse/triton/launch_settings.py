@@ -6,7 +6,7 @@ is loaded again at every step, from the L2 cache. A dot that is exact to float32
 halves of both factors, and needs the matrix twice.
 
 Whether a program has all units or a part of them is decided by the time of a step, estimated from what was measured on an H200
-(LSTM, GRU, STAR and FastRNN at 96 to 1024 units): half of the estimates are within 6 %, all within 26 %.
+(a dozen cells at 64 to 1024 units): half of the estimates are within 6 %, nine of ten within 20 %.
 """
 
 import math
@@ -17,6 +17,7 @@ ON_CHIP = 208 * 1024  # bytes for matrices, beside the state that a dot reads
 WHOLE = 192 * 1024  # the same for whole tiles, which are larger
 BLOCK = 128 * 1024  # of one block of a matrix, which a dot takes whole
 LARGEST = 1024 * 1024  # of all matrices: beyond that, a step spends its time loading them
+SOME = 64 * 1024  # bytes that are loaded at every step while other matrices are used
 DENSE = 128 * 1024  # of a low-rank matrix: up to that, one dense product is faster than two thin ones
 BYTES = {"tf32": 4, "tf32x3": 8, "bf16": 2, "fp16": 2}  # per entry, by the precision of a dot
 SPLIT_FROM = 65  # units: below, no loop is faster with its units divided
@@ -53,6 +54,7 @@ class LoopShape(NamedTuple):
     work: int  # the same, with a matrix counted for every dot that reads it
     depth: int  # the longest chain of dots that read each other's results
     flat: bool  # no value has several axes or is summed over features, so vectors may be divided
+    operations: int  # on vectors, beside dots
 
 
 class SplitShape(NamedTuple):
@@ -109,14 +111,20 @@ def candidates(
 
 
 def _whole(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
-    """Matrices beyond the memory of a multiprocessor are loaded at every step."""
+    """Matrices beyond the memory of a multiprocessor are loaded at every step; values beyond its registers are stored."""
     waves = math.ceil(rows[0] * math.ceil(rows[1] / 16) / gpu.multiprocessors)
-    size, another, first = loop.entries * BYTES[precision], 0.1 if loop.widest <= 128 else 2.0, usual(loop, precision)
+    size, first = loop.entries * BYTES[precision], usual(loop, precision)
+    if loop.name == "back":
+        step = 0.48 + 7e-5 * loop.work + 0.11 * max(loop.operations - 30, 0)
+    else:
+        step = 0.37 + 4.5e-5 * loop.work + 1e-4 * loop.operations * loop.widest
     # Without matrices on chip, the rest of a loop may fit where it does not fit beside them.
     for room in (first.room, 0) if size else (first.room,):
         loaded = max(size - min(room, WHOLE), 0)
-        microseconds = waves * (0.55 + 6e-5 * loop.work + another * (loop.depth - 1) + 1e-4 * loaded)
-        yield Candidate(microseconds, first._replace(room=room))
+        chain = (0.1 if loop.widest <= 128 else 2.0) * (loop.depth - 1)
+        crowd = 1 if loop.flat else 10  # values of several axes do not fit into the registers
+        microseconds = crowd * step + chain + 1.5e-5 * loaded + 1e-4 * max(loaded - SOME, 0)
+        yield Candidate(waves * microseconds, first._replace(room=room))
 
 
 def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
@@ -127,9 +135,14 @@ def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, 
             if parts > gpu.multiprocessors or split.on_chip(n, units, precision) > gpu.on_chip:
                 continue
             turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
-            entry = 0.0041 if loop.name == "back" else 0.0024
-            microseconds = 0.3 + 1.3 * split.exchanges + entry * split.read * math.sqrt(n / 16)
-            yield Candidate(turns * microseconds, LaunchSettings(n, 4, None, 0, units))
+            tiles, entries, narrow = n / 16, n * units / 256, 3e-4 * (units * split.joined < 32)
+            if loop.name == "back":
+                step = 0.26 + 1.4 * split.exchanges + split.read * (0.0021 + 0.0015 * tiles + narrow)
+                step += 0.0012 * loop.operations * entries**2
+            else:
+                step = 0.24 + (1.1 + 0.013 * parts) * split.exchanges + split.read * (0.0012 + 0.0009 * tiles + narrow)
+                step += 0.01 * loop.operations * entries
+            yield Candidate(turns * step, LaunchSettings(n, 4, None, 0, units))
 
 
 def refused(loops: Sequence[LoopShape], largest: int) -> str | None:

@@ -11,13 +11,13 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from unfading.cells.base import Cell
-from unfading.errors import NoKernel
+from unfading.errors import FasterAsGraphs, NoKernel
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.plan import Plan, autocast_precision, float32_dots, plan_or_raise, triton_kernel
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.kernel import TritonKernel
 from unfading.fuse.triton.launch_settings import LaunchSettings
-from unfading.fuse.triton.search import Choice, remember, tuned
+from unfading.fuse.triton.search import Choice, remember, store, tuned
 from unfading.loop_options import LoopOptions
 from unfading.source_lines import first_line
 
@@ -33,8 +33,12 @@ class Tests:
 _tests: "WeakKeyDictionary[TritonKernel, dict[tuple[torch.device, str], Tests]]" = WeakKeyDictionary()
 
 
-def triton_trouble(cell_plan: Plan, cell: Cell, batch: int) -> str | None:
-    """The reason why the kernel of a plan does not run on the cell's device with a number of rows; None where it does."""
+def triton_trouble(cell_plan: Plan, cell: Cell, batch: int, *, or_graphs: bool = False) -> str | None:
+    """The reason why the kernel of a plan does not run on the cell's device with a number of rows; None where it does.
+
+    Args:
+        or_graphs: whether it is a reason that CUDA graphs of the reference loop take less time.
+    """
     kernel, batch = triton_kernel(cell_plan.key), max(batch, 1)
     device = next((parameter.device for parameter in cell.parameters()), None) or cell.initial_state(1)[0].device
     dots = autocast_precision(device.type) or float32_dots(device)
@@ -45,6 +49,10 @@ def triton_trouble(cell_plan: Plan, cell: Cell, batch: int) -> str | None:
     if tests is None:
         tests = by_device[device, dots] = Tests()
         remember(kernel, dots, device)
+    if or_graphs:
+        slower = kernel.slower_than_graphs(dots, (1, batch), device, keep=torch.is_grad_enabled())
+        if slower is not None:
+            return FasterAsGraphs(slower)
     if batch not in tests.reasons:
         if torch.cuda.is_current_stream_capturing():  # nothing can be tested now
             return None if kernel.fits(dots, (1, batch), device) else kernel.unfit(dots, device)
@@ -122,6 +130,14 @@ class Trial:
         device = self.arguments[1][0].device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+
+def remember_graphs(cell: Cell, B: int, *, keep: bool, faster: bool) -> None:
+    """Store whether CUDA graphs of the reference loop are faster than the kernels of a cell, in the present precision."""
+    kernel, device = triton_kernel(plan_or_raise(cell).key), next(cell.parameters()).device
+    dots = autocast_precision(device.type) or float32_dots(device)
+    kernel.set_graphs(dots, (1, B), device, keep=keep, faster=faster)
+    store(kernel, dots, device)
 
 
 def tune_cell(cell: Cell, *, T: int, B: int) -> list[Choice]:

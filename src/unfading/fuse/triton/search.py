@@ -1,24 +1,27 @@
 """Search for the fastest launch settings of a cell's loops on this GPU, and store them on disk.
 
-Each loop is timed with its usual settings, then with other numbers of warps, then with vectors divided or whole. The result is
-stored under a hash of the source of the loops, the GPU, the version of Triton and the precision of dots, for numbers of rows
-up to the next power of two. It does not depend on T.
+Each loop is timed with its usual settings, then with other rows and units in a program and with all units in one, then with
+other numbers of warps, then with vectors divided or whole. `unfading.tune` also times CUDA graphs of the reference loop. The
+result is stored under a hash of the source of the loops, the GPU, the version of Triton and the precision of dots, for numbers
+of rows up to the next power of two. It does not depend on T.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from unfading.fuse.c.cache import read_file, write_file
-from unfading.fuse.triton.kernel import TritonKernel
+from unfading.fuse.triton.kernel import SearchKey, TritonKernel, gpu
 from unfading.fuse.triton.launch_settings import LaunchSettings, LoopShape
 
 WARPS = (4, 8, 16)
 ROUNDS = 5
+WORTH = 2.0  # settings are timed whose estimate is below this multiple of the least one
+GRAPHS = "graphs"
 
 
 class Choice(NamedTuple):
@@ -31,13 +34,19 @@ class Choice(NamedTuple):
 
 
 def best(
-    loop: LoopShape, usual: LaunchSettings, time: Callable[[LaunchSettings], float]
+    loop: LoopShape, settings: Sequence[LaunchSettings], time: Callable[[LaunchSettings], float]
 ) -> tuple[LaunchSettings, float, float]:
-    """The fastest settings, their time, and the time of the usual ones. `time` is infinite for settings that do not run."""
+    """The fastest settings, their time, and the time of the usual ones.
+
+    Args:
+        settings: the usual ones, then others that may be faster.
+        time: infinite for settings that do not run.
+    """
+    usual, *others = settings
     first = time(usual)
     fastest, least = usual, first
-    for candidates in (_warps, lambda start: _widths(loop, start)):
-        for setting in candidates(fastest):
+    for changed in (lambda _: others, _warps, lambda start: _widths(loop, start)):
+        for setting in changed(fastest):
             milliseconds = time(setting)
             if milliseconds < least:
                 fastest, least = setting, milliseconds
@@ -61,27 +70,36 @@ def tuned(
     for name, loop in kernel.shapes.items():
         usual = kernel.setting(name, precision, rows, device)
         assert usual is not None
+        estimated = kernel.candidates(name, precision, rows, gpu(device))
+        others = [each.setting for each in estimated if each.microseconds < WORTH * estimated[0].microseconds]
 
         def time(setting: LaunchSettings, name: str = name) -> float:
             kernel.set(name, precision, rows, device, setting)
             try:
-                return _milliseconds(lambda: run(name), device)
+                return milliseconds_of(lambda: run(name), device)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception:  # Triton and the driver have many types, for too little memory on chip
                 return float("inf")
 
-        setting, least, first = best(loop, usual, time)
+        setting, least, first = best(loop, [usual, *(other for other in others if other != usual)], time)
         kernel.set(name, precision, rows, device, setting)
         choices.append(Choice(name, setting, least, first))
-    stored = {
+    store(kernel, precision, device)
+    return choices
+
+
+def store(kernel: TritonKernel, precision: str, device: torch.device) -> None:
+    """Write what searches have found for these loops."""
+    stored: dict[str, Any] = {
         f"{loop} {size}": setting._asdict()
         for (loop, dots, size, on), setting in kernel.settings.items()
         if (dots, on) == (precision, device)
     }
-    text = json.dumps(stored)
-    write_file(_name(kernel, precision, device), text.encode())
-    return choices
+    for (dots, size, on, keep), faster in kernel.graphs_win.items():
+        if (dots, on) == (precision, device):
+            stored.setdefault(f"{GRAPHS} {size}", {})["gradient" if keep else "no gradient"] = faster
+    write_file(_name(kernel, precision, device), json.dumps(stored).encode())
 
 
 def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None:
@@ -90,12 +108,17 @@ def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None
     if text is None:
         return
     try:
-        settings = {}
-        for key, setting in json.loads(text).items():
+        settings: dict[SearchKey, LaunchSettings] = {}
+        graphs: dict[tuple[str, int, torch.device, bool], bool] = {}
+        for key, stored in json.loads(text).items():
             name, size = key.split()
-            settings[name, precision, int(size), device] = LaunchSettings(**setting)
+            if name == GRAPHS:
+                graphs |= {(precision, int(size), device, when == "gradient"): bool(faster) for when, faster in stored.items()}
+            else:
+                settings[name, precision, int(size), device] = LaunchSettings(**stored)
     except (ValueError, TypeError, AttributeError):
         return  # the file is from another version or damaged: use the usual settings
+    kernel.graphs_win |= graphs
     kernel.add_settings({key: setting for key, setting in settings.items() if key[0] in kernel.shapes})
 
 
@@ -107,7 +130,7 @@ def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:
     return f"{sha256(repr(about).encode()).hexdigest()[:32]}.json"
 
 
-def _milliseconds(run: Callable[[], None], device: torch.device) -> float:
+def milliseconds_of(run: Callable[[], None], device: torch.device) -> float:
     """The median time of a few runs, after one that compiles."""
     times = []
     for _ in range(ROUNDS + 1):
