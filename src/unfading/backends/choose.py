@@ -5,7 +5,7 @@ asked for by name runs, or raises its reason. `with use_backend("reference"):` o
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, cast
@@ -217,6 +217,7 @@ def _load_graph() -> bool:
 
 def _weights(cell: Cell, x: Tensor) -> Any:
     """Matrices are built in the precision of their parameters; autocast applies to the products with them."""
-    casting = torch.is_autocast_enabled(x.device.type)
-    with torch.autocast(x.device.type, enabled=False) if casting else nullcontext():
+    if not torch.is_autocast_enabled(x.device.type):
+        return cell.weights()
+    with torch.autocast(x.device.type, enabled=False):
         return cell.weights()

@@ -6,7 +6,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +19,7 @@ from unfading.cells.base import Cell
 from unfading.errors import NoKernel
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality
-from unfading.fuse.operator import FusedLoop, Sizes, run_in_graph, without_unread
+from unfading.fuse.operator import LoopCall, loop_call, run_in_graph, run_loop
 from unfading.fuse.plan import Plan, autocast_precision, c_kernel, float32_dots, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
@@ -57,8 +56,11 @@ def fused(
         cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)
     precision = autocast_precision(x.device.type)
     leaves = bind_inputs(cell_plan, cell, x, options.start, inputs)
-    with torch.autocast(x.device.type, enabled=False) if precision else nullcontext():
-        leaves = [leaf.to(cell_plan.signature.dtype) for leaf in leaves] if precision else leaves
+    if precision:
+        with torch.autocast(x.device.type, enabled=False):
+            leaves = [leaf.to(cell_plan.signature.dtype) for leaf in leaves]
+            tensors = [*leaves, *state, *bind_weights(cell_plan, cell, weights)]
+    else:
         tensors = [*leaves, *state, *bind_weights(cell_plan, cell, weights)]
     if not compiling:
         if _any_wrapped(tensors):
@@ -68,13 +70,11 @@ def fused(
     keep = torch.is_grad_enabled() and (differentiable or (not compiling and traced()))
     n = len(state)
     dots = precision if compiling or precision or cell_plan.target == "c" else float32_dots(x.device)
-    sizes = Sizes(len(leaves), n, len(tensors) - len(leaves) - n, dots=dots)
+    about = (cell_plan.key, len(leaves), n, len(tensors) - len(leaves) - n, options.reverse, keep, dots)
     if compiling:
-        results = run_in_graph(cell_plan.key, sizes, options.lengths, options.reverse, keep, tensors)
+        results = run_in_graph(LoopCall(*about), options.lengths, tensors)
     else:
-        run = FusedLoop.apply if keep or traced() else FusedLoop.forward
-        tensors = without_unread(cell_plan.key, tensors) if keep else tensors
-        results = run(cell_plan.key, sizes, options.lengths, options.reverse, keep, *tensors)
+        results = run_loop(loop_call(*about), options.lengths, tensors)
     return type(state)(*results[:n]), type(state)(*results[n : 2 * n])
 
 

@@ -16,7 +16,9 @@ the forward pass, so that the backward pass has the same.
 import inspect
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,65 +42,49 @@ def run_forward(
     lengths: Tensor | None,
     reverse: bool,
     keep: bool,
-    models: int,
     dots: str,
 ) -> list[Tensor]:
     """The states after every step, the final states, and, with `keep`, what the gradient needs."""
     if target_of(states[0].device) == "triton":
-        arguments = (_with_models(inputs, models), _with_models(states, models), _with_models(weights, models))
-        options = _gpu_options(lengths, reverse, states, models, dots)
-        trajectory, final, saved = triton_kernel(key).forward(*arguments, options, keep=keep)
-        tensors = [*trajectory, *final, *([] if saved is None else [saved])]
-        return tensors if models else [tensor.squeeze(0) for tensor in tensors]
-    kernel = c_kernel(key, states[0].dtype)
-    trajectory, final, saved = kernel.forward(inputs, states, weights, kernel.options(lengths, reverse), keep=keep)
+        options = _gpu_options(lengths, reverse, states, dots)
+        trajectory, final, saved = triton_kernel(key).forward(inputs, states, weights, options, keep=keep)
+    else:
+        kernel = c_kernel(key, states[0].dtype)
+        trajectory, final, saved = kernel.forward(inputs, states, weights, kernel.options(lengths, reverse), keep=keep)
     return [*trajectory, *final, *([] if saved is None else [saved])]
 
 
 def run_backward(
     key: str,
-    gradients: list[Tensor | None],
+    gradients: Sequence[Tensor | None],
     inputs: list[Tensor],
     states: list[Tensor],
     weights: list[Tensor],
-    stored: list[Tensor],
+    stored: Sequence[Tensor],
     lengths: Tensor | None,
     reverse: bool,
-    wanted: list[bool],
-    models: int,
+    wanted: Sequence[bool],
     dots: str,
-) -> list[Tensor]:
-    """The gradients of inputs, states and weights; an empty tensor for one that is not wanted.
+) -> list[Tensor | None]:
+    """The gradients of inputs, states and weights; None for one that is not wanted.
 
     `stored` is what forward returned, without the final states.
     """
     n = len(states)
+    arguments, arriving = (inputs, states, weights), (gradients[:n], gradients[n:])
+    saved = (stored[:n], stored[n] if len(stored) > n else None)
     if target_of(states[0].device) == "triton":
-        arguments = (_with_models(inputs, models), _with_models(states, models), _with_models(weights, models))
-        arriving = [None if d is None else d if models else d.unsqueeze(0) for d in gradients]
-        stored = _with_models(stored, models)
-        options = _gpu_options(lengths, reverse, states, models, dots)
-        parts = triton_kernel(key).backward(
-            (arriving[:n], arriving[n:]), arguments, (stored[:n], stored[n] if len(stored) > n else None), options, wanted
-        )
-        results = [d if d is None or models else d.squeeze(0) for part in parts for d in part]
+        options = _gpu_options(lengths, reverse, states, dots)
+        parts = triton_kernel(key).backward(arriving, arguments, saved, options, wanted)
     else:
         kernel = c_kernel(key, states[0].dtype)
-        saved = stored[n] if len(stored) > n else None
-        options = kernel.options(lengths, reverse)
-        parts = kernel.backward((gradients[:n], gradients[n:]), (inputs, states, weights), (stored[:n], saved), options, wanted)
-        results = [d for part in parts for d in part]
-    return [states[0].new_empty(0) if d is None else d for d in results]
+        parts = kernel.backward(arriving, arguments, saved, kernel.options(lengths, reverse), wanted)
+    return [d for part in parts for d in part]
 
 
-def _with_models(tensors: list[Tensor], models: int) -> list[Tensor]:
-    return tensors if models else [tensor.unsqueeze(0) for tensor in tensors]
-
-
-def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], models: int, dots: str) -> LoopOptions:
+def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], dots: str) -> LoopOptions:
     if lengths is not None:
         lengths = lengths.to(states[0].device, torch.int64)
-        lengths = lengths if models else lengths.unsqueeze(0)
     return LoopOptions(lengths, reverse, dots=dots)
 
 
@@ -115,7 +101,7 @@ def _forward(
 ) -> list[Tensor]:
     key = key_of(program)
     check_arguments(key, inputs, states, weights, lengths, models)
-    return run_forward(key, inputs, states, weights, lengths, reverse, keep, models, dots)
+    return run_forward(key, inputs, states, weights, lengths, reverse, keep, dots)
 
 
 def _backward(
@@ -133,7 +119,13 @@ def _backward(
 ) -> list[Tensor]:
     key = key_of(program)
     check_arguments(key, inputs, states, weights, lengths, models)
-    return run_backward(key, gradients, inputs, states, weights, stored, lengths, reverse, wanted, models, dots)
+    results = run_backward(key, gradients, inputs, states, weights, stored, lengths, reverse, wanted, dots)
+    return _without_none(results, states[0])
+
+
+def _without_none(gradients: list[Tensor | None], like: Tensor) -> list[Tensor]:
+    """An operator returns tensors: an empty one for a gradient that is not wanted."""
+    return [like.new_empty(0) if d is None else d for d in gradients]
 
 
 # Exported programs contain the names of the operators and of their arguments.
@@ -202,9 +194,8 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    program, loop_inputs, states, weights, lengths, reverse, _, models, dots = inputs
-    ctx.program, ctx.reverse = program, reverse
-    ctx.sizes = Sizes(len(loop_inputs), len(states), len(weights), models, dots)
+    ctx.program, loop_inputs, states, weights, lengths, reverse, keep, models, dots = inputs
+    ctx.call = LoopCall("", len(loop_inputs), len(states), len(weights), reverse, keep, dots, models)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(lengths, *loop_inputs, *states, *weights)
 
@@ -212,14 +203,13 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _recompute_and_differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     """The gradient of a graph that saved nothing for it: the loop runs once more."""
     lengths, *tensors = ctx.saved_tensors
-    program, sizes, n = ctx.program, ctx.sizes, ctx.sizes.states
-    parts = _parts(sizes, tensors)
-    options = (sizes.models, sizes.dots)
-    results = forward_op(program, *parts, lengths, ctx.reverse, True, *options)
+    program, call, n = ctx.program, ctx.call, ctx.call.states
+    parts, options = _parts(call, tensors), (call.models, call.dots)
+    results = forward_op(program, *parts, lengths, call.reverse, True, *options)
     stored = [*results[:n], *results[2 * n :]]
     wanted = [tensor.requires_grad for tensor in tensors]
-    d = backward_op(program, list(gradients[: 2 * n]), *parts, stored, lengths, ctx.reverse, wanted, *options)
-    return (None, *_parts(sizes, d), None, None, None, None, None)
+    d = backward_op(program, list(gradients[: 2 * n]), *parts, stored, lengths, call.reverse, wanted, *options)
+    return (None, *_parts(call, d), None, None, None, None, None)
 
 
 forward_op.register_autograd(_recompute_and_differentiate, setup_context=_remember)
@@ -228,75 +218,97 @@ forward_op.register_autograd(_recompute_and_differentiate, setup_context=_rememb
 # -- with gradients -----------------------------------------------------------------------------------------------------------
 
 
-class Sizes(NamedTuple):
-    """How the tensors of a call divide into inputs, states and weights, and what else the operators take."""
+@dataclass(frozen=True, slots=True)
+class LoopCall:
+    """What a call of a loop takes beside its tensors. A dataclass: a transform of torch.func would take a tuple apart."""
 
-    inputs: int
+    key: str  # of the program
+    inputs: int  # the numbers of tensors
     states: int
     weights: int
-    models: int = 0  # 0 where there is no axis of models
+    reverse: bool
+    keep: bool  # whether to store what the gradient needs
     dots: str = ""
+    models: int = 0  # 0 where there is no axis of models
+    wanted: tuple[bool, ...] = ()  # of a backward loop, for every input, state and weight
+
+    @property
+    def tensors(self) -> int:
+        """The number of inputs, states and weights."""
+        return self.inputs + self.states + self.weights
+
+
+@cache
+def loop_call(key: str, inputs: int, states: int, weights: int, reverse: bool, keep: bool, dots: str) -> LoopCall:
+    """The same object for every call like this one, since it takes microseconds to create one."""
+    return LoopCall(key, inputs, states, weights, reverse, keep, dots)
 
 
 class FusedLoop(torch.autograd.Function):
     """(inputs, states, weights) -> (trajectory, final states, what the gradient needs)."""
 
     @staticmethod
-    def forward(
-        key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        inputs, states, weights = _parts(sizes, tensors)
+    def forward(call: LoopCall, lengths: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+        parts = _parts(call, tensors)
         if torch.compiler.is_compiling():
-            text = text_of(key)
-            return tuple(forward_op(text, inputs, states, weights, lengths, reverse, keep, sizes.models, sizes.dots))
-        return tuple(run_forward(key, inputs, states, weights, lengths, reverse, keep, sizes.models, sizes.dots))
+            return tuple(forward_op(text_of(call.key), *parts, lengths, call.reverse, call.keep, call.models, call.dots))
+        return tuple(run_forward(call.key, *parts, lengths, call.reverse, call.keep, call.dots))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        key, sizes, lengths, reverse, _, *tensors = inputs
-        n = sizes.states
-        ctx.key, ctx.sizes, ctx.reverse, ctx.has_lengths = key, sizes, reverse, lengths is not None
+        call, lengths, *tensors = inputs
+        n = call.states
+        ctx.call, ctx.has_lengths = call, lengths is not None
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*output[2 * n :])
         ctx.save_for_backward(*([lengths] if lengths is not None else []), *tensors, *output[:n], *output[2 * n :])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        call, saved = ctx.call, ctx.saved_tensors
         lengths = saved[0] if ctx.has_lengths else None
         tensors = saved[1:] if ctx.has_lengths else saved
-        n = ctx.sizes.states
-        wanted = tuple(ctx.needs_input_grad[5:])
+        gradients, wanted = gradients[: 2 * call.states], ctx.needs_input_grad[2:]
+        results: Sequence[Tensor | None]
         # A second derivative may follow; in a compiled graph there is none.
-        if not torch.compiler.is_compiling() and (torch.is_grad_enabled() or traced()):
-            results = FusedLoopBackward.apply(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
+        if torch.compiler.is_compiling():
+            results = FusedLoopBackward.forward(replace(call, wanted=wanted), lengths, *gradients, *tensors)
+        elif torch.is_grad_enabled() or traced():
+            results = FusedLoopBackward.apply(replace(call, wanted=wanted), lengths, *gradients, *tensors)
         else:
-            results = FusedLoopBackward.forward(ctx.key, ctx.sizes, lengths, ctx.reverse, wanted, *gradients[: 2 * n], *tensors)
-        return (None,) * 5 + tuple(d if want else None for d, want in zip(results, wanted, strict=True))
+            parts = (*_parts(call, tensors[: call.tensors]), tensors[call.tensors :])
+            results = run_backward(call.key, gradients, *parts, lengths, call.reverse, wanted, call.dots)
+        return (None, None, *[d if want else None for d, want in zip(results, wanted, strict=True)])
 
     @staticmethod
-    def vmap(info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, keep: bool, *tensors: Tensor) -> Any:
-        if _in_one_launch(sizes, tensors):
-            lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
-            together = FusedLoop.apply(key, sizes._replace(models=info.batch_size), lengths, reverse, keep, *stacked)
-            return together, (0,) * len(together)
-        results = [
-            FusedLoop.apply(key, sizes, _model(lengths, dims[2], i), reverse, keep, *_model_parts(tensors, dims[5:], i))
-            for i in range(info.batch_size)
-        ]
-        return _stacked(results)
+    def vmap(info: Any, dims: Any, call: LoopCall, lengths: Tensor | None, *tensors: Tensor) -> Any:
+        return _vmap(FusedLoop, info, dims, call, lengths, *tensors)
 
 
-def run_in_graph(
-    key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, keep: bool, tensors: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+# `FusedLoop.apply` serves transforms of torch.func as well: it binds its arguments to a signature and unwraps tensors that have
+# outlived a transform, both in Python. This is what it then calls.
+_apply = super(torch.autograd.Function, FusedLoop).apply
+
+
+def run_loop(call: LoopCall, lengths: Tensor | None, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """FusedLoop outside of torch.compile."""
+    transformed = traced()
+    if not (call.keep or transformed):
+        return FusedLoop.forward(call, lengths, *tensors)
+    tensors = without_unread(call.key, tensors) if call.keep else tensors
+    if transformed or any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
+        return FusedLoop.apply(call, lengths, *tensors)
+    return _apply(call, lengths, *tensors)
+
+
+def run_in_graph(call: LoopCall, lengths: Tensor | None, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """As FusedLoop, in a graph of torch.compile or torch.export."""
-    if keep:
-        tensors = without_unread(key, list(tensors))
+    if call.keep:
+        tensors = without_unread(call.key, list(tensors))
         if not exporting():
             # torch.compile takes no tensor twice.
-            return FusedLoop.apply(key, sizes, lengths, reverse, True, *[tensor.view_as(tensor) for tensor in tensors])
-    return tuple(forward_op(text_of(key), *_parts(sizes, tensors), lengths, reverse, False, sizes.models, sizes.dots))
+            return FusedLoop.apply(call, lengths, *[tensor.view_as(tensor) for tensor in tensors])
+    return tuple(forward_op(text_of(call.key), *_parts(call, tensors), lengths, call.reverse, False, call.models, call.dots))
 
 
 def without_unread(key: str, tensors: list[Tensor]) -> list[Tensor]:
@@ -322,35 +334,31 @@ class FusedLoopBackward(torch.autograd.Function):
     """(gradients, what FusedLoop received and stored) -> gradients of inputs, states and weights."""
 
     @staticmethod
-    def forward(
-        key: str, sizes: Sizes, lengths: Tensor | None, reverse: bool, wanted: tuple[bool, ...], *tensors: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        gradients, inputs, states, weights, stored = _all_parts(sizes, tensors)
-        arguments = (list(gradients), inputs, states, weights, stored)
-        options = (lengths, reverse, list(wanted), sizes.models, sizes.dots)
+    def forward(call: LoopCall, lengths: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        gradients, inputs, states, weights, stored = _all_parts(call, tensors)
+        arguments = (list(gradients), inputs, states, weights, stored, lengths, call.reverse, list(call.wanted))
         if torch.compiler.is_compiling():
-            return tuple(backward_op(text_of(key), *arguments, *options))
-        return tuple(run_backward(key, *arguments, *options))
+            return tuple(backward_op(text_of(call.key), *arguments, call.models, call.dots))
+        return tuple(_without_none(run_backward(call.key, *arguments, call.dots), states[0]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.key, ctx.sizes, lengths, ctx.reverse, ctx.wanted, *tensors = inputs
+        ctx.call, lengths, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(lengths, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *second: Tensor | None) -> tuple[Tensor | None, ...]:
-        lengths, *tensors = ctx.saved_tensors
-        gradients, inputs, states, weights, stored = _all_parts(ctx.sizes, tensors)
+        call, (lengths, *tensors) = ctx.call, ctx.saved_tensors
+        gradients, inputs, states, weights, stored = _all_parts(call, tensors)
         given = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        program, sizes = PROGRAMS[ctx.key], ctx.sizes
 
         def derivative(*arguments: Tensor) -> tuple[Tensor, ...]:
             """What `forward` computes, as the gradient of the reference loop."""
             cotangents, point = arguments[: len(given)], arguments[len(given) :]
 
             def outputs(*point: Tensor) -> tuple[Tensor, ...]:
-                results = _reference(program, sizes, point, lengths, ctx.reverse)
+                results = _reference(call, point, lengths)
                 return tuple(results[i] for i in given)
 
             return torch.func.vjp(outputs, *point)[1](cotangents)
@@ -363,23 +371,11 @@ class FusedLoopBackward(torch.autograd.Function):
         to_gradients: list[Tensor | None] = [None] * len(gradients)
         for i, gradient in zip(given, results, strict=False):
             to_gradients[i] = gradient
-        return (None,) * 5 + (*to_gradients, *results[len(given) :], *[None] * len(stored))
+        return (None, None, *to_gradients, *results[len(given) :], *[None] * len(stored))
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Any, key: str, sizes: Any, lengths: Any, reverse: bool, wanted: Any, *tensors: Tensor | None
-    ) -> Any:
-        if _in_one_launch(sizes, tensors):
-            lengths, *stacked = _models(info, (lengths, *tensors), (dims[2], *dims[5:]))
-            together = FusedLoopBackward.apply(key, sizes._replace(models=info.batch_size), lengths, reverse, wanted, *stacked)
-            return together, (0,) * len(together)
-        results = [
-            FusedLoopBackward.apply(
-                key, sizes, _model(lengths, dims[2], i), reverse, wanted, *_model_parts(tensors, dims[5:], i)
-            )
-            for i in range(info.batch_size)
-        ]
-        return _stacked(results)
+    def vmap(info: Any, dims: Any, call: LoopCall, lengths: Tensor | None, *tensors: Tensor | None) -> Any:
+        return _vmap(FusedLoopBackward, info, dims, call, lengths, *tensors)
 
 
 class _ProgramCell:
@@ -398,41 +394,44 @@ class _ProgramCell:
         return self.make_state(*next_states(self.program, inputs, state, weights))
 
 
-def _reference(program: Program, sizes: Sizes, point: Sequence[Tensor], lengths: Any, reverse: bool) -> tuple[Tensor, ...]:
+def _reference(call: LoopCall, point: Sequence[Tensor], lengths: Any) -> tuple[Tensor, ...]:
     """The trajectory and the final states, computed by the reference loop."""
-    cell: Any = _ProgramCell(program)
+    cell: Any = _ProgramCell(PROGRAMS[call.key])
 
     def run(lengths: Any, *point: Tensor) -> tuple[Tensor, ...]:
-        inputs, states, weights = _parts(sizes, point)
+        inputs, states, weights = _parts(call, point)
         trajectory, final = scan(
-            cell, cell.make_inputs(*inputs), cell.make_state(*states), weights, lengths=lengths, reverse=reverse
+            cell, cell.make_inputs(*inputs), cell.make_state(*states), weights, lengths=lengths, reverse=call.reverse
         )
         return (*trajectory, *final)
 
-    if not sizes.models:
+    if not call.models:
         return run(lengths, *point)
     return torch.func.vmap(run, in_dims=(None if lengths is None else 0, *[0] * len(point)))(lengths, *point)
 
 
-def _parts(sizes: Sizes, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def _parts(call: LoopCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Inputs, states, weights."""
-    inputs, states = sizes.inputs, sizes.states
+    inputs, states = call.inputs, call.states
     return list(tensors[:inputs]), list(tensors[inputs : inputs + states]), list(tensors[inputs + states :])
 
 
-def _all_parts(sizes: Sizes, tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+def _all_parts(call: LoopCall, tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
     """Gradients, inputs, states, weights, and what forward stored."""
-    n = 2 * sizes.states
-    end = n + sum(sizes[:3])
-    return tensors[:n], *_parts(sizes, tensors[n:end]), list(tensors[end:])
+    n = 2 * call.states
+    end = n + call.tensors
+    return tensors[:n], *_parts(call, tensors[n:end]), list(tensors[end:])
 
 
 # -- vmap ---------------------------------------------------------------------------------------------------------------------
 
 
-def _in_one_launch(sizes: Sizes, tensors: Sequence[Tensor | None]) -> bool:
-    """Whether the models of a vmap can share a launch: on a GPU, and not inside another vmap."""
-    return not sizes.models and any(tensor is not None and target_of(tensor.device) == "triton" for tensor in tensors)
+def _vmap(function: Any, info: Any, dims: Any, call: LoopCall, *tensors: Tensor | None) -> Any:
+    """The vmap rule of a loop: on a GPU all models in one launch, unless this is inside another vmap; else one by one."""
+    if not call.models and any(tensor is not None and target_of(tensor.device) == "triton" for tensor in tensors):
+        together = function.apply(replace(call, models=info.batch_size), *_models(info, tensors, dims[1:]))
+        return together, (0,) * len(together)
+    return _stacked([function.apply(call, *_model_parts(tensors, dims[1:], i)) for i in range(info.batch_size)])
 
 
 def _models(info: Any, tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Tensor | None]:
@@ -458,6 +457,8 @@ def _stacked(results: list[tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], tup
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
 
 
-# torch computes the signature at every call, unless it is stored.
+# At every call torch computes the signature, unless it is stored, and binds the arguments to it. There are no names and no
+# defaults, so this one, which takes every argument as it is, does the same.
 for function in (FusedLoop.forward, FusedLoopBackward.forward):
-    setattr(function, "__signature__", inspect.signature(function))  # noqa: B010
+    arguments = [inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)]
+    setattr(function, "__signature__", inspect.Signature(arguments))  # noqa: B010

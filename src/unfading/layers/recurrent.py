@@ -220,7 +220,7 @@ class Recurrent(nn.Module, Generic[State]):
         """
         name, cells = type(self).__name__, self.runners
         sequences = _checked_input(x, lengths, start, name, self.input_size, batch_first=self.batch_first)
-        states = self.initial_states(sequences.x.shape[1])
+        states = self._initial_states(cells, sequences.x.shape[1])
         _check_device_and_dtype(sequences.x, states[0][0], name)
         if state is not None:
             states = _split_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
@@ -259,7 +259,10 @@ class Recurrent(nn.Module, Generic[State]):
 
     def initial_states(self, batch: int) -> list[Any]:
         """The state of every layer and direction before the first step, each part [batch, n]."""
-        states = [cell.initial_state(batch) for cell in self.runners]
+        return self._initial_states(self.runners, batch)
+
+    def _initial_states(self, cells: list[Cell], batch: int) -> list[Any]:
+        states = [cell.initial_state(batch) for cell in cells]
         if self.learned_state is None:
             return states
         learned = iter(self.learned_state)

@@ -50,7 +50,7 @@ def kernel(tmp_path, monkeypatch):
     monkeypatch.setenv("UNFADING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     with interpreted():
-        cell_plan = plan(unfading.STARCell(1, 70))
+        cell_plan = plan(unfading.STARCell(1, 100))
         yield triton_kernel(cell_plan.key)
     forget(triton_kernel(cell_plan.key))
 
@@ -135,3 +135,11 @@ def test_a_matrix_too_large_for_the_chip_is_cut():
     assert usual(CUT, "tf32").width == 64
     assert usual(CUT, "bf16").width is None
     assert usual(CUT._replace(flat=False), "tf32").width is None
+
+
+def test_vectors_that_would_be_padded_by_a_third_are_cut():
+    for units, width in ((64, None), (65, 64), (96, 64), (97, None), (128, None)):
+        loop = LoopShape("train", units, 128 * 128, 128 * 128, 1, True, 10)
+        assert usual(loop, "tf32").width == width
+        assert usual(loop._replace(flat=False), "tf32").width is None
+        assert usual(loop._replace(name="back", sums=True), "tf32").width is None

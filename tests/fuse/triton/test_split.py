@@ -56,6 +56,7 @@ def compared(layer, x, lengths):
     kernels = {triton_kernel(plan(runner).key) for runner in layer.runners}
     for kernel in kernels:
         vars(kernel).pop("split", None)
+        kernel._prepared.clear()
         kernel._settings.clear()
         with cooperative(kernel.split.launcher.module):
             for some in (None, lengths):

@@ -2,13 +2,12 @@
 
     trajectory, final, saved = kernel.forward(inputs, states, weights, options, keep=True)
 
-All tensors have a leading axis of models, which may have stride 0, are float32 and lie on one device. Gradients of matrices are
-products after the loop. All sums have a fixed order, so that a repeated run gives the same bits.
+All tensors are float32 and lie on one device. All or none have a leading axis of models, which may have stride 0. Gradients of
+matrices are products after the loop. All sums have a fixed order, so that a repeated run gives the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
-from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from unfading.fuse.ir.passes import narrow
 from unfading.fuse.ir.program import ELEMENTWISE, InputKind, Op, Program, TensorKind
 from unfading.fuse.plan import TensorNames, float32_dots
 from unfading.fuse.refusal import NotFusable
-from unfading.fuse.triton.emit import emit_backward, emit_forward, source
+from unfading.fuse.triton.emit import TritonFunction, emit_backward, emit_forward, source
 from unfading.fuse.triton.launch import LaunchConstants, Launcher, does_not_fit, packed
 from unfading.fuse.triton.launch_settings import (
     BYTES,
@@ -39,17 +38,19 @@ from unfading.fuse.triton.split_kernel import SplitLoops
 from unfading.fuse.triton.step_time import graph_microseconds, operations, step_shape
 from unfading.fuse.triton.tile_shapes import wide
 from unfading.fuse.triton.tiles import is_vector
-from unfading.fuse.triton.weight_gradients import WeightSums
+from unfading.fuse.triton.weight_gradients import WeightGradients
 from unfading.loop_options import LoopOptions
 
 FLAT = ELEMENTWISE | {Op.CONST, Op.ZERO, Op.LEAF, Op.EXPAND, Op.CAT, Op.DOT}  # operations on vectors that may be divided
 
 Tensors = dict[tuple[str, int], Tensor | None]
+Extent = tuple[int, int, int]  # models, or 0 where tensors have no axis of models; steps; rows
 Result = TypeVar("Result")
 SearchKey = tuple[str, str, int, torch.device]  # loop, precision, size class of the rows, device
 
 # Members as globals: in Python 3.11 the attribute of an enum class costs a quarter of a microsecond at every use.
 WEIGHT, NEXT, SAVED, SEQUENCE = TensorKind.WEIGHT, TensorKind.NEXT, TensorKind.SAVED, TensorKind.SEQUENCE
+INITIAL = TensorKind.INITIAL
 D_INPUT, D_WEIGHT = TensorKind.D_INPUT, TensorKind.D_WEIGHT
 SHARED, CONSTANT, PER_STEP = InputKind.SHARED, InputKind.CONSTANT, InputKind.SEQUENCE
 
@@ -68,14 +69,18 @@ class TritonLoops:
         self.source = source(functions)
         self.launcher = Launcher(module(self.source))
 
+    def function(self, name: str) -> TritonFunction:
+        """A loop by name."""
+        return self.functions[name]
+
 
 class TritonKernel:
     """The loops of one program on a GPU."""
 
     def __init__(self, program: Program, names: TensorNames):
         both = differentiate(program, save_light=False)
-        self.program, self.reverse_program, self.names = program, both.reverse, names
-        self.outer, self.totals, self.has_gradient = both.outer, both.totals, both.has_gradient()
+        self.program, self.names = program, names
+        self.outer, self.has_gradient = both.outer, both.has_gradient()
         self.programs = (program, both.forward, both.reverse)
         self.loops: dict[int | None, TritonLoops] = {}  # by the width of their tiles
         self.undivided = ""  # why there are no loops with divided units
@@ -83,26 +88,31 @@ class TritonKernel:
         self._settings: dict[tuple[str, str, tuple[int, int], torch.device], LaunchSettings | None] = {}
         self.graphs_win: dict[tuple[str, int, torch.device, bool], bool] = {}  # of a search
         self._slower: dict[tuple[str, tuple[int, int], torch.device, bool], str | None] = {}
+        self._prepared: dict[tuple[str, str, LaunchSettings, bool, torch.device], PreparedLoop] = {}
         self._excluded: set[tuple[str, str, torch.device, LaunchSettings]] = set()  # settings that a GPU did not accept
         values = [value for program in self.programs for value in program.values()]
         flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
         self.widest = max(n for (kind, _), n in both.forward.widths.items() if kind == NEXT)
         self.shapes = {
-            f.name: LoopShape(f.name, self.widest, sum(f.sizes), *_dots(program), flat, operations(program))
+            f.name: LoopShape(f.name, self.widest, sum(f.sizes), *_dots(program), flat, operations(program), _has_sums(program))
             for f, program in zip(functions, self.programs, strict=True)
         }
         self.whole_refused = refused(list(self.shapes.values()), max((size for f in functions for size in f.sizes), default=0))
         if self.whole_refused and self.split is None:
             raise NotFusable(self.whole_refused)
         self.step = step_shape(program, both.reverse)
-        sources = [product.dy for product in self.outer] + [total.dy for total in self.totals]
-        self.read = {
-            source.index for source in sources if source.kind == D_INPUT
-        }  # by the products after the loop, wanted or not
-        widths = both.forward.widths
+        widths, reverse = both.forward.widths, both.reverse.widths
         self.states = [n for (kind, _), n in sorted(widths.items()) if kind == NEXT]
         self.saved = widths.get((SAVED, 0), 0)
+        # The first input with an axis of time.
+        self.timed = next((i for i, kind in enumerate(program.kinds) if kind != CONSTANT), None)
+        sequences = [n for (kind, _), n in sorted(reverse.items()) if kind == SEQUENCE]
+        self.after_loop = WeightGradients(both.outer, both.totals, sequences)
+        self.entries = {i: n for (kind, i), n in reverse.items() if kind == D_WEIGHT}
+        # The widths of gradients of inputs, and whether the products after the loop read them, wanted or not.
+        read = {source.index for source in self.after_loop.sources() if source.kind == D_INPUT}
+        self.d_inputs = [(reverse.get((D_INPUT, i)), i in read) for i in range(len(program.kinds))]
 
     def at(self, width: int | None) -> TritonLoops:
         """The loops with tiles of a width; None for tiles as wide as the vectors."""
@@ -207,15 +217,16 @@ class TritonKernel:
     def forward(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor], options: LoopOptions, *, keep: bool
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        """The states after every step [models, T, B, n], the final states, and, with `keep`, what the gradient needs."""
-        E, T, B = extent = self.extent(inputs, states)
-        trajectory = [_blank(states[0], (E, T, B, n), options) for n in self.states]
-        final = [states[0].new_empty((E, B, n)) for n in self.states]
-        saved = _blank(states[0], (E, T, B, self.saved), options) if keep and self.saved else None
+        """The states after every step [T, B, n], the final states, and, with `keep`, what the gradient needs."""
+        like, extent = states[0], self.extent(inputs, states)
+        lead, T, B = _lead(extent), *extent[1:]
+        trajectory = [_blank(like, (*lead, T, B, n), options) for n in self.states]
+        final = [like.new_empty((*lead, B, n)) for n in self.states]
+        saved = _blank(like, (*lead, T, B, self.saved), options) if keep and self.saved else None
         tensors = self._named(input=inputs, initial=states, next=trajectory, final=final, saved=[saved])
         name = "train" if keep else "infer"
         launch = partial(self._launch, name, tensors, weights, options, extent)
-        self._with_fitting_settings(launch, name, options, extent, states[0].device)
+        self._with_fitting_settings(launch, name, options, extent, like.device)
         return trajectory, final, saved
 
     def backward(
@@ -244,12 +255,12 @@ class TritonKernel:
         stored: tuple[Sequence[Tensor], Tensor | None],
         options: LoopOptions,
         wanted: Sequence[bool],
-        extent: tuple[int, int, int],
+        extent: Extent,
         setting: LaunchSettings,
     ) -> tuple[list[Tensor | None], list[Tensor], list[Tensor | None]]:
         (inputs, states, weights), (trajectory, saved) = arguments, stored
         memory = self.blank_gradients(extent, states[0], options, wanted, setting)
-        d_states = [states[0].new_empty((extent[0], extent[2], n)) for n in self.states]
+        d_states = [states[0].new_empty((*_lead(extent), extent[2], n)) for n in self.states]
         tensors = memory.tensors() | self._named(
             input=inputs, initial=states, next=trajectory, saved=[saved], dnext=gradients[0], dfinal=gradients[1],
             dinitial=d_states,
@@ -263,12 +274,12 @@ class TritonKernel:
             elif d is None:
                 returned.append(torch.zeros_like(x, memory_format=torch.contiguous_format))
             else:
-                returned.append(d.sum(2, keepdim=True) if kind == SHARED else d)
+                returned.append(d.sum(-2, keepdim=True) if kind == SHARED else d)
         return returned, d_states, d_weights
 
     def blank_gradients(
         self,
-        extent: tuple[int, int, int],
+        extent: Extent,
         like: Tensor,
         options: LoopOptions,
         wanted: Sequence[bool],
@@ -283,27 +294,23 @@ class TritonKernel:
             setting: those of the loop.
             chunks: the number of launches that share the memory, each for its own steps.
         """
-        E, T, B = extent
-        widths = self.reverse_program.widths
+        lead, T, B = _lead(extent), *extent[1:]
         blocks = -(-B // setting.rows)
         lines = chunks * blocks * self._parts("back", setting.units)
-        shapes = {PER_STEP: (E, T, B), SHARED: (E, T, blocks), CONSTANT: (E, 1, B)}
+        shapes = {PER_STEP: (*lead, T, B), SHARED: (*lead, T, blocks), CONSTANT: (*lead, 1, B)}
         d_inputs = [
-            _blank(like, (*shapes[kind], widths[D_INPUT, i]), options)
-            if (D_INPUT, i) in widths and (wanted[i] or i in self.read)
-            else None
-            for i, kind in enumerate(self.program.kinds)
+            _blank(like, (*shapes[kind], width), options) if width is not None and (want or read) else None
+            for kind, want, (width, read) in zip(self.program.kinds, wanted, self.d_inputs, strict=False)
         ]
-        d_entries = {i: like.new_zeros((E, lines, n)) for (kind, i), n in widths.items() if kind == D_WEIGHT}
-        sizes = [n for (kind, _), n in sorted(widths.items()) if kind == SEQUENCE]
-        starts = [0, *accumulate(sizes)]
-        buffer = _blank(like, (E, T, B, starts[-1]), options) if sizes else None
-        return GradientMemory(d_inputs, d_entries, buffer, starts)
+        d_entries = {i: like.new_zeros((*lead, lines, n)) for i, n in self.entries.items()}
+        width = self.after_loop.width
+        buffer = _blank(like, (*lead, T, B, width), options) if width else None
+        return GradientMemory(d_inputs, d_entries, buffer, self.after_loop)
 
-    def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, int, int]:
-        """Models, steps and rows."""
-        T = next((x.shape[1] for x, kind in zip(inputs, self.program.kinds, strict=True) if kind != CONSTANT), 0)
-        return states[0].shape[0], T, states[0].shape[1]
+    def extent(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Extent:
+        """Models, steps and rows of a call."""
+        *lead, B, _ = states[0].shape
+        return lead[0] if lead else 0, 0 if self.timed is None else inputs[self.timed].shape[-3], B
 
     # -- launching --------------------------------------------------------------------------------------------------------
 
@@ -315,13 +322,13 @@ class TritonKernel:
         run: Callable[[LaunchSettings], Result],
         name: str,
         options: LoopOptions,
-        extent: tuple[int, int, int],
+        extent: Extent,
         device: torch.device,
     ) -> Result:
         """Run a loop with the fastest settings that the GPU accepts. It refuses others before anything has run."""
         dots = precision(options, device)
         while True:
-            setting = self.setting(name, dots, (extent[0], extent[2]), device)
+            setting = self.setting(name, dots, (extent[0] or 1, extent[2]), device)
             if setting is None:
                 raise NoKernel(self.unfit(dots, device))
             try:
@@ -337,11 +344,20 @@ class TritonKernel:
         tensors: Tensors,
         weights: Sequence[Tensor],
         options: LoopOptions,
-        extent: tuple[int, int, int],
+        extent: Extent,
         setting: LaunchSettings,
     ) -> None:
-        E, device = extent[0], next(tensor.device for tensor in tensors.values() if tensor is not None)
-        ReadyLoop(self, name, weights, options, setting, (E, device)).run(tensors, options.lengths, extent)
+        initial = tensors[INITIAL, 0]
+        assert initial is not None
+        ReadyLoop(self, name, weights, options, setting, (extent[0], initial.device)).run(tensors, options.lengths, extent)
+
+    def prepared(self, name: str, dots: str, setting: LaunchSettings, reverse: bool, device: torch.device) -> "PreparedLoop":
+        """A loop with its settings, in a precision of dots and a direction."""
+        key = (name, dots, setting, reverse, device)
+        loop = self._prepared.get(key)
+        if loop is None:
+            loop = self._prepared[key] = PreparedLoop(self, *key)
+        return loop
 
     # -- after the loop ---------------------------------------------------------------------------------------------------
 
@@ -354,24 +370,7 @@ class TritonKernel:
         options: LoopOptions,
     ) -> list[Tensor | None]:
         """The gradients of the weights, from the tensors of a backward loop over all steps."""
-        d_weights = [
-            torch.zeros_like(weight, memory_format=torch.contiguous_format) if want else None
-            for weight, want in zip(weights, wanted, strict=True)
-        ]
-        for i, weight in enumerate(d_weights):
-            entries = tensors.get((D_WEIGHT, i))
-            if weight is not None and entries is not None:
-                weight += entries.sum(1).reshape(weight.shape)
-        sums = WeightSums(tensors, (memory.buffer, memory.starts), reverse=options.reverse, lengths=options.lengths)
-        for product in self.outer:
-            weight = d_weights[product.block.weight]
-            if weight is not None:
-                sums.add_product(product, weight)
-        for total in self.totals:
-            weight = d_weights[total.weight]
-            if weight is not None:
-                sums.add_total(total, weight)
-        return d_weights
+        return self.after_loop.compute(weights, wanted, tensors, memory.buffer, options)
 
 
 class GradientMemory(NamedTuple):
@@ -380,21 +379,45 @@ class GradientMemory(NamedTuple):
     inputs: list[Tensor | None]  # gradients of the inputs, where they are wanted
     entries: dict[int, Tensor]  # gradients of weights that a step uses entry by entry, one line for each program
     buffer: Tensor | None  # the factors of matrix products after the loop, side by side
-    starts: list[int]  # the entry at which each of them begins
+    after_loop: WeightGradients  # which knows where each of them begins
 
     def tensors(self) -> Tensors:
         """By their kinds, as a loop takes them."""
-        sequences = [] if self.buffer is None else [self.buffer[..., a:b] for a, b in pairwise(self.starts)]
         tensors: Tensors = {(D_INPUT, i): d for i, d in enumerate(self.inputs)}
-        tensors |= {(SEQUENCE, i): part for i, part in enumerate(sequences)}
+        if self.buffer is not None:
+            tensors |= {(SEQUENCE, i): part for i, part in self.after_loop.sequences(self.buffer).items()}
         return tensors | {(D_WEIGHT, i): d for i, d in self.entries.items()}
+
+
+class PreparedLoop:
+    """What a launch of a loop needs beside its tensors. It depends on the settings, and is the same for every call."""
+
+    def __init__(
+        self, kernel: TritonKernel, name: str, dots: str, setting: LaunchSettings, reverse: bool, device: torch.device
+    ):
+        rows, self.warps, width, room, self.units = setting
+        self.name, self.split = name, None if self.units is None else kernel.split
+        self.parts, self.device = kernel._parts(name, self.units), device
+        self.loops = kernel.at(width)
+        self.function: TritonFunction = (self.loops if self.split is None else self.split).function(name)
+        resident = resident_blocks([BYTES[dots] * size for size in self.function.sizes], room)
+        self.constants = LaunchConstants(rows, reverse, resident, dots, dots != "tf32x3" and device.type == "cuda")
+
+    def launch(self, tensors: Sequence[Tensor | None], extent: Extent) -> None:
+        models, T, B = extent
+        if self.split is None or self.units is None:
+            grid = (-(-B // self.constants.rows), models or 1, 1)
+            self.loops.launcher.launch(self.function, tensors, grid, (T, B), self.constants, self.warps, models > 0)
+        else:
+            split = (self.units, self.parts, max(gpu(self.device).multiprocessors // self.parts, 1))
+            self.split.launch(self.name, tensors, extent, self.constants, split, self.warps)
 
 
 class ReadyLoop:
     """A loop with its weights and settings, which runs on the tensors of a whole sequence or of any chunk of it.
 
     Args:
-        where: the number of models, and the device.
+        where: the number of models, 0 for tensors without their axis, and the device.
     """
 
     def __init__(
@@ -406,32 +429,19 @@ class ReadyLoop:
         setting: LaunchSettings,
         where: tuple[int, torch.device],
     ):
-        E, device = where
-        rows, self.warps, width, room, self.units = setting
-        self.name, self.split = name, None if self.units is None else kernel.split
-        self.parts, self.multiprocessors = kernel._parts(name, self.units), gpu(device).multiprocessors
-        self.loops = kernel.at(width)
-        function = self.loops.functions[name] if self.split is None else self.split.functions[name].kernel
-        self.function = function
-        self.vectors = {i: weights[i].reshape(E, 1, -1) for kind, i in function.pointers if kind == WEIGHT}
+        models, device = where
+        self.loop = kernel.prepared(name, precision(options, device), setting, options.reverse, device)
+        function = self.loop.function
+        self.vectors = {i: _vector(weights[i], models) for kind, i in function.pointers if kind == WEIGHT}
         self.matrices = [packed(weights[i].mT if turned else weights[i]) for i, turned in function.matrices]
-        dots = precision(options, device)
-        resident = resident_blocks([BYTES[dots] * size for size in function.sizes], room)
-        self.constants = LaunchConstants(rows, options.reverse, resident, dots, dots != "tf32x3" and device.type == "cuda")
 
-    def run(self, tensors: Tensors, lengths: Tensor | None, extent: tuple[int, int, int]) -> None:
+    def run(self, tensors: Tensors, lengths: Tensor | None, extent: Extent) -> None:
         """Run on tensors with these numbers of models, steps and rows."""
-        E, T, B = extent
-        if not E * B:
+        if not extent[2]:
             return
-        taken = [self.vectors[i] if kind == WEIGHT else tensors[kind, i] for kind, i in self.function.pointers]
-        taken += (*self.matrices, lengths)
-        if self.split is None or self.units is None:
-            grid = (-(-B // self.constants.rows), E, 1)
-            self.loops.launcher.launch(self.function, taken, grid, (T, B), self.constants, self.warps)
-        else:
-            at_once = max(self.multiprocessors // self.parts, 1)
-            self.split.launch(self.name, taken, extent, self.constants, (self.units, self.parts, at_once), self.warps)
+        pointers = self.loop.function.pointers
+        taken = [self.vectors[i] if kind == WEIGHT else tensors[kind, i] for kind, i in pointers]
+        self.loop.launch([*taken, *self.matrices, lengths], extent)
 
 
 @cache
@@ -462,9 +472,26 @@ def _dots(program: Program) -> tuple[int, int]:
     return work, max(depth.values())
 
 
+def _has_sums(program: Program) -> bool:
+    """Whether a loop adds up gradients of weights over time."""
+    return any(kind == D_WEIGHT for kind, _ in program.widths)
+
+
 def precision(options: LoopOptions, device: torch.device) -> str:
     """The precision of the dots of a call."""
     return options.dots or float32_dots(device)
+
+
+def _vector(weight: Tensor, models: int) -> Tensor:
+    """A weight that a step uses entry by entry, as one line for each model."""
+    if not models:
+        return weight if weight.dim() == 1 and weight.is_contiguous() else weight.reshape(1, -1)
+    return weight.reshape(models, 1, -1)
+
+
+def _lead(extent: Extent) -> tuple[int, ...]:
+    """The axis of models, where there is one."""
+    return extent[:1] if extent[0] else ()
 
 
 def _blank(like: Tensor, shape: tuple[int, ...], options: LoopOptions) -> Tensor:

@@ -39,6 +39,7 @@ class Launcher:
         further: tuple[Any, ...],
         constants: tuple[Any, ...],
         warps: int,
+        models: bool,
         *,
         cooperative: bool = False,
     ) -> None:
@@ -47,53 +48,55 @@ class Launcher:
         Args:
             further: the arguments that follow: T, B and those of the frame.
             constants: those of the frame.
+            models: whether the tensors have a first axis of models.
             cooperative: whether all programs of the grid must run at the same time.
         """
-        first = len(function.pointers)
-        arguments: list[Any] = []  # tensors, each followed by the lines from one model to the next
-        addresses: list[Any] = []  # the same, with addresses in place of tensors
+        first, last = len(function.pointers), len(tensors) - 1
+        used: list[Tensor | None] = []  # copies among them, which live until the launch
+        addresses: list[int | None] = []  # each followed by the lines from one model to the next
         apart: list[int] = []
         form: list[bool | None] = []
-        last = len(tensors) - 1
         for k, tensor in enumerate(tensors):
             if tensor is None:
-                arguments += (None, 0)
+                used.append(None)
                 addresses += (None, 0)
                 apart.append(1)
                 form.append(None)
                 continue
             if k < first:
-                tensor, between, row = lines(tensor)
-            elif k < last:
-                between, row = tensor.stride(0), tensor.stride(-2)
+                if not models and tensor.is_contiguous():
+                    between, row = 0, tensor.shape[-1]
+                else:
+                    tensor, between, row = lines(tensor, models)
             else:
-                between, row = tensor.stride(0), 1
+                between, row = tensor.stride(0) if models else 0, tensor.stride(-2) if k < last else 1
             address = tensor.data_ptr()
-            arguments += (tensor, between)
+            used.append(tensor)
             addresses += (address, between)
             apart.append(row)
             form.append(address % 16 == 0)
         apart.pop()
-        device = next(tensor.device for tensor in tensors if tensor is not None)
+        device = next(tensor.device for tensor in used if tensor is not None)
         key = (function.name, device.index, constants, warps, *apart, *form)
         compiled = self.compiled.get(key)
         with _on(device):
             if compiled is not None:
-                further = tuple(part.data_ptr() if isinstance(part, Tensor) else part for part in further)
+                further = tuple([part.data_ptr() if isinstance(part, Tensor) else part for part in further])
                 compiled[grid](*addresses, *further, *apart, *constants)
             else:
                 kernel = getattr(self.module, function.name)[grid]
                 options = {"launch_cooperative_grid": True} if cooperative else {}
+                arguments = [part for pair in zip(used, addresses[1::2], strict=True) for part in pair]
                 self.compiled[key] = kernel(*arguments, *further, *apart, *constants, num_warps=warps, num_stages=1, **options)
 
 
-def lines(tensor: Tensor) -> tuple[Tensor, int, int]:
-    """A tensor [models, ..., n] as a table of lines: itself or a copy, the lines from one model to the next, and the entries
-    from one line to the next."""
+def lines(tensor: Tensor, models: bool) -> tuple[Tensor, int, int]:
+    """A tensor [..., n] as a table of lines: itself or a copy, the lines from one model to the next, and the entries from one
+    line to the next. With `models` its first axis is that of models."""
     shape, stride = tensor.shape, tensor.stride()
-    E, n, row = shape[0], shape[-1], stride[-2]
+    E, n, row = shape[0] if models else 1, shape[-1], stride[-2]
     dense = row >= n and (n == 1 or stride[-1] == 1) and (E == 1 or stride[0] % row == 0)
-    if not dense or (len(shape) == 4 and shape[1] > 1 and stride[1] != shape[2] * row):
+    if not dense or (len(shape) == 3 + models and shape[-3] > 1 and stride[-3] != shape[-2] * row):
         tensor, row = tensor.contiguous(), n
         return tensor, 0 if E == 1 else tensor.stride(0) // row, row
     return tensor, 0 if E == 1 else stride[0] // row, row
@@ -101,9 +104,10 @@ def lines(tensor: Tensor) -> tuple[Tensor, int, int]:
 
 def packed(matrix: Tensor) -> Tensor:
     """The matrix with contiguous rows. Models that share a matrix still share it."""
-    if matrix.stride(-1) == 1 and matrix.stride(-2) >= matrix.shape[-1]:
+    *_, down, right = matrix.stride()
+    if right == 1 and down >= matrix.shape[-1]:
         return matrix
-    if matrix.shape[0] > 1 and matrix.stride(0) == 0:
+    if matrix.dim() == 3 and matrix.shape[0] > 1 and matrix.stride(0) == 0:
         return matrix[:1].contiguous().expand_as(matrix)
     return matrix.contiguous()
 

@@ -20,6 +20,7 @@ LARGEST = 1024 * 1024  # of all matrices: beyond that, a step spends its time lo
 SOME = 64 * 1024  # bytes that are loaded at every step while other matrices are used
 DENSE = 128 * 1024  # of a low-rank matrix: up to that, one dense product is faster than two thin ones
 BYTES = {"tf32": 4, "tf32x3": 8, "bf16": 2, "fp16": 2}  # per entry, by the precision of a dot
+TILE = 64  # entries of a divided vector
 SPLIT_FROM = 65  # units: below, no loop is faster with its units divided
 ROWS = (16, 32, 64, 128)  # of a program with a part of the units
 UNITS = (16, 32)
@@ -55,6 +56,13 @@ class LoopShape(NamedTuple):
     depth: int  # the longest chain of dots that read each other's results
     flat: bool  # no value has several axes or is summed over features, so vectors may be divided
     operations: int  # on vectors, beside dots
+    sums: bool = False  # the loop adds up gradients of weights over time
+
+    @property
+    def pieces(self) -> int:
+        """Entries of the widest state in tiles of 64, the last of which is padded to a power of two."""
+        rest = self.widest % TILE
+        return self.widest - rest + (max(16, 1 << (rest - 1).bit_length()) if rest else 0)
 
 
 class SplitShape(NamedTuple):
@@ -82,10 +90,14 @@ class SplitShape(NamedTuple):
 
 def usual(loop: LoopShape, precision: str) -> LaunchSettings:
     """The settings of a loop in which each program has all units that were fastest on an H200, over cells and sizes."""
-    warps = 8 if loop.widest > 64 else 4
+    warps = 8 if loop.widest > TILE else 4
+    if loop.flat and loop.widest > TILE and loop.pieces <= 96:  # whole tiles would be padded to 128 entries
+        if loop.sums:
+            return LaunchSettings(16, 4, None, WHOLE)
+        return LaunchSettings(16, 8 if loop.name == "back" and loop.depth > 1 else 4, TILE, ON_CHIP)
     if loop.entries * BYTES[precision] <= WHOLE or not loop.flat or (loop.name == "back" and loop.widest <= 128):
         return LaunchSettings(16, warps, None, WHOLE)
-    return LaunchSettings(16, warps, 64, ON_CHIP)
+    return LaunchSettings(16, warps, TILE, ON_CHIP)
 
 
 class Candidate(NamedTuple):
@@ -113,11 +125,13 @@ def candidates(
 def _whole(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
     """Matrices beyond the memory of a multiprocessor are loaded at every step; values beyond its registers are stored."""
     waves = math.ceil(rows[0] * math.ceil(rows[1] / 16) / gpu.multiprocessors)
-    size, first = loop.entries * BYTES[precision], usual(loop, precision)
+    first = usual(loop, precision)
+    share = (loop.pieces / 128) ** 2 if first.width is not None and loop.pieces <= 96 else 1.0  # of the entries of whole tiles
+    size, work = share * loop.entries * BYTES[precision], share * loop.work
     if loop.name == "back":
-        step = 0.48 + 7e-5 * loop.work + 0.11 * max(loop.operations - 30, 0)
+        step = 0.48 + 7e-5 * work + 0.11 * max(loop.operations - 30, 0)
     else:
-        step = 0.37 + 4.5e-5 * loop.work + 1e-4 * loop.operations * loop.widest
+        step = 0.37 + 4.5e-5 * work + 1e-4 * loop.operations * loop.widest
     # Without matrices on chip, the rest of a loop may fit where it does not fit beside them.
     for room in (first.room, 0) if size else (first.room,):
         loaded = max(size - min(room, WHOLE), 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from unfading.errors import NoKernel
 from unfading.fuse.ir.program import Program
 from unfading.fuse.plan import TensorNames
-from unfading.fuse.triton.emit import source
+from unfading.fuse.triton.emit import TritonFunction, source
 from unfading.fuse.triton.emit_split import BARRIER, emit_split_backward, emit_split_forward
 from unfading.fuse.triton.language import PRELUDE
 from unfading.fuse.triton.launch import LaunchConstants, Launcher
@@ -36,6 +36,10 @@ class SplitLoops:
         self.source = source([function.kernel for function in self.functions.values()], PRELUDE + BARRIER)
         self.launcher = Launcher(module(self.source))
 
+    def function(self, name: str) -> TritonFunction:
+        """The kernel of a loop by name."""
+        return self.functions[name].kernel
+
     def launch(
         self,
         name: str,
@@ -48,13 +52,15 @@ class SplitLoops:
         """Run a loop on its tensors.
 
         Args:
+            extent: models, or 0 where the tensors have no axis of models; steps; rows.
             split: the units of a program, the programs that have all units, and the blocks of rows that run at the same time.
         """
-        (E, T, B), (units, parts, room) = extent, split
+        (models, T, B), (units, parts, room) = extent, split
         function = self.functions[name]
         like = next(tensor for tensor in tensors if tensor is not None)
-        blocks = -(-B // constants.rows)
-        at_once = min(E * blocks, room)
+        blocks = -(-B // constants.rows)  # of one model
+        total = (models or 1) * blocks
+        at_once = min(total, room)
         line = function.exchange + function.partial * power_of_two(parts)
         entries = 2 * at_once * constants.rows * line
         try:
@@ -66,8 +72,10 @@ class SplitLoops:
             ) from None
         trouble = flag_on(like.device)
         own = (units, power_of_two(parts), line)
-        for first in range(0, E * blocks, at_once):
-            grid = (parts, min(at_once, E * blocks - first), 1)
+        for first in range(0, total, at_once):
+            grid = (parts, min(at_once, total - first), 1)
             counters = torch.zeros(grid[1] * COUNTER, dtype=torch.int32, device=like.device)
             further: tuple[Any, ...] = (T, B, blocks, first, exchange, counters, trouble)
-            self.launcher.launch(function.kernel, tensors, grid, further, (*constants, *own), warps, cooperative=True)
+            self.launcher.launch(
+                function.kernel, tensors, grid, further, (*constants, *own), warps, models > 0, cooperative=True
+            )
