@@ -75,6 +75,24 @@ def test_the_next_settings_run_where_the_first_do_not_fit(kind, refuse):
     assert set(settings_of(layer, (1, 1000)).values()) == {THIRTY_TWO, SIXTEEN}  # for any number of rows
 
 
+def test_without_cooperative_launches_no_divided_loop_is_tried_again(monkeypatch, refuse):
+    monkeypatch.setattr(module, "SPLIT_FROM", 0)
+    monkeypatch.setattr(module, "gpu", lambda device: Gpu(16, 1 << 20))
+    divided = [Candidate(1.0, LaunchSettings(rows, 4, None, 0, 16)) for rows in (16, 32, 64)]
+    monkeypatch.setattr(module, "candidates", lambda *_, **__: [*divided, Candidate(9.0, SIXTEEN)])
+    tried = []
+
+    def launch(self, name, *arguments):
+        tried.append(name)
+        raise RuntimeError("Triton Error [CUDA]: operation not supported")
+
+    monkeypatch.setattr(split_kernel.SplitLoops, "launch", launch)
+    layer, x = unfading.LSTM(3, 35), torch.randn(4, 5, 3)
+    agree(everything(layer, x, None, "fused"), everything(layer.double(), x, None, "reference"))
+    assert len(tried) == 1
+    assert set(settings_of(layer.float()).values()) == {SIXTEEN}
+
+
 def test_an_error_of_another_kind_is_not_hidden(refuse, monkeypatch):
     monkeypatch.setattr(module, "does_not_fit", lambda error: False)
     refuse({("train", 32)}, "RuntimeError")

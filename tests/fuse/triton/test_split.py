@@ -305,3 +305,8 @@ def test_units_are_divided_where_that_is_estimated_to_be_faster():
     )
     assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(8, 232448)).units in (None, 32)  # 16 programs do not run at the same time
     assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(132, 50_000), whole=False) is None
+
+
+def test_a_single_unit_is_not_divided():
+    layer = unfading.LSTM(3, 1)
+    compared(layer, torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))

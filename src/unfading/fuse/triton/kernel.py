@@ -20,7 +20,7 @@ from unfading.fuse.ir.program import ELEMENTWISE, InputKind, Op, Program, Tensor
 from unfading.fuse.plan import TensorNames, float32_dots
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.emit import TritonFunction, emit_backward, emit_forward, source
-from unfading.fuse.triton.launch import LaunchConstants, Launcher, does_not_fit, packed
+from unfading.fuse.triton.launch import LaunchConstants, Launcher, does_not_fit, is_unsupported, packed
 from unfading.fuse.triton.launch_settings import (
     BYTES,
     ON_CHIP,
@@ -90,6 +90,7 @@ class TritonKernel:
         self._slower: dict[tuple[str, tuple[int, int], torch.device, bool], str | None] = {}
         self._prepared: dict[tuple[str, str, LaunchSettings, bool, torch.device], PreparedLoop] = {}
         self._excluded: set[tuple[str, str, torch.device, LaunchSettings]] = set()  # settings that a GPU did not accept
+        self._undivided_on: set[torch.device] = set()  # GPUs without cooperative launches
         values = [value for program in self.programs for value in program.values()]
         flat = all(value.op in FLAT or (value.op in (Op.SUM, Op.RESHAPE) and value.size == 1) for value in values)
         functions = self.at(None).functions.values()
@@ -143,7 +144,8 @@ class TritonKernel:
             usual = (candidate.setting for candidate in self.candidates(name, precision, rows, gpu(device)))
             every = usual if searched is None else (searched, *usual)
             fitting = (setting for setting in every if (name, precision, device, setting) not in self._excluded)
-            self._settings[key] = next(fitting, None)
+            whole = device in self._undivided_on
+            self._settings[key] = next((setting for setting in fitting if not (whole and setting.units)), None)
         return self._settings[key]
 
     def candidates(self, name: str, precision: str, rows: tuple[int, int], gpu: Gpu) -> list[Candidate]:
@@ -186,9 +188,11 @@ class TritonKernel:
                 self._slower[key] = f"CUDA graphs of the reference loop are estimated to be faster, {times}"
         return self._slower[key]
 
-    def exclude(self, name: str, precision: str, device: torch.device, setting: LaunchSettings) -> None:
+    def exclude(self, name: str, precision: str, device: torch.device, setting: LaunchSettings, error: Exception) -> None:
         """Do not use these settings again: the GPU did not accept the loop."""
         self._excluded.add((name, precision, device, setting))
+        if setting.units is not None and is_unsupported(error):
+            self._undivided_on.add(device)
         self._settings.clear()
 
     def _parts(self, name: str, units: int | None) -> int:
@@ -336,7 +340,7 @@ class TritonKernel:
             except Exception as error:
                 if not does_not_fit(error):
                     raise
-                self.exclude(name, dots, device, setting)
+                self.exclude(name, dots, device, setting, error)
 
     def _launch(
         self,

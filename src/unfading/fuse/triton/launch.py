@@ -116,7 +116,14 @@ def does_not_fit(error: Exception) -> bool:
     """Whether a kernel was refused before it ran: it needs more of a multiprocessor, or more of them, than there is."""
     from triton.runtime.errors import OutOfResources
 
-    return isinstance(error, OutOfResources) or (isinstance(error, RuntimeError) and "cooperative launch" in str(error))
+    if isinstance(error, OutOfResources):
+        return True
+    return is_unsupported(error) or (isinstance(error, RuntimeError) and "cooperative launch" in str(error))
+
+
+def is_unsupported(error: Exception) -> bool:
+    """Whether the driver has no such launch, as for programs that must run at the same time on some virtual GPUs."""
+    return isinstance(error, RuntimeError) and "operation not supported" in str(error)
 
 
 def _on(device: torch.device) -> Any:

@@ -93,7 +93,7 @@ def _trouble(
                     return str(error)
                 except Exception as error:  # Triton and the driver have many types
                     reason = f"the kernel does not run on {device}: {type(error).__name__}: {first_line(error)}"
-                    kernel.exclude(name, options.dots, device, setting)
+                    kernel.exclude(name, options.dots, device, setting, error)
                 else:
                     passed.add((name, setting))
     return None

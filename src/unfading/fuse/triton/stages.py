@@ -43,7 +43,7 @@ class Stages:
 
     def __init__(self, program: Program, skipped: Set[int] = frozenset()):
         widest = max(n for (kind, _), n in program.widths.items() if kind in (TensorKind.NEXT, TensorKind.CARRY))
-        self.short = min(SHORT, widest // 2)
+        self.short = max(1, min(SHORT, widest // 2))
         self.order = program.values()
         self.of: dict[int, int] = {}
         self.exchanged: dict[int, list[Value]] = {}
