@@ -51,43 +51,42 @@ class Launcher:
             models: whether the tensors have a first axis of models.
             cooperative: whether all programs of the grid must run at the same time.
         """
-        first, last = len(function.pointers), len(tensors) - 1
-        used: list[Tensor | None] = []  # copies among them, which live until the launch
+        tensors, first, last = list(tensors), len(function.pointers), len(tensors) - 1
         addresses: list[int | None] = []  # each followed by the lines from one model to the next
-        apart: list[int] = []
-        form: list[bool | None] = []
+        layout: list[int | None] = []  # of each tensor, the entries from one line to the next, and whether it is aligned
         for k, tensor in enumerate(tensors):
             if tensor is None:
-                used.append(None)
                 addresses += (None, 0)
-                apart.append(1)
-                form.append(None)
+                layout += (1, None)
                 continue
-            if k < first:
-                if not models and tensor.is_contiguous():
-                    between, row = 0, tensor.shape[-1]
-                else:
-                    tensor, between, row = lines(tensor, models)
-            else:
+            if k >= first:
                 between, row = tensor.stride(0) if models else 0, tensor.stride(-2) if k < last else 1
+            elif not models and tensor.is_contiguous():
+                between, row = 0, tensor.shape[-1]
+            else:
+                tensor, between, row = lines(tensor, models)
+                tensors[k] = tensor  # a copy lives until the launch
             address = tensor.data_ptr()
-            used.append(tensor)
             addresses += (address, between)
-            apart.append(row)
-            form.append(address % 16 == 0)
-        apart.pop()
-        device = next(tensor.device for tensor in used if tensor is not None)
-        key = (function.name, device.index, constants, warps, *apart, *form)
+            layout += (row, address % 16 == 0)
+        apart = layout[:-2:2]
+        device = next(tensor.device for tensor in tensors if tensor is not None)
+        key = (function.name, device.index, constants, warps, *layout)
         compiled = self.compiled.get(key)
-        with _on(device):
-            if compiled is not None:
-                further = tuple([part.data_ptr() if isinstance(part, Tensor) else part for part in further])
+        if compiled is not None:
+            further = tuple([part.data_ptr() if isinstance(part, Tensor) else part for part in further])
+            # Triton launches on the current device.
+            if device.type != "cuda" or device.index == torch.cuda.current_device():
                 compiled[grid](*addresses, *further, *apart, *constants)
             else:
-                kernel = getattr(self.module, function.name)[grid]
-                options = {"launch_cooperative_grid": True} if cooperative else {}
-                arguments = [part for pair in zip(used, addresses[1::2], strict=True) for part in pair]
-                self.compiled[key] = kernel(*arguments, *further, *apart, *constants, num_warps=warps, num_stages=1, **options)
+                with torch.cuda.device(device):
+                    compiled[grid](*addresses, *further, *apart, *constants)
+            return
+        kernel = getattr(self.module, function.name)[grid]
+        options = {"launch_cooperative_grid": True} if cooperative else {}
+        arguments = [part for pair in zip(tensors, addresses[1::2], strict=True) for part in pair]
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            self.compiled[key] = kernel(*arguments, *further, *apart, *constants, num_warps=warps, num_stages=1, **options)
 
 
 def lines(tensor: Tensor, models: bool) -> tuple[Tensor, int, int]:
@@ -124,10 +123,3 @@ def does_not_fit(error: Exception) -> bool:
 def is_unsupported(error: Exception) -> bool:
     """Whether the driver has no such launch, as for programs that must run at the same time on some virtual GPUs."""
     return isinstance(error, RuntimeError) and "operation not supported" in str(error)
-
-
-def _on(device: torch.device) -> Any:
-    """A context in which a device is current, since Triton launches on the current device."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
