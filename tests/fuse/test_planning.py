@@ -4,7 +4,10 @@ import copy
 import os
 import random
 import signal
+import sys
 import threading
+import time
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -17,9 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 import unfading
 from tests.user import impure
-from unfading.fuse import make_plan
+from unfading.fuse import isolation, make_plan
+from unfading.fuse import plan as plan_module
 from unfading.fuse.fused import refusal
+from unfading.fuse.locality import locality
 from unfading.fuse.plan import plan
+from unfading.fuse.refusal import Refusal
 
 T, B, I = 6, 4, 3
 
@@ -121,6 +127,119 @@ def test_a_fork_while_another_thread_plans(monkeypatch):
     finally:
         done.set()
         thread.join()
+
+
+# -- interrupted --------------------------------------------------------------------------------------------------------------
+
+
+class Interruption(Exception):
+    """An exception that falls between two lines, as that of Ctrl-C or of an alarm does."""
+
+
+def interrupted_at(number, function):
+    """Run a function that is interrupted before a certain line of this thread; how many lines have run."""
+    lines = 0
+
+    def at_line(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        if lines == number:
+            sys.settrace(None)
+            raise Interruption
+        return at_line
+
+    sys.settrace(at_line)
+    try:
+        function()
+    except Interruption:
+        assert lines == number
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+@contextmanager
+def alarm(seconds):
+    """Interrupt the block after a time."""
+
+    def ring(*_):
+        raise Interruption
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def assert_nothing_is_left(random_state):
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    assert torch.equal(torch.get_rng_state(), random_state)
+    free = in_threads(1, lambda: plan_module._planning.lock.acquire(timeout=5) and plan_module._planning.lock.release())
+    assert free == [None]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interruption inside a finaliser is lost
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("attempt", [plan, lambda cell: locality(cell, 20)], ids=["plan", "locality"])
+def test_an_interruption_at_any_line_leaves_nothing(attempt, step):
+    cell = unfading.STARCell(I, 5)
+    want = plan(cell)
+    first, second = copy.deepcopy(cell), copy.deepcopy(cell)
+    attempt(first)  # so that modules are imported
+    last, random_state = interrupted_at(-1, lambda: attempt(second)), torch.get_rng_state()
+    # Most of the first lines read the contents of the cell. Those around the trial are among the last.
+    for number in (*range(1, last - 60, 100 * step), *range(max(1, last - 60), last, step)):
+        twin = copy.deepcopy(cell)
+        parameters = dict(twin.named_parameters())
+        interrupted_at(number, lambda: attempt(twin))  # noqa: B023
+        assert_nothing_is_left(random_state)
+        assert all(p is parameters[name] and not p.is_meta for name, p in twin.named_parameters())
+        assert plan(twin) == want
+        assert locality(twin, 20).refusal is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("trials", [8, pytest.param(500, marks=pytest.mark.long)])
+def test_an_alarm_while_a_layer_is_planned(trials):
+    layer, x = unfading.STAR(I, 5), torch.randn(T, B, I)
+    want, random_state = layer(x)[0], torch.get_rng_state()
+
+    for trial in range(trials):
+        twin = copy.deepcopy(layer)
+        with suppress(Interruption), alarm(1e-4 + 0.03 * trial / trials):
+            plan(twin.cells[0])
+        assert_nothing_is_left(random_state)
+        assert_close(twin(x)[0], want)
+        assert refusal(twin.cells[0]) is None
+
+
+class Hanging(unfading.STARCell):
+    """A projection that does not end."""
+
+    def project(self, x, start=0):
+        while self.hangs:
+            x = x + 0
+        return super().project(x, start)
+
+
+def test_a_cell_that_hangs_can_be_interrupted(monkeypatch):
+    monkeypatch.setattr(isolation, "PATIENCE", 0.1)
+    cell, threads = Hanging(I, 5), set(sys._current_frames())
+    cell.hangs = True
+    with pytest.raises(Interruption), alarm(0.1):
+        plan(cell)
+    deadline = time.monotonic() + 20
+    while set(sys._current_frames()) - threads:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    cell.hangs = False
+    assert not isinstance(plan(cell), Refusal)
 
 
 # -- inside the caller's hooks, modes and transforms --------------------------------------------------------------------------

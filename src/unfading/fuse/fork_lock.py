@@ -2,11 +2,15 @@
 
 import os
 import threading
-from typing import Any
 
 
 class ForkLock:
-    """A reentrant lock for a `with` statement; one for the whole process, since it is never unregistered."""
+    """One for the whole process, since it is never unregistered.
+
+    Attributes:
+        lock: reentrant, for a `with` statement. An interruption, as by Ctrl-C, may fall between two lines of an `__enter__` or
+            `__exit__` written in Python, and the lock would be held for ever. It does not fall into those of this lock.
+    """
 
     def __init__(self) -> None:
         self._renew()
@@ -15,10 +19,4 @@ class ForkLock:
 
     def _renew(self) -> None:
         # In a forked child, the thread that held the lock does not exist and would never release it.
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: Any) -> None:
-        self._lock.release()
+        self.lock = threading.RLock()

@@ -1,44 +1,88 @@
-"""A context in which a cell is tried out: nothing of the caller acts inside it, and nothing inside it acts on the caller.
+"""A cell is tried out apart from the caller: nothing of the caller acts on the trial, and nothing of the trial on the caller.
 
-Outside stay dispatch modes, function modes, autocast, inference mode, the transforms of torch.func and hooks for saved tensors.
-Random numbers are not drawn: an operation that would draw some returns ones. The default device is a function mode of torch's
-own, and stays.
+A trial runs in a thread of its own. Modes, autocast, inference mode, the transforms of torch.func and hooks for saved tensors
+belong to a thread, so a trial begins without those of the caller. An exception that interrupts the caller at any point, as
+Ctrl-C does, finds no mode of a trial in the caller's thread that would have to be taken back. Only the default device, and the
+stream of a GPU, are handed on.
+
+Random numbers are not drawn: an operation that would draw some returns ones.
 """
 
+import _thread
+import ctypes
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextvars import copy_context
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Result = TypeVar("Result")
+
+PATIENCE = 5.0  # seconds that an interrupted caller waits for the end of a trial before it is stopped
+_of_thread = threading.local()
 
 
-@contextmanager
-def isolated() -> Iterator[None]:
-    """Run the block without the caller's modes, and leave all random number generators as they were."""
-    with ExitStack() as stack:
-        for context in (
-            temporarily_clear_interpreter_stack(),
-            _disable_current_modes(),
-            torch._C.DisableTorchFunctionSubclass(),
-        ):
-            stack.enter_context(context)
-        for mode in _get_current_function_mode_stack():
-            if not isinstance(mode, DeviceContext):  # which is the lowest
-                stack.enter_context(_pop_mode_temporarily())
-        stack.enter_context(torch.inference_mode(False))
-        for device in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(_without_hooks_for_saved_tensors())
-        stack.enter_context(_random_streams_restored())
-        yield
+class _Stopped(BaseException):
+    """Ends a trial that nobody waits for any longer. No `except Exception` of a cell catches it."""
+
+
+def on_trial() -> bool:
+    """Whether this thread runs a trial."""
+    return hasattr(_of_thread, "on_trial")
+
+
+def apart(trial: Callable[[], Result]) -> Result:
+    """The result of a trial, or its exception. All random number generators are as before."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+    threads: list[int] = []
+    running = threading.Lock()
+    running.acquire()
+    context = copy_context()
+    devices = [mode.device for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+
+    def run() -> None:
+        try:
+            threads.append(threading.get_ident())
+            _of_thread.on_trial = True
+            torch._C._autograd._saved_tensors_hooks_disable("a step that is compiled has no hooks for saved tensors", False)
+            with ExitStack() as stack:
+                stack.enter_context(torch._C.DisableTorchFunctionSubclass())
+                for device in devices:
+                    stack.enter_context(device)
+                if stream is not None:
+                    stack.enter_context(torch.cuda.stream(stream))
+                stack.enter_context(_random_streams_restored())
+                result = context.run(trial)
+            results.append(result)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            running.release()
+
+    try:
+        # An interruption may fall between two lines of threading.Thread.start, which does not expect it.
+        _thread.start_new_thread(run, ())
+        running.acquire()
+    except BaseException:
+        # The caller was interrupted. The trial ends by itself, unless the code of the cell hangs, or has not been started.
+        if not (results or errors) and not running.acquire(timeout=PATIENCE if threads else 0.2):
+            for ident in threads:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(_Stopped))
+        raise
+    if errors:
+        raise errors.pop()
+    return results.pop()
 
 
 class WithoutDraws(TorchDispatchMode):
@@ -67,19 +111,6 @@ def numbers(index: Tensor, draw: int, size: int) -> Tensor:
     """Numbers in [0, 1] without a pattern, [index, size]: the same for the same index and draw, and drawn by no generator."""
     phase = 12.9898 * torch.arange(size, dtype=torch.float64) + 78.233 * index.unsqueeze(1) + 37.719 * draw
     return (43758.5453 * phase.sin()).frac().abs()
-
-
-@contextmanager
-def _without_hooks_for_saved_tensors() -> Iterator[None]:
-    message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-    torch._C._autograd._saved_tensors_hooks_disable("a step that is compiled has no hooks for saved tensors", False)
-    try:
-        yield
-    finally:
-        if message is None:
-            torch._C._autograd._saved_tensors_hooks_enable()
-        else:
-            torch._C._autograd._saved_tensors_hooks_disable(message, False)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
 from unfading.fuse.cell_copy import CellCopy, with_data
 from unfading.fuse.contents import HOOKS, Contents
-from unfading.fuse.isolation import WithoutDraws, isolated, numbers
+from unfading.fuse.isolation import WithoutDraws, apart, numbers
 from unfading.fuse.recorded_start import RecordedStart
 from unfading.fuse.refusal import Refusal
 from unfading.lengths import flip
@@ -82,7 +82,7 @@ def locality(cell: Cell, steps: int, *, reverse: bool = False) -> Locality:
         if answer.reverse == reverse and answer.steps >= steps and answer.contents.unchanged():
             return answer.locality
     tested = max(LEAST, min(MOST, 1 << (steps - 1).bit_length()))
-    contents, result = _tested(cell, tested, steps, reverse)
+    contents, result = apart(lambda: _tested(cell, tested, steps, reverse))
     covered = tested if tested < MOST and result.refusal is None else sys.maxsize
     _answers[cell] = [_Answer(contents.for_comparison(), reverse, covered, result), *answers[:3]]
     return result
@@ -107,7 +107,7 @@ def _tested(cell: Cell, tested: int, steps: int, reverse: bool) -> tuple[Content
         lengths.append(steps if len(lengths) == 1 and 8 < steps < tested else lengths[-1] // 2)
     line = definition_line(innermost(cell).project)
     contents, reasons = Contents(cell), []
-    with isolated(), torch.no_grad():
+    with torch.no_grad():
         for T, sample, dtype in product(lengths, (_heavy_tailed, _tokens), (torch.float64, None)):
             try:
                 test = _Test(contents, T, sample, dtype)

@@ -14,7 +14,7 @@ from unfading.cells.matrix import LowRank
 from unfading.fuse.cell_copy import CellCopy, with_data, without_data
 from unfading.fuse.contents import CACHE, Contents
 from unfading.fuse.ir.program import InputKind, Program
-from unfading.fuse.isolation import WithoutDraws, isolated
+from unfading.fuse.isolation import WithoutDraws, apart
 from unfading.fuse.plan import NAMES, PROGRAMS, Plan, Target, TensorNames, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.row_law import StepExample, check_program, check_rows_of_project, check_rows_of_step
@@ -34,23 +34,27 @@ PROJECTED_IN_LOOP = 1
 def make_plan(cell: Cell) -> tuple[Contents, Plan | Refusal]:
     """The plan of a cell, or why there is none, with the contents of the cell that it depends on.
 
-    The methods of the cell run on copies of it, outside the caller's modes and hooks. The cell is left as it was.
+    The methods of the cell run on copies of it, apart from the caller's modes and hooks. The cell is left as it was.
     """
     contents = Contents(cell)
+    return apart(lambda: _plan_or_refusal(contents))
+
+
+def _plan_or_refusal(contents: Contents) -> tuple[Contents, Plan | Refusal]:
     caches = [(part.value, part.value.cache_info().misses) for part in contents.parts if isinstance(part.value, CACHE)]
     result: Plan | Refusal
-    with isolated():
-        try:
-            example = _Example(contents)
-            contents = example.contents
-            result = _plan(example)
-        except NotFusable as error:
-            result = error.refusal
-        except Exception as error:  # the cell breaks its contract; the reference loop will raise the full error
-            result = Refusal(first_line(error))
-    for cache, misses in caches:
-        if cache.cache_info().misses != misses:
-            cache.cache_clear()  # it may hold tensors without data
+    try:
+        example = _Example(contents)
+        contents = example.contents
+        result = _plan(example)
+    except NotFusable as error:
+        result = error.refusal
+    except Exception as error:  # the cell breaks its contract; the reference loop will raise the full error
+        result = Refusal(first_line(error))
+    finally:
+        for cache, misses in caches:
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()  # it may hold tensors without data
     return contents.settled(), result
 
 

@@ -5,7 +5,7 @@ a plan are built when they are first asked for: in C for the CPU, in Triton for 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from unfading.cells.base import Cell
 from unfading.fuse.contents import Contents
 from unfading.fuse.fork_lock import ForkLock
 from unfading.fuse.ir.program import Program
+from unfading.fuse.isolation import on_trial
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.torch_state import traced
 
@@ -64,7 +65,8 @@ _triton_kernels: "dict[str, TritonKernel | Refusal]" = {}
 # For each cell, its last two plans or refusals, with the contents they were made for: two, since a training
 # loop switches between training and evaluation.
 _plans: "WeakKeyDictionary[Cell, list[tuple[Contents, FirstParameter, Plan | Refusal]]]" = WeakKeyDictionary()
-# Held while a cell is planned. Planning works on copies, so the lock is there to do the work once.
+# Held while a cell is planned. Planning works on copies, so the lock is there to do the work once. A cell that is planned
+# inside the trial of another one goes without it: the thread that waits for that trial holds the lock.
 _planning = ForkLock()
 
 
@@ -83,7 +85,7 @@ def _stored(cell: Cell) -> Plan | Refusal | None:
 def _new(cell: Cell) -> Plan | Refusal:
     from unfading.fuse.make_plan import make_plan
 
-    with _planning:
+    with nullcontext() if on_trial() else _planning.lock:
         result = _stored(cell)  # another thread may have made it meanwhile
         if result is None:
             parameter = FirstParameter(cell)

@@ -70,7 +70,7 @@ def library(source: str) -> CDLL:
     """
     loaded = _loaded.get(source)
     if loaded is None:
-        with _lock:
+        with _lock.lock:
             loaded = _loaded.get(source)
             if loaded is None:
                 loaded = _loaded[source] = _fetch(source)
