@@ -47,7 +47,8 @@ from unfading.fuse.c import compiler
 REASONS: Counter[str] | None = None  # of refusals, where someone counts them
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-4}  # relative to the largest entry of each tensor
 WHOLE = {"stream": "no_grad", "truncated": "grad"}  # how a layer that runs in pieces runs in one
-LONGEST = 60.0  # seconds for one cell
+LONGEST = 60.0  # seconds of computation for one cell: other processes may take most of a machine
+STUCK = 5 * LONGEST  # seconds after which a process that waits for something is ended
 
 
 class Wrong(Exception):
@@ -486,7 +487,7 @@ def worker(seeds: range, counter: Any, pipe: Any, stop: float) -> None:
     def too_long(*_: Any) -> None:
         raise TimeoutError(f"more than {LONGEST} s")
 
-    signal.signal(signal.SIGALRM, too_long)
+    signal.signal(signal.SIGPROF, too_long)
     os.environ["UNFADING_CACHE"] = "/dev/null/none"  # nothing is stored: 20,000 cells would fill the disk
     while time.time() < stop:
         with counter.get_lock():
@@ -496,14 +497,14 @@ def worker(seeds: range, counter: Any, pipe: Any, stop: float) -> None:
             break
         seed = seeds[i]
         pipe.send(("begins", seed, os.getpid()))
-        signal.alarm(int(LONGEST))
+        signal.setitimer(signal.ITIMER_PROF, LONGEST)
         try:
             cell, outcome = attack_seed(seed)
             text = report(cell, scenario(cell), outcome.message) if outcome.verdict == "wrong" else outcome.message
         except Exception as error:
             outcome, text = Outcome(seed, "wrong", "", 0.0, {}), f"seed {seed}: {''.join(traceback.format_exception(error))}"
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         pipe.send(("ends", outcome._replace(message=text), os.getpid()))
     pipe.send(("done", None, os.getpid()))
 
@@ -553,7 +554,7 @@ def run_many(seeds: range, processes: int, out: Path, seconds: float) -> Counter
                         file.flush()
                         start()
             for process, _, since in list(workers.values()):
-                if time.time() - since > 2 * LONGEST:
+                if time.time() - since > STUCK:
                     process.kill()
             if time.time() - shown > 20:
                 shown = time.time()
