@@ -20,14 +20,14 @@ from tests.helpers.random_steps import some
 from tests.helpers.triton_laws import CELLS, agree, everything
 from tests.helpers.variants import hidden_size, name
 from unfading.fuse.plan import TensorNames, interpreted, plan, triton_kernel
-from unfading.fuse.refusal import NotFusable
 from unfading.fuse.trace.recorder import trace
+from unfading.fuse.triton import emit_split, stages
 from unfading.fuse.triton import kernel as module
-from unfading.fuse.triton import stages
 from unfading.fuse.triton.frame import OWN
 from unfading.fuse.triton.launch_settings import H200, Candidate, Gpu, LaunchSettings, LoopShape, SplitShape, candidates
 from unfading.fuse.triton.source import triton_missing
 from unfading.fuse.triton.split_frame import SplitFrame
+from unfading.fuse.triton.split_kernel import SplitLoops
 from unfading.fuse.triton.split_tiles import pieces
 from unfading.loop_options import LoopOptions
 
@@ -38,7 +38,10 @@ pytestmark = [
 ]
 
 SAMPLE = [unfading.LSTMCell, unfading.GRUCell]  # one exchange and four dots as one; two exchanges
-WHOLE = {"FullUnitaryRNNCell", "StatisticalRNNCell", "UnitaryRNNCell"}  # these read a state in other pieces than they store it
+
+
+def units_of_a_program(n):
+    return [Candidate(1.0, LaunchSettings(16, 4, None, 0, n))]
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +49,7 @@ def divided(monkeypatch):
     """Every loop has its units divided, 16 to a program, and several blocks of rows run at the same time."""
     monkeypatch.setattr(module, "SPLIT_FROM", 0)
     monkeypatch.setattr(module, "gpu", lambda device: Gpu(16, 1 << 20))
-    monkeypatch.setattr(module, "candidates", lambda *given, **options: [Candidate(1.0, LaunchSettings(16, 4, None, 0, 16))])
+    monkeypatch.setattr(module, "candidates", lambda *given, **options: units_of_a_program(16))
     with interpreted():
         yield
 
@@ -59,7 +62,7 @@ def compared(layer, x, lengths):
         kernel._prepared.clear()
         kernel._settings.clear()
         with cooperative(kernel.split.launcher.module):
-            for some in (None, lengths):
+            for some in (None,) if lengths is None else (None, lengths):
                 agree(everything(layer, x, some, "fused"), everything(exact, x, some, "reference"))
         kernel._settings.clear()
 
@@ -68,10 +71,6 @@ def compared(layer, x, lengths):
 def test_every_cell_agrees_with_the_reference_in_float64(cell):
     size = max(hidden_size(cell), 35) if hidden_size(cell) % 2 else 32
     layer = built(cell, size, torch.float32)
-    if cell.__name__ in WHOLE:
-        with pytest.raises(NotFusable, match="reads a state in other pieces"):
-            module.SplitLoops(triton_kernel(plan(layer.runners[0]).key).programs, None)
-        return
     compared(layer, torch.randn(3, 19, 3), torch.randint(1, 4, (19,)))
 
 
@@ -200,6 +199,55 @@ def test_every_kind_of_step_agrees_with_the_reference(cell):
     compared(unfading.Recurrent(lambda size: cell(size, 35), 3), torch.randn(3, 5, 3), torch.tensor([1, 3, 2, 2, 3]))
 
 
+class HeadsCell(PlainCell):
+    """Tables of several axes: a softmax of each line, their transpose, lines behind other lines, their largest entries."""
+
+    lines = 6
+
+    def step(self, inputs, state, weights):
+        k, n = self.lines, self.output_size // self.lines
+        table = (inputs.a + state.h @ weights.U.T).reshape(-1, k, n)
+        spread = torch.softmax(table, -1) * state.h.reshape(-1, k, n) + 0.1 * table.sum(1, keepdim=True)
+        turned = torch.tanh(spread.transpose(1, 2)).reshape(-1, k, n)
+        largest = torch.cat([turned[:, 2:], 2 * table[:, :2]], 1).amax(2, keepdim=True)
+        return State(torch.tanh(turned * largest).reshape(-1, k * n))
+
+
+class LinesCell(HeadsCell):
+    """The same with more lines and fewer columns."""
+
+    lines = 12
+
+
+@pytest.fixture
+def divided_tables(monkeypatch):
+    """Small tables are divided too, and so are dots of short vectors."""
+    monkeypatch.setattr(stages, "TABLE", 32)
+    monkeypatch.setattr(emit_split, "SHORT_MATRICES", 512)
+    return monkeypatch
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cell", [HeadsCell, LinesCell], ids=name)
+@pytest.mark.parametrize("short", [5, 6])
+def test_tables_are_divided_or_spread(cell, short, divided_tables):
+    divided_tables.setattr(stages, "SHORT", short)
+    divided_tables.setattr(module, "candidates", lambda *given, **options: units_of_a_program(4))
+    compared(unfading.Recurrent(lambda size: cell(size, 36), 3), torch.randn(2, 5, 3), None)
+
+
+@pytest.mark.parametrize(("short", "memory"), [(14, 36), pytest.param(21, 100, marks=pytest.mark.long)])
+def test_the_memory_of_an_nru_is_divided(short, memory, divided_tables):
+    divided_tables.setattr(stages, "SHORT", short)
+    layer = unfading.NRU(3, 35, memory_size=memory)
+    kernel = triton_kernel(plan(layer.runners[0]).key)
+    functions = SplitLoops(kernel.programs, kernel.names).functions
+    assert functions["train"].shape.exchanges == 5
+    assert functions["back"].shape.exchanges == 4
+    assert all(by_unit for f in functions.values() for _, _, by_unit in f.shape.matrices)
+    compared(layer, torch.randn(2, 5, 3), None if memory == 36 else torch.tensor([1, 2, 2, 1, 2]))
+
+
 def by_divided_loops(kernel, signature, numbers, setting):
     """The results of one model."""
     inputs, states, weights, *cotangents = ([x if x is None else x.unsqueeze(0) for x in group] for group in numbers)
@@ -217,16 +265,16 @@ def by_divided_loops(kernel, signature, numbers, setting):
 @pytest.mark.long
 def test_random_steps_have_the_results_and_gradients_of_autograd(monkeypatch):
     monkeypatch.setattr(stages, "SHORT", 2)
+    monkeypatch.setattr(stages, "TABLE", 8)
+    monkeypatch.setattr(module, "candidates", lambda *given, **options: units_of_a_program(4))
     divided = 0
-    for number, step in enumerate(some(60, 12)):
+    for number, step in enumerate(some(30, 12)):
         signature = step.signature(torch.float32)
         if max(signature.states) < 4:
             continue
         parts = {"x": signature.inputs, "h": signature.states, "W": signature.weights}
         names = TensorNames(*([f"{letter}{i}" for i in range(len(sizes))] for letter, sizes in parts.items()))
         kernel = module.TritonKernel(trace(step.function(), signature), names)
-        if kernel.split is None:  # it reads a state in other pieces than it stores it
-            continue
         setting = some_settings(signature, number)[1]
         numbers = some_numbers(signature, setting)
         exact = Numbers(*([x if x is None else x.double() for x in group] for group in numbers))

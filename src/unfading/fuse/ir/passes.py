@@ -1,13 +1,15 @@
 """Compiler passes: rewrites of a whole program that leave its results as they are.
 
 `join_dots` serves both emitters and runs on every traced program. `narrow` serves a GPU, which keeps as many blocks of
-matrices on chip as it has room for: the smaller they are, the less room is left over.
+matrices on chip as it has room for: the smaller they are, the less room is left over. `dots_side_by_side` and
+`states_as_stored` serve loops on a GPU whose units are divided among multiprocessors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, count, pairwise
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import NUMBERS, Op, Program, Store, Value, pieces_of
+from unfading.fuse.ir.program import NUMBERS, Block, Leaf, Op, Program, Slice, Store, TensorKind, Value, pieces_of
 
 
 def join_dots(builder: Builder, program: Program) -> Program:
@@ -79,3 +81,94 @@ def _split(store: Store) -> list[Store]:
     if value.op is not Op.CAT or len(value.shape) != 1:
         return [store]
     return [store._replace(start=store.start + first, value=piece) for first, _, piece in pieces_of(value.args, 0)]
+
+
+def dots_side_by_side(program: Program, is_wanted: Callable[[Sequence[Value]], bool]) -> Program:
+    """The same program with dots that read the same vectors as slices of one, where their rows of each matrix are neighbours.
+
+        y = v W[0:4]^T, z = v W[4:36]^T        becomes        d = v W[0:36]^T, y = d[0:4], z = d[4:36]
+
+    Args:
+        is_wanted: whether some dots should be computed in this way.
+    """
+    alike: dict[object, list[Value]] = {}
+    for value in program.values():
+        if value.op is Op.DOT:
+            along = [(b.weight, b.transposed, *((b.r0, b.r1) if b.transposed else (b.c0, b.c1))) for b in value.blocks]
+            alike.setdefault((tuple(arg.id for arg in value.args), tuple(along)), []).append(value)
+    numbers = _new_numbers(program)
+    new: dict[int, Value] = {}
+    for dots in alike.values():
+        for group in _neighbours(sorted(dots, key=lambda dot: [block[1:] for block in dot.blocks])):
+            if len(group) > 1 and is_wanted(group):
+                new |= _sliced(group, numbers)
+    return _with_new_values(program, new, numbers)
+
+
+def states_as_stored(program: Program) -> Program:
+    """The same program with each state, or its gradient, read in the pieces in which the step stores it."""
+    pieces: dict[tuple[TensorKind, int], list[tuple[int, int]]] = {}
+    for kind, index, start, value in program.stores:
+        read = {TensorKind.NEXT: TensorKind.STATE, TensorKind.D_STATE: TensorKind.CARRY}.get(kind)
+        if read is not None:
+            pieces.setdefault((read, index), []).append((start, start + value.size))
+    leaves = {value.leaf: value for value in program.values() if value.op is Op.LEAF}
+    numbers = _new_numbers(program)
+    new: dict[int, Value] = {}
+    for (kind, index, start, stop), value in list(leaves.items()):
+        cut = []
+        for a, b in sorted(pieces.get((kind, index), ())):
+            if a < stop and start < b and (a, b) != (start, stop):
+                leaf = Leaf(kind, index, a, b)
+                whole = leaves.setdefault(leaf, Value(Op.LEAF, (), leaf, (b - a,), next(numbers)))
+                inside = Slice(0, max(start - a, 0), min(stop, b) - a)
+                size = inside.stop - inside.start
+                cut.append(whole if size == b - a else Value(Op.SLICE, (whole,), inside, (size,), next(numbers)))
+        if cut:
+            new[value.id] = cut[0] if len(cut) == 1 else Value(Op.CAT, tuple(cut), 0, value.shape, next(numbers))
+    return _with_new_values(program, new, numbers)
+
+
+def _new_numbers(program: Program) -> Iterator[int]:
+    return count(1 + max(value.id for value in program.values()))
+
+
+def _with_new_values(program: Program, new: dict[int, Value], numbers: Iterator[int]) -> Program:
+    """The same program with some values replaced, by their ids."""
+    for value in program.values() if new else ():
+        if value.id not in new and any(arg.id in new for arg in value.args):
+            args = tuple(new.get(arg.id, arg) for arg in value.args)
+            new[value.id] = Value(value.op, args, value.attr, value.shape, next(numbers))
+    stores = (store._replace(value=new.get(store.value.id, store.value)) for store in program.stores)
+    return program._replace(stores=tuple(stores))
+
+
+def _neighbours(dots: Sequence[Value]) -> list[list[Value]]:
+    """Dots in groups, in which the columns of each follow those of the one before."""
+    groups: list[list[Value]] = []
+    for dot in dots:
+        last = groups[-1][-1] if groups else None
+        if last is not None and all(_end(a) == _start(b) for a, b in zip(last.blocks, dot.blocks, strict=True)):
+            groups[-1].append(dot)
+        else:
+            groups.append([dot])
+    return groups
+
+
+def _start(block: Block) -> int:
+    return block.c0 if block.transposed else block.r0
+
+
+def _end(block: Block) -> int:
+    return _start(block) + block.width
+
+
+def _sliced(dots: Sequence[Value], numbers: Iterator[int]) -> dict[int, Value]:
+    """One dot for several, and its slices by the ids of these."""
+    ends = [0, *accumulate(dot.size for dot in dots)]
+    blocks = tuple(block.columns(0, ends[-1]) for block in dots[0].blocks)
+    whole = Value(Op.DOT, dots[0].args, blocks, (ends[-1],), next(numbers))
+    return {
+        dot.id: Value(Op.SLICE, (whole,), Slice(0, a, b), dot.shape, next(numbers))
+        for dot, (a, b) in zip(dots, pairwise(ends), strict=True)
+    }

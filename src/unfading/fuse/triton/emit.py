@@ -108,7 +108,7 @@ def around_backward(frame: Frame, names: TensorNames) -> Around:
     ahead: list[str] = []
     moved: list[str] = []
     for i, part in each(carried):
-        tile, here = f"(ROWS, {frame.entries(part.size)})", f"{part.name}_here"
+        tile, here = f"(ROWS, {frame.entries(part.shape)})", f"{part.name}_here"
         d_final = frame.load(TensorKind.D_FINAL, i, part, "first", "inside")
         join += _if(f"dfinal{i}", f"{part.name} = {d_final}", f"{part.name} = tl.zeros({tile}, tl.float32)")
         for step, target, to in (("steps - 1", first, here), ("step - 1", ahead, f"{here}_ahead")):

@@ -8,17 +8,21 @@ the outputs, and loads for the next step.
 A program waits for a limited number of rounds. Then it reports trouble, and goes on without waiting to its end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import Program, Store, TensorKind
+from unfading.fuse.ir.passes import dots_side_by_side, states_as_stored
+from unfading.fuse.ir.program import Program, Store, TensorKind, Value
 from unfading.fuse.plan import TensorNames
 from unfading.fuse.triton.emit import DOWN, PLACED, Around, TritonFunction, around_backward, around_forward, function, summary
 from unfading.fuse.triton.frame import indented
 from unfading.fuse.triton.launch_settings import SplitShape
 from unfading.fuse.triton.split_frame import SplitFrame
 from unfading.fuse.triton.split_tiles import exchange_store
+from unfading.fuse.triton.stages import short_vectors
+from unfading.fuse.triton.tile_shapes import wide
 
+SHORT_MATRICES = 1 << 15  # entries of the matrices of dots that every program computes
 ROUNDS = 1 << 24  # of waiting, some seconds
 
 BARRIER = f"""
@@ -61,16 +65,16 @@ class SplitFunction(NamedTuple):
 
 def emit_split_forward(name: str, program: Program, names: TensorNames) -> SplitFunction:
     """The loop of a forward program."""
-    frame = SplitFrame(program, names, backward=False)
+    frame = SplitFrame(_rearranged(program), names, backward=False)
     around = around_forward(frame, names)
     stages = frame.tiles.stages
     start = []
     for leaf_id, carrier in stages.carriers.items():
         text = frame.tiles.parts[leaf_id].text
-        start.append(exchange_store(stages.places[carrier.id], carrier.size, text, step="1"))
+        start.append(exchange_store(stages.places[carrier.id], "unit", carrier.size, text, step="1"))
     if start:
         start += ["arrive(counter)", *WAIT]
-    body = _body(frame, around, TensorKind.NEXT, [*program.stores])
+    body = _body(frame, around, TensorKind.NEXT, [*frame.program.stores])
     loop = ["for step in range(steps):", *indented([PLACED, *frame.on, *body, *around.moved])]
     return _split(
         frame, function(name, summary(program), frame, [*around.before, *start, *loop, *around.after, *_report(frame)])
@@ -79,20 +83,34 @@ def emit_split_forward(name: str, program: Program, names: TensorNames) -> Split
 
 def emit_split_backward(name: str, program: Program, names: TensorNames) -> SplitFunction:
     """The loop of a reverse program, from each row's last step to its first."""
-    frame = SplitFrame(program, names, backward=True)
+    frame = SplitFrame(_rearranged(program), names, backward=True)
     around = around_backward(frame, names)
-    stores = [store for store in program.stores if store.kind != TensorKind.D_STATE]
+    stores = [store for store in frame.program.stores if store.kind != TensorKind.D_STATE]
     body = _body(frame, around, TensorKind.D_STATE, stores)
     loop = ["for count in range(steps):", *indented([DOWN, PLACED, *frame.on, *body, *around.moved])]
     after = [*around.after, *frame.summed, *_report(frame)]
     return _split(frame, function(name, "backward", frame, [*around.before, *frame.sums, *loop, *after]))
 
 
+def _rearranged(program: Program) -> Program:
+    """The program as it is divided.
+
+    Dots of short vectors are slices of a long one where their matrices take too much room to be in every program. The long one
+    is divided, which costs an exchange.
+    """
+    short = short_vectors(program)
+
+    def is_large(dots: Sequence[Value]) -> bool:
+        length = sum(wide(block.length) for block in dots[0].blocks)
+        return all(dot.size <= short for dot in dots) and length * sum(wide(dot.size) for dot in dots) > SHORT_MATRICES
+
+    return states_as_stored(dots_side_by_side(program, is_large))
+
+
 def _split(frame: SplitFrame, kernel: TritonFunction) -> SplitFunction:
     stages = frame.tiles.stages
-    exchanges = len({*stages.exchanged, *stages.partial})
-    shape = SplitShape(tuple(frame.tiles.matrix_sizes), frame.tiles.read, exchanges, stages.longest)
-    return SplitFunction(kernel, shape, stages.width, sum(map(len, stages.partial.values())))
+    shape = SplitShape(tuple(frame.tiles.matrix_sizes), frame.tiles.read, stages.exchanges, stages.longest)
+    return SplitFunction(kernel, shape, stages.width, frame.tiles.partial)
 
 
 def _body(frame: SplitFrame, around: Around, carried: TensorKind, stores: list[Store]) -> list[str]:
@@ -122,5 +140,4 @@ def _after_tiles(frame: SplitFrame, write: Callable[[], list[str]]) -> list[str]
 
 
 def _report(frame: SplitFrame) -> list[str]:
-    exchanges = frame.tiles.stages.exchanged or frame.tiles.stages.partial
-    return ["if patience == 0:", "    tl.store(trouble, 1)"] if exchanges else []
+    return ["if patience == 0:", "    tl.store(trouble, 1)"] if frame.tiles.stages.exchanges else []

@@ -6,18 +6,19 @@ within a block of rows are small; the rest of an address is computed in 64 bits.
 """
 
 import keyword
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import Block, InputKind, Leaf, Op, Program, Store, TensorId, TensorKind, Value
+from unfading.fuse.ir.program import Block, InputKind, Leaf, Op, Program, Shape, Store, TensorId, TensorKind, Value
 from unfading.fuse.plan import TensorNames
 from unfading.fuse.triton.tile_shapes import Tile, columns, wide
 from unfading.fuse.triton.tiles import Tiles, is_vector, load_of
 
 # Names that a kernel uses itself.
 OWN = re.compile(
-    r"([vi]|W|M|col|all|part|joined|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
+    r"([vi]|W|M|col|all|at|entry|part|joined|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
     r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|part|unit|every|apart|slot|met|patience|counters?|exchange|trouble"
     r"|blocks?|first_block|turn_of|unit_of|peek|arrive|wait|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square"
     r"|factor|product|T|B|ROWS|REVERSE|RESIDENT|PRECISION|FAST|UNITS|PARTS|EXCHANGE_ROW|PATIENCE|range|float"
@@ -32,8 +33,8 @@ class RowSlice(NamedTuple):
     stop: int
 
     @property
-    def size(self) -> int:
-        return self.stop - self.start
+    def shape(self) -> Shape:
+        return (self.stop - self.start,)
 
 
 class Load(NamedTuple):
@@ -148,17 +149,17 @@ class Frame:
 
     # -- loads and stores -------------------------------------------------------------------------------------------------
 
-    def along(self, size: int) -> str:
-        """The name of the indices of the entries that a tile holds of a vector."""
-        return columns(wide(size))
+    def along(self, shape: Shape) -> str:
+        """The name of the indices of the entries that a flat tile holds of a value."""
+        return columns(wide(math.prod(shape)))
 
-    def entries(self, size: int) -> str:
-        """The number of columns of a tile of a vector."""
-        return str(wide(size))
+    def entries(self, shape: Shape) -> str:
+        """The number of columns of a flat tile of a value."""
+        return str(wide(math.prod(shape)))
 
-    def is_filled(self, size: int) -> bool:
-        """Whether the tile of a vector has no padding."""
-        return size == wide(size)
+    def is_filled(self, shape: Shape) -> bool:
+        """Whether the flat tile of a value has no padding."""
+        return math.prod(shape) == wide(math.prod(shape))
 
     def full(self, value: Value) -> str:
         """A value as a tile with all its rows, to be stored or carried."""
@@ -186,56 +187,62 @@ class Frame:
 
     def load(self, kind: TensorKind, index: int, part: RowSlice, line: str, mask: str, other: str = "0.0") -> str:
         """Entries of one line for every row of the block."""
-        return f"tl.load({self._address(kind, index, part, line)}, mask={self._mask(part, mask)}, other={other})"
+        address = self._address(kind, index, part.start, part.shape, line)
+        return f"tl.load({address}, mask={self._mask(part.shape, mask)}, other={other})"
 
     def load_row(self, kind: TensorKind, index: int, part: RowSlice, line: str) -> str:
         """Entries of one line for all rows."""
-        pointer, along = self.pointer(kind, index), self.along(part.size)
-        mask = f"({along} < {part.size})" + ("" if kind == TensorKind.WEIGHT else f" & ({along} * 0 + {line} < T)")
+        pointer, along = self.pointer(kind, index), self.along(part.shape)
+        mask = f"({along} < {part.shape[0]})" + ("" if kind == TensorKind.WEIGHT else f" & ({along} * 0 + {line} < T)")
         mask += f" & ({along} * 0 + {line} >= 0)" if self.backward and kind != TensorKind.WEIGHT else ""
         address = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW + {part.start} + {along}"
         return f"tl.load({address}, mask={mask}, other=0.0)"
 
     def write(self, kind: TensorKind, index: int, part: RowSlice, text: str, line: str, mask: str) -> str:
-        return f"tl.store({self._address(kind, index, part, line)}, {text}, mask={self._mask(part, mask)})"
+        """Store entries of one line for every row of the block."""
+        return self.write_value(kind, index, part.start, part.shape, text, line, mask)
 
-    def _address(self, kind: TensorKind, index: int, part: RowSlice, line: str) -> str:
+    def write_value(self, kind: TensorKind, index: int, start: int, shape: Shape, text: str, line: str, mask: str) -> str:
+        """The same for a flat tile of a value of this shape."""
+        return f"tl.store({self._address(kind, index, start, shape, line)}, {text}, mask={self._mask(shape, mask)})"
+
+    def _address(self, kind: TensorKind, index: int, start: int, shape: Shape, line: str) -> str:
         pointer = self.pointer(kind, index)
         base = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW"
-        return f"{base} + (row * {pointer}_ROW + {part.start} + {self.along(part.size)})"
+        return f"{base} + (row * {pointer}_ROW + {start} + {self.along(shape)})"
 
-    def _mask(self, part: RowSlice, mask: str) -> str:
-        return mask if self.is_filled(part.size) else f"{mask} & ({self.along(part.size)} < {part.size})"
+    def _mask(self, shape: Shape, mask: str) -> str:
+        return mask if self.is_filled(shape) else f"{mask} & ({self.along(shape)} < {math.prod(shape)})"
 
     def store(self, store: Store) -> str:
         """Store a value at the end of a step."""
         kind, index, start, value = store
         late = self.tiles.late.get(store)
         text = self.full(late.summand if late else value)
-        part = RowSlice("", start, start + value.size)
         if kind == TensorKind.D_WEIGHT:
-            return self._add_up(kind, index, start, (late.summand if late else value).size, text, bool(late))
+            return self._add_up(kind, index, start, (late.summand if late else value).shape, text, bool(late))
         if kind != TensorKind.D_INPUT or self.program.kinds[index] == InputKind.SEQUENCE:
-            return _given(kind, index, self.write(kind, index, part, text, "at", "on"))
+            return _given(kind, index, self.write_value(kind, index, start, value.shape, text, "at", "on"))
         if self.program.kinds[index] == InputKind.CONSTANT:
-            return _given(kind, index, self._add_up(kind, index, start, value.size, text, False))
-        pointer, along = self.pointer(kind, index), self.along(value.size)
+            return _given(kind, index, self._add_up(kind, index, start, value.shape, text, False))
+        pointer, along = self.pointer(kind, index), self.along(value.shape)
         line = f"step * (wide * 0 + {self.blocks_of_rows}) + {self.block_of_rows}"
         address = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW + {start} + {along}"
         total = f"tl.sum(tl.where(on, {text}, 0.0), axis=0, keep_dims=True)"
         return _given(kind, index, f"tl.store({address}, {total}, mask={along} < {value.size})")
 
-    def _add_up(self, kind: TensorKind, index: int, start: int, size: int, text: str, whole: bool) -> str:
+    def _add_up(self, kind: TensorKind, index: int, start: int, shape: Shape, text: str, whole: bool) -> str:
         """Add to a sum over time, which is stored after the loop: row by row, or summed over the rows of the block.
 
         With `whole` it is also summed over features.
         """
-        name, pointer, along = f"sum_{kind}{index}_{start}", self.pointer(kind, index), self.along(size)
-        self.sums.append(f"{name} = tl.zeros((ROWS, {self.entries(size)}), tl.float32)")
+        name, pointer, along = f"sum_{kind}{index}_{start}", self.pointer(kind, index), self.along(shape)
+        self.sums.append(f"{name} = tl.zeros((ROWS, {self.entries(shape)}), tl.float32)")
         if kind == TensorKind.D_INPUT:
-            store = self.write(kind, index, RowSlice("", start, start + size), name, "first", "inside")
+            store = self.write_value(kind, index, start, shape, name, "first", "inside")
             self.summed.append(_given(kind, index, store))
         else:
+            size = math.prod(shape)
             total = f"tl.sum(tl.where(inside & ({along} < {size}), {name}, 0.0), axis=0, keep_dims=True)"
             address = f"{pointer} + (model * {pointer}_model + {self.line_of_sums}) * {pointer}_ROW + {start}"
             if whole:

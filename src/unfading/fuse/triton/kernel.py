@@ -83,7 +83,6 @@ class TritonKernel:
         self.outer, self.has_gradient = both.outer, both.has_gradient()
         self.programs = (program, both.forward, both.reverse)
         self.loops: dict[int | None, TritonLoops] = {}  # by the width of their tiles
-        self.undivided = ""  # why there are no loops with divided units
         self.settings: dict[SearchKey, LaunchSettings] = {}  # of a search
         self._settings: dict[tuple[str, str, tuple[int, int], torch.device], LaunchSettings | None] = {}
         self.graphs_win: dict[tuple[str, int, torch.device, bool], bool] = {}  # of a search
@@ -123,15 +122,8 @@ class TritonKernel:
 
     @cached_property
     def split(self) -> SplitLoops | None:
-        """The loops with their units divided among multiprocessors; None where that cannot be, or is never faster."""
-        if self.widest < SPLIT_FROM:
-            self.undivided = f"the units are not divided below {SPLIT_FROM} of them, where that is never faster"
-            return None
-        try:
-            return SplitLoops(self.programs, self.names)
-        except NotFusable as error:
-            self.undivided = str(error)
-            return None
+        """The loops with their units divided among multiprocessors; None where that is never faster."""
+        return SplitLoops(self.programs, self.names) if self.widest >= SPLIT_FROM else None
 
     def setting(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
         """The settings of a loop for a number of models and of their rows: those of a search, or the usual ones.
@@ -161,7 +153,7 @@ class TritonKernel:
     def split_refused(self, precision: str, gpu: Gpu) -> str | None:
         """The reason why the units are not divided; None where they may be."""
         if self.split is None:
-            return self.undivided
+            return f"the units are not divided below {SPLIT_FROM} of them, where that is never faster"
         every = [self.candidates(name, precision, (1, 1), gpu) for name in self.shapes]
         if all(any(candidate.setting.units for candidate in each) for each in every):
             return None

@@ -3,13 +3,9 @@
 Program (part, block) of the grid has the units of `part` in the rows of `block`. The blocks of all models are counted through.
 """
 
-from collections.abc import Sequence
-
-from unfading.fuse.ir.program import TensorKind, Value
-from unfading.fuse.refusal import NotFusable
-from unfading.fuse.triton.frame import Frame, RowSlice, guarded
+from unfading.fuse.ir.program import Shape, TensorKind, Value
+from unfading.fuse.triton.frame import Frame, guarded
 from unfading.fuse.triton.split_tiles import SplitTiles
-from unfading.fuse.triton.stages import OTHER_PIECES
 from unfading.fuse.triton.tiles import Tiles
 
 COUNTER = 32  # entries from one counter to the next, a cache line
@@ -41,37 +37,31 @@ class SplitFrame(Frame):
     def new_tiles(self) -> Tiles:
         return SplitTiles(self.program, self.blocks)
 
-    def is_divided(self, size: int) -> bool:
-        return size > self.tiles.stages.short
+    def is_divided(self, shape: Shape) -> bool:
+        return self.tiles.stages.divides(shape) or self.tiles.stages.spreads(shape)
 
-    def along(self, size: int) -> str:
-        return "unit" if self.is_divided(size) else super().along(size)
+    def along(self, shape: Shape) -> str:
+        return self.tiles.entry(shape) if self.is_divided(shape) else super().along(shape)
 
-    def entries(self, size: int) -> str:
-        return "UNITS" if self.is_divided(size) else super().entries(size)
+    def entries(self, shape: Shape) -> str:
+        return self.tiles.entries(shape) if self.is_divided(shape) else super().entries(shape)
 
-    def is_filled(self, size: int) -> bool:
-        return not self.is_divided(size) and super().is_filled(size)
+    def is_filled(self, shape: Shape) -> bool:
+        return not self.is_divided(shape) and super().is_filled(shape)
 
     def full(self, value: Value) -> str:
-        self.tiles.dividing = self.is_divided(value.size)
+        self.tiles.dividing = self.is_divided(value.shape)
         text = super().full(value)
         self.tiles.dividing = False
         return text
 
-    def read_carried(self, kind: TensorKind, index: int, slices: Sequence[RowSlice]) -> None:
-        edges = {(part.start, part.stop) for part in slices}
-        if any(leaf[:2] == (kind, index) and leaf[2:] not in edges for leaf in self.leaves):
-            raise NotFusable(OTHER_PIECES)
-        super().read_carried(kind, index, slices)
+    def write_value(self, kind: TensorKind, index: int, start: int, shape: Shape, text: str, line: str, mask: str) -> str:
+        store = super().write_value(kind, index, start, shape, text, line, mask)
+        return store if self.is_divided(shape) else guarded("part == 0", store)
 
-    def write(self, kind: TensorKind, index: int, part: RowSlice, text: str, line: str, mask: str) -> str:
-        store = super().write(kind, index, part, text, line, mask)
-        return store if self.is_divided(part.size) else guarded("part == 0", store)
-
-    def _add_up(self, kind: TensorKind, index: int, start: int, size: int, text: str, whole: bool) -> str:
-        line = super()._add_up(kind, index, start, size, text, whole)
-        if kind == TensorKind.D_WEIGHT and not self.is_divided(size):
+    def _add_up(self, kind: TensorKind, index: int, start: int, shape: Shape, text: str, whole: bool) -> str:
+        line = super()._add_up(kind, index, start, shape, text, whole)
+        if kind == TensorKind.D_WEIGHT and not self.is_divided(shape):
             self.summed[-1] = guarded("part == 0", self.summed[-1])
         return line
 

@@ -1,26 +1,40 @@
 """One step of a program in Triton where its units are divided among the programs of a grid.
 
-A tile of a long vector has the columns of this program's units, `unit` of them: [ROWS, UNITS]. All other values are as in
-`tiles.py`, the same in every program. `stages.py` says what is exchanged. A line of the exchange belongs to one row; there are
-two of them, for even and odd steps, since a program may already store the values of the next step while another one still reads
-those of this step.
+A tile of a long vector has the columns of this program's units, `unit` of them: [ROWS, UNITS], and that of a table of k lines
+[ROWS, k, UNITS]. Short values are as in `tiles.py`, the same in every program. `stages.py` says what is exchanged. A line of
+the exchange belongs to one row; there are two of them, for even and odd steps, since a program may already store the values of
+the next step while another one still reads those of this step.
+
+A view that needs entries of other programs is computed entry by entry: from the index of an entry follows its index in the
+value behind the view, down to a value that has been exchanged, and is loaded from there, or that this program has as a whole.
 
 Dots that read the same vectors are one dot in the source, whose columns are the units of the first, of the second, and so on in
 turns. The four gates of an LSTM keep four warps busy in this way.
 """
 
+import math
+import re
 from collections.abc import Sequence
 from itertools import count
+from typing import NamedTuple
 
-from unfading.fuse.ir.program import Block, Op, Program, Value
-from unfading.fuse.triton.stages import Stages
-from unfading.fuse.triton.tile_shapes import LEAST, Tile, columns, wide
+from unfading.fuse.ir.program import REDUCTIONS, Block, Op, Program, Shape, Value, pieces_of
+from unfading.fuse.triton.stages import REARRANGED, Stages
+from unfading.fuse.triton.tile_shapes import LEAST, Tile, columns, dims, inner_index, padded, power_of_two, wide
 from unfading.fuse.triton.tiles import Tiles, neutral, origin, reduced
 
 MOST_JOINED = 4  # dots of divided vectors
 LONGEST_ROW = 128  # columns of joined dots of short vectors
 LONGEST = 512  # entries of a row vector that one dot takes
 PADDING = 4 / 3  # of a piece of a row vector, at most, unless it is short
+
+
+class Index(NamedTuple):
+    """Some entries of a value, and the stage in which they are read."""
+
+    at: tuple[str, ...]  # along each axis: the name of a tile [1, total]
+    total: str
+    stage: int
 
 
 class SplitTiles(Tiles):
@@ -39,29 +53,52 @@ class SplitTiles(Tiles):
         self._columns: dict[int, str] = {}  # of a joined product, by the id of the dot that they are
         self._pieces: dict[tuple[int, int, int], str] = {}
         self._read = {arg.id for value in self.stages.order for arg in value.args}
-        self._sums = [value for values in self.stages.partial.values() for value in values]
+        self._entries: set[str] = set()  # names of indices of the entries of divided tables
+        self._at_index: dict[tuple[int, Index], Tile] = {}  # entries of a value, by its id and their index
+        self._index_names: dict[tuple[str, str], str] = {}
+        self._sums: dict[int, int] = {}  # the place of each sum
+        self.partial = 0  # of all sums
+        for value in (value for values in self.stages.partial.values() for value in values):
+            self._sums[value.id] = self.partial
+            self.partial += _sums(value)
 
     # -- where a value is -------------------------------------------------------------------------------------------------
 
     def tile(self, value: Value) -> Tile:
         """A value as the lines being written need it: this program's units, or the whole of it."""
-        if value.size == 1 or not (self.dividing or self.stages.is_divided(value)):
-            return self.tiles[value.id]
-        if self.dividing:
-            if value.id not in self.parts:
-                self.parts[value.id] = self._part(value)
-            return self.parts[value.id]
-        if value.id not in self.tiles:
-            self.tiles[value.id] = Tile(self._piece(value, 0, value.size), True)
-        return self.tiles[value.id]
+        return (self.parts if self.dividing and value.size > 1 else self.tiles)[value.id]
 
     def full(self, value: Value) -> str:
         if not self.dividing:
             return super().full(value)
-        tile = self.tile(value)
-        if tile.rows and value.size > 1:
-            return tile.text
-        return f"tl.full((ROWS, UNITS), {tile.text}, tl.float32)" if tile.is_number else _over_units(tile)
+        if self.stages.is_spread(value):
+            return self._share(value)
+        tile, flat = self.tile(value), f"(ROWS, {self.entries(value.shape)})"
+        if tile.is_number:
+            return f"tl.full({flat}, {tile.text}, tl.float32)"
+        rows = "ROWS" if tile.rows else "1"
+        text = tile.text if len(value.shape) < 2 else f"tl.reshape({tile.text}, ({rows}, {self.entries(value.shape)}))"
+        return text if tile.rows else f"tl.broadcast_to({text}, {flat})"
+
+    def entries(self, shape: Shape) -> str:
+        """The number of entries of a divided or spread value in one program."""
+        return share(math.prod(shape)) if self.stages.spreads(shape) else f"{math.prod(map(power_of_two, shape[:-1]))} * UNITS"
+
+    def entry(self, shape: Shape) -> str:
+        """The name of the indices of these entries, [1, all of them]; past the end of the value for padding."""
+        if len(shape) == 1:
+            return "unit"
+        name = f"entry{'_'.join(map(str, shape))}"
+        if name not in self._entries:
+            self._entries.add(name)
+            if self.stages.spreads(shape):
+                text = f"part * {self.entries(shape)} + tl.arange(0, {self.entries(shape)})[None, :]"
+            else:
+                index = _axes(shape, _sizes(shape, True))
+                inside = " & ".join(f"({at} < {n})" for at, n in zip(index, shape, strict=True))
+                text = f"tl.where({inside}, {_place(index, shape)}, {math.prod(shape)})"
+            self.before.append(f"{name} = {text}")
+        return name
 
     def set_leaf(self, value: Value, tile: Tile) -> None:
         """Use a variable for a leaf."""
@@ -70,18 +107,6 @@ class SplitTiles(Tiles):
     def has(self, value: Value) -> bool:
         return value.id in self.parts or value.id in self.tiles
 
-    def _part(self, value: Value) -> Tile:
-        """This program's units of a value that is whole."""
-        self.dividing = False
-        tile = self._flat(value)
-        self.dividing = True
-        if tile.is_number:
-            return tile
-        index = f"tl.broadcast_to(tl.minimum(unit, {value.size - 1}), ({'ROWS' if tile.rows else 1}, UNITS))"
-        name = f"part{value.id}"
-        self.lines.append(f"{name} = tl.gather({tile.text}, {index}, 1)")
-        return Tile(name, tile.rows)
-
     # -- the lines of a stage ---------------------------------------------------------------------------------------------
 
     def write_stage(self, stage: int) -> list[str]:
@@ -89,7 +114,7 @@ class SplitTiles(Tiles):
         self.lines = []
         late = []
         for value in self.stages.order:
-            if self.stages.of[value.id] != stage or value.id in self.skipped or self.has(value):
+            if self.stages.of[value.id] != stage or value.id in self.skipped or self.has(value) or self.stages.is_spread(value):
                 continue
             if value.op is Op.DOT and value.size == 1 and value.id not in self._read:
                 late.append(value)  # so that it reads what other dots have loaded for themselves
@@ -111,16 +136,24 @@ class SplitTiles(Tiles):
         self._load_states(stage)
         self.dividing = True
         for value in self.stages.exchanged.get(stage, []):
-            self.lines.append(exchange_store(self.stages.places[value.id], value.size, self.full(value)))
+            place, along = self.stages.places[value.id], self.entry(value.shape)
+            self.lines.append(exchange_store(place, along, value.size, self.full(value)))
         for value in self.stages.partial.get(stage, []):
-            x = value.args[0]
-            own = reduced(value.op, f"tl.where(unit < {x.size}, {self.full(x)}, {neutral(value.op)})", 1)
-            self.lines.append(f"tl.store({_here('step')} + {self._place_of_sum(value)} + part, {own})")
+            x, n = value.args[0], _sums(value)
+            own = self.full(x)
+            if len(x.shape) > 1:
+                own = f"tl.reshape({own}, (ROWS, {', '.join(_sizes(x.shape, True))}))"
+            own = f"tl.reshape({self._reduced(value, own)}, (ROWS, {n}))"
+            self.lines.append(f"tl.store({_here('step')} + {self._place_of_sum(value)} + {columns(n)} * PARTS + part, {own})")
+        for value in self.stages.shared.get(stage, []):
+            own = self._share_of_sums(value)
+            along = f"(part * {share(value.size)} + tl.arange(0, {share(value.size)})[None, :])"
+            self.lines.append(exchange_store(self.stages.places[value.id], along, value.size, own))
         self.dividing = False
         return self.lines
 
     def _load_states(self, stage: int) -> None:
-        """Load the states that a later stage reads whole and whose next values are exchanged after this one.
+        """Load the states that the dots of a later stage read and whose next values are exchanged after this one.
 
         After that exchange another program may go on to the next step, and store in the same place.
         """
@@ -129,24 +162,183 @@ class SplitTiles(Tiles):
                 carrier = self.stages.carriers.get(arg.id)
                 if carrier is None or self.stages.of[carrier.id] != stage:
                     continue
-                if value.op is Op.DOT:
-                    for start, stop in self._cut(arg):
-                        self._piece(arg, start, stop)
-                elif not self.stages.is_divided(value):
-                    self.tile(arg)
+                for start, stop in self._cut(arg) if value.op is Op.DOT else ():
+                    self._piece(arg, start, stop)
 
     def _new_tile(self, value: Value) -> Tile:
         if self.stages.is_partial(value):
-            load = f"tl.load({_here('step')} + {self._place_of_sum(value)} + every, mask=every < tl.num_programs(0) + row * 0"
-            parts = f'{load}, other={neutral(value.op)}, cache_modifier=".cg")'
-            return self._named(value, reduced(value.op, parts, 1), True)
-        if self.dividing and value.op is Op.EXPAND:
-            tile = self.tiles[value.args[0].id]
-            return tile if tile.is_number else self._named(value, _over_units(tile), True)
+            return self._total(value)
+        if value.op in REDUCTIONS and self.dividing:
+            tile = self.tile(value.args[0])
+            return self._named(value, self._reduced(value, tile.text), tile.rows)
+        if self.stages.is_shared(value):
+            return self._by_index(value)
+        if value.op in REARRANGED:
+            local = self._local_view(value) if self.dividing else None
+            if local is not None:
+                return local
+            if self.dividing or any(self.stages.is_divided(x) or self.stages.is_spread(x) for x in value.args):
+                return self._by_index(value)
         return super()._new_tile(value)
 
+    def _total(self, value: Value) -> Tile:
+        """A reduction of the reductions of all programs."""
+        n = _sums(value)
+        every = f"tl.arange(0, {n} * PARTS)[None, :]"
+        there = f"mask={every} % PARTS < tl.num_programs(0) + row * 0, other={neutral(value.op)}"
+        parts = f'tl.load({_here("step")} + {self._place_of_sum(value)} + {every}, {there}, cache_modifier=".cg")'
+        if len(value.shape) == 1:
+            return self._named(value, reduced(value.op, parts, 1), True)
+        text = reduced(value.op, f"tl.reshape({parts}, (ROWS, {n}, PARTS))", 2)
+        return self._named(value, f"tl.reshape({text}, {dims(Tile('', True), padded(value.shape))})", True)
+
+    def _reduced(self, value: Value, text: str) -> str:
+        """A reduction of the entries that this program has."""
+        shape = value.args[0].shape
+        tests = []
+        for axis in value.axes:
+            n, at = shape[axis], "".join(", :" if k == axis else ", None" for k in range(len(shape)))
+            if axis == len(shape) - 1:
+                tests.append(f"((part * UNITS + tl.arange(0, UNITS))[None{at}] < {n})")
+            elif n != power_of_two(n):
+                tests.append(f"(tl.arange(0, {power_of_two(n)})[None{at}] < {n})")
+        text = f"tl.where({' & '.join(tests)}, {text}, {neutral(value.op)})" if tests else text
+        for axis in value.axes:
+            text = reduced(value.op, text, axis + 1)
+        return text
+
     def _place_of_sum(self, value: Value) -> str:
-        return f"{self.stages.width} + {self._sums.index(value)} * PARTS"
+        return f"{self.stages.width} + {self._sums[value.id]} * PARTS"
+
+    # -- views ------------------------------------------------------------------------------------------------------------
+
+    def _local_view(self, value: Value) -> Tile | None:
+        """A view of entries that this program has; None where it needs others."""
+        x = value.args[0]
+        own = self.stages.is_local(value) or (value.op is Op.EXPAND and x.size > 1 and x.shape[-1] == value.shape[-1])
+        if not own and not (value.op is Op.EXPAND and x.id in self.tiles and (x.size == 1 or x.shape[-1] == 1)):
+            return None
+        if own and x.id not in self.parts:  # every program has all of it
+            self.parts[x.id] = self._by_index(x)
+        tile = self.parts[x.id] if own else self.tiles[x.id]
+        if tile.is_number:
+            return tile
+        rows, sizes = "ROWS" if tile.rows else "1", _sizes(value.shape, True)
+        lead = (1,) * (len(value.shape) - len(x.shape)) + x.shape[:-1]
+        before = [*map(str, map(power_of_two, lead[: len(value.shape) - 1])), "UNITS" if own else "1"]
+        text = f"tl.reshape({tile.text}, ({', '.join([rows, *(sizes if value.op is Op.RESHAPE else before)])}))"
+        if value.op is Op.EXPAND:
+            text = f"tl.broadcast_to({text}, ({', '.join([rows, *sizes])}))"
+        return self._named(value, text, tile.rows)
+
+    def _by_index(self, value: Value) -> Tile:
+        """A value with each entry computed from its index."""
+        is_part = self.dividing and not self.stages.is_divided(value)
+        sizes = _sizes(value.shape, self.dividing)
+        clamped = [f"tl.minimum({at}, {n - 1})" for at, n in zip(_axes(value.shape, sizes), value.shape, strict=True)]
+        index = self._index(clamped, " * ".join(sizes), self.stages.of[value.id])
+        if is_part:
+            tile = self._picked(value, index)
+        else:
+            tile = self._rearranged(value, index) if value.op in REARRANGED else self._exchanged(value, index)
+        if tile.is_number:
+            return tile
+        text = (
+            tile.text if len(sizes) == 1 else f"tl.reshape({tile.text}, ({', '.join(['ROWS' if tile.rows else '1', *sizes])}))"
+        )
+        name = f"part{value.id}" if is_part else f"v{value.id}"
+        self.lines.append(f"{name} = {text}")
+        return Tile(name, tile.rows)
+
+    def _share(self, value: Value) -> str:
+        """This program's share of a spread value."""
+        last = f"tl.minimum({self.entry(value.shape)}, {value.size - 1})"
+        index = self._index(_along_axes(last, value.shape), self.entries(value.shape), self.stages.of[value.id])
+        return self._broadcast_to(self._at(value, index), index.total)
+
+    def _share_of_sums(self, value: Value) -> str:
+        """This program's share of the sums of a spread value along some axes."""
+        x, own = value.args[0], share(value.size)
+        sizes = {axis: power_of_two(x.shape[axis]) for axis in value.axes}
+        K = math.prod(sizes.values())
+        entry = f"tl.arange(0, {own} * {K})[None, :]"
+        texts = _along_axes(f"tl.minimum(part * {own} + {entry} // {K}, {value.size - 1})", value.shape)
+        stride, tests = K, []
+        for axis, size in sizes.items():
+            stride //= size
+            at = f"{entry} // {stride} % {size}"
+            texts[axis] = f"tl.minimum({at}, {x.shape[axis] - 1})"
+            tests += [f"({at} < {x.shape[axis]})"] if x.shape[axis] != size else []
+        index = self._index(texts, f"{own} * {K}", self.stages.of[value.id] - 1)
+        text = self._broadcast_to(self._at(x, index), index.total)
+        if tests:
+            text = f"tl.where({' & '.join(tests)}, {text}, {neutral(value.op)})"
+        return f"tl.reshape({reduced(value.op, f'tl.reshape({text}, (ROWS, {own}, {K}))', 2)}, (ROWS, {own}))"
+
+    def _broadcast_to(self, tile: Tile, total: str) -> str:
+        if tile.is_number:
+            return f"tl.full((ROWS, {total}), {tile.text}, tl.float32)"
+        return tile.text if tile.rows else f"tl.broadcast_to({tile.text}, (ROWS, {total}))"
+
+    def _at(self, x: Value, index: Index) -> Tile:
+        """The entries of a value at an index, as a flat tile."""
+        if (x.id, index) not in self._at_index:
+            if not (self.stages.is_divided(x) or self.stages.is_spread(x)):
+                tile = self._picked(x, index)
+            elif self.stages.sources(x) == (x,):
+                tile = self._exchanged(x, index)
+            elif x.op in REARRANGED:
+                tile = self._rearranged(x, index)
+            else:
+                tile = self._elementwise_of(x, [self._at(arg, index) for arg in x.args])
+            if not tile.is_number:
+                name = f"at{next(self._numbers)}"
+                self.lines.append(f"{name} = {tile.text}")
+                tile = Tile(name, tile.rows)
+            self._at_index[x.id, index] = tile
+        return self._at_index[x.id, index]
+
+    def _picked(self, x: Value, index: Index) -> Tile:
+        """From a value that every program has."""
+        tile = self.tiles[x.id]
+        if tile.is_number:
+            return tile
+        rows = "ROWS" if tile.rows else "1"
+        if x.size == 1:
+            return Tile(f"tl.broadcast_to({self._flat(x).text}, ({rows}, {index.total}))", tile.rows)
+        inner = padded(x.shape)
+        flat = tile.text if len(inner) == 1 else f"tl.reshape({tile.text}, ({rows}, {math.prod(inner)}))"
+        place = self._index([_place(index.at, inner)], index.total, index.stage).at[0]
+        return Tile(f"tl.gather({flat}, tl.broadcast_to({place}, ({rows}, {index.total})), 1)", tile.rows)
+
+    def _exchanged(self, x: Value, index: Index) -> Tile:
+        """From a value that has been exchanged."""
+        carrier = self.stages.carriers.get(x.id) if index.stage == 0 else None
+        step, place = ("step", x.id) if carrier is None else ("step + 1", carrier.id)
+        at = self._index([_place(index.at, x.shape)], index.total, index.stage).at[0]
+        return Tile(f'tl.load({_here(step)} + {self.stages.places[place]} + {at}, cache_modifier=".cg")', True)
+
+    def _rearranged(self, x: Value, index: Index) -> Tile:
+        """From the argument of a view, or the arguments of a concatenation."""
+        if x.op is not Op.CAT:
+            return self._at(x.args[0], self._index(_behind(x, index.at), index.total, index.stage))
+        text, rows, at = "0.0", False, index.at[x.axis]
+        for start, stop, piece in pieces_of(x.args, x.axis):
+            inside = f"tl.minimum(tl.maximum({at} - {start}, 0), {stop - start - 1})"
+            texts = [inside if axis == x.axis else other for axis, other in enumerate(index.at)]
+            tile = self._at(piece, self._index(texts, index.total, index.stage))
+            text, rows = f"tl.where(({at} >= {start}) & ({at} < {stop}), {tile.text}, {text})", rows or tile.rows
+        return Tile(text, rows)
+
+    def _index(self, texts: Sequence[str], total: str, stage: int) -> Index:
+        """Give names to indices, which are the same at every step."""
+        names = []
+        for text in texts:
+            if (total, text) not in self._index_names and not text.isidentifier():
+                self._index_names[total, text] = f"at{next(self._numbers)}"
+                self.before.append(f"{self._index_names[total, text]} = tl.arange(0, {total})[None, :] * 0 + {text}")
+            names.append(self._index_names.get((total, text), text))
+        return Index(tuple(names), total, stage)
 
     # -- dots -------------------------------------------------------------------------------------------------------------
 
@@ -277,9 +469,9 @@ def pieces(n: int) -> list[tuple[int, int]]:
     return out
 
 
-def exchange_store(place: int, size: int, text: str, step: str = "step") -> str:
-    """Store this program's units of a value for the others."""
-    return f"tl.store({_here(step)} + {place} + unit, {text}, mask=(unit < {size}))"
+def exchange_store(place: int, along: str, size: int, text: str, step: str = "step") -> str:
+    """Store this program's entries of a value for the others."""
+    return f"tl.store({_here(step)} + {place} + {along}, {text}, mask=({along} < {size}))"
 
 
 def _exchange_load(place: int, size: int, step: str) -> str:
@@ -299,8 +491,53 @@ def _here(step: str) -> str:
     return f"exchange + ({step}) % 2 * apart + slot * EXCHANGE_ROW"
 
 
-def _over_units(tile: Tile) -> str:
-    return f"tl.broadcast_to({tile.text}, (ROWS, UNITS))"
+def share(n: int) -> str:
+    """The number of n entries that each program computes, so that all of them together compute all."""
+    return f"(({2 * power_of_two(n)} + PARTS - 1) // PARTS)"
+
+
+def _sums(value: Value) -> int:
+    """The number of sums of a reduction of a table, padded."""
+    return math.prod(padded(value.shape))
+
+
+def _sizes(shape: Shape, divided: bool) -> list[str]:
+    """The axes of a tile."""
+    return [*(str(power_of_two(n)) for n in shape[:-1]), "UNITS"] if divided else [str(n) for n in padded(shape)]
+
+
+def _axes(shape: Shape, sizes: Sequence[str]) -> list[str]:
+    """The index along each axis of the entries of a flat tile."""
+    entry, out = f"tl.arange(0, {' * '.join(sizes)})[None, :]", []
+    for axis in range(len(shape)):
+        at = f"{entry} // ({' * '.join(['1', *sizes[axis + 1 :]])}) % {sizes[axis]}"
+        out.append(f"(part * UNITS + {at})" if sizes[axis] == "UNITS" else f"({at})")
+    return out
+
+
+def _place(index: Sequence[str], shape: Shape) -> str:
+    """The place of an entry in a flat table."""
+    out, stride = [], 1
+    for at, n in zip(reversed(index), reversed(shape), strict=True):
+        out.append(f"{at} * {stride}")
+        stride *= n
+    return " + ".join(out) or "0"
+
+
+def _behind(view: Value, index: Sequence[str]) -> list[str]:
+    """The index of an entry of a view in the value behind it."""
+    if view.op is Op.PERMUTE:
+        return [index[view.axes.index(axis)] for axis in range(len(index))]
+    return [re.sub(r"\bi(\d+)\b", lambda at: index[int(at[1])], text) for text in inner_index(view)]
+
+
+def _along_axes(entry: str, shape: Shape) -> list[str]:
+    """The index along each axis of an entry of a flat table."""
+    out, stride = [], math.prod(shape)
+    for n in shape:
+        stride //= n
+        out.append(f"{entry} // {stride} % {n}")
+    return out
 
 
 def _vectors(dot: Value) -> list[tuple[Value, Block]]:

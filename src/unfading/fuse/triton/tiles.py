@@ -74,12 +74,15 @@ class Tiles:
         if slope is not None:
             name, d, y = slope
             return self._named(value, SLOPES[name].format(self.tile(d).text, self.tile(y).text), True)
-        args = [self.tile(arg) for arg in value.args]
+        tile = self._elementwise_of(value, [self.tile(arg) for arg in value.args])
+        return self._named(value, tile.text, tile.rows)
+
+    def _elementwise_of(self, value: Value, args: Sequence[Tile]) -> Tile:
         texts = [tile.text for tile in args]
         if all(tile.is_number for tile in args):  # functions take tiles
             texts = [f"tl.full((1, 1), {text}, tl.float32)" for text in texts]
         text = power(texts[0], value.number) if value.op is Op.POWER else EXPRESSIONS[value.op].format(*texts)
-        return self._named(value, text, any(tile.rows for tile in args))
+        return Tile(text, any(tile.rows for tile in args))
 
     def _dot(self, value: Value) -> Tile:
         """Each part is added to the sum of those before it, in the accumulator of the dot where there is one."""
