@@ -22,7 +22,7 @@ DENSE = 128 * 1024  # of a low-rank matrix: up to that, one dense product is fas
 BYTES = {"tf32": 4, "tf32x3": 8, "bf16": 2, "fp16": 2}  # per entry, by the precision of a dot
 TILE = 64  # entries of a divided vector
 SPLIT_FROM = 65  # units: below, no loop is faster with its units divided
-ROWS = (16, 32, 64, 128)  # of a program with a part of the units
+ROWS = (16, 32, 64)  # of a program with a part of the units
 UNITS = (16, 32)
 
 
@@ -82,10 +82,10 @@ class SplitShape(NamedTuple):
         entries = sum(K * N * (units if by_unit else 1) for K, N, by_unit in self.matrices)
         return entries * BYTES[precision] + 4 * rows * max((K for K, _, _ in self.matrices), default=0)
 
-    @property
-    def joined(self) -> int:
-        """The most dots that are computed as one."""
-        return max((N for _, N, by_unit in self.matrices if by_unit), default=1)
+    def narrow(self, units: int) -> float:
+        """The share of divided dots with 16 columns, which do not keep four warps busy."""
+        lengths = [(K, N * units < 32) for K, N, by_unit in self.matrices if by_unit]
+        return sum(K for K, few in lengths if few) / max(sum(K for K, _ in lengths), 1)
 
 
 def usual(loop: LoopShape, precision: str) -> LaunchSettings:
@@ -129,33 +129,37 @@ def _whole(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> 
     share = (loop.pieces / 128) ** 2 if first.width is not None and loop.pieces <= 96 else 1.0  # of the entries of whole tiles
     size, work = share * loop.entries * BYTES[precision], share * loop.work
     if loop.name == "back":
-        step = 0.48 + 7e-5 * work + 0.11 * max(loop.operations - 30, 0)
+        entry = 7e-5 if share == 1 else 1e-4
+        step, chain = 0.48 + entry * work + 0.11 * max(loop.operations - 30, 0), 0.1 if loop.widest <= 128 else 2.2
     else:
-        step = 0.37 + 4.5e-5 * work + 1e-4 * loop.operations * loop.widest
+        step, chain = 0.37 + 4.5e-5 * work + 1e-4 * loop.operations * loop.widest, 0.1 if loop.widest <= 128 else 0.7
+    crowd = 1
+    if not loop.flat and loop.name != "back":  # values of several axes do not fit into the registers
+        crowd = 10
+    elif first.width is not None and loop.widest > 128 and loop.widest % TILE:  # nor do vectors that end in a short piece
+        crowd = 30
     # Without matrices on chip, the rest of a loop may fit where it does not fit beside them.
     for room in (first.room, 0) if size else (first.room,):
         loaded = max(size - min(room, WHOLE), 0)
-        chain = (0.1 if loop.widest <= 128 else 2.0) * (loop.depth - 1)
-        crowd = 1 if loop.flat else 10  # values of several axes do not fit into the registers
-        microseconds = crowd * step + chain + 1.5e-5 * loaded + 1e-4 * max(loaded - SOME, 0)
+        microseconds = crowd * (step + chain * (loop.depth - 1)) + 1.5e-5 * loaded + 1e-4 * max(loaded - SOME, 0)
         yield Candidate(waves * microseconds, first._replace(room=room))
 
 
 def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
-    # Of equal times the first counts: one dot keeps four warps busy with 32 units, several joined dots with 16.
-    for units in UNITS if split.joined > 1 else UNITS[::-1]:
+    for units in UNITS:
         parts = split.parts(units)
         for n in ROWS:
             if parts > gpu.multiprocessors or split.on_chip(n, units, precision) > gpu.on_chip:
                 continue
             turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
-            tiles, entries, narrow = n / 16, n * units / 256, 3e-4 * (units * split.joined < 32)
+            # Values beyond the registers of a thread are stored in memory.
+            tiles, narrow, values = n / 16, 6e-4 * split.narrow(units), loop.operations * n * units / 128
             if loop.name == "back":
-                step = 0.26 + 1.4 * split.exchanges + split.read * (0.0021 + 0.0015 * tiles + narrow)
-                step += 0.0012 * loop.operations * entries**2
+                step = 0.25 + 1.2 * split.exchanges + split.read * (0.0015 + 0.0016 * tiles + narrow)
+                step += 0.13 * len(split.matrices) + 0.0044 * values + 0.12 * max(values - 280, 0)
             else:
-                step = 0.24 + (1.1 + 0.013 * parts) * split.exchanges + split.read * (0.0012 + 0.0009 * tiles + narrow)
-                step += 0.01 * loop.operations * entries
+                step = 0.14 + (0.95 + 0.013 * parts) * split.exchanges + split.read * (0.0013 + 0.0009 * tiles + narrow)
+                step += 0.2 * len(split.matrices) + 0.008 * values + 0.055 * max(values - 350, 0)
             yield Candidate(turns * step, LaunchSettings(n, 4, None, 0, units))
 
 
