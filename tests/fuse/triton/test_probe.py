@@ -105,7 +105,7 @@ def test_without_settings_that_fit_the_reason_is_one_sentence(refuse):
     refuse({("train", 32), ("train", 16)}, "OutOfResources")
     cell_plan = plan(layer.runners[0])
     kernel = triton_kernel(cell_plan.key)
-    reason = probe._trouble(kernel, cell_plan, DEVICE, LoopOptions(dots="tf32x3"), 5, set())
+    reason = probe._trouble(kernel, cell_plan, DEVICE, LoopOptions(dots="tf32x3"), 5, set(), ["infer", "train"])
     assert reason == (
         "one multiprocessor of cpu does not take all units in tf32x3; the units are not divided below 65 of them, where that "
         "is never faster"
@@ -126,8 +126,9 @@ def test_settings_are_tested_before_a_sequence_of_the_user_comes(refuse):
     cell_plan = plan(layer.runners[0])
     kernel, passed = triton_kernel(cell_plan.key), set()
     refuse({("back", 32)}, "OutOfResources")
-    assert probe._trouble(kernel, cell_plan, DEVICE, LoopOptions(dots="tf32x3"), 5, passed) is None
-    assert {("infer", THIRTY_TWO), ("train", THIRTY_TWO), ("back", SIXTEEN)} <= passed
+    assert probe._trouble(kernel, cell_plan, DEVICE, LoopOptions(dots="tf32x3"), 5, passed, ["train", "back"]) is None
+    assert {("train", THIRTY_TWO), ("back", SIXTEEN)} <= passed
+    assert {name for name, _ in passed} == {"train", "back"}  # no others are compiled
 
 
 def test_a_batch_of_no_rows_launches_nothing(monkeypatch):

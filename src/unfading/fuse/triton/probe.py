@@ -1,10 +1,12 @@
 """Test once, on the shortest sequence, whether the kernels of a cell run on a GPU, before any sequence of the user is passed to
 them.
 
-They are tested for each number of rows, since the settings depend on it. Settings with which a kernel does not compile, does
-not fit or cannot be launched are not used again, and the next best are tried.
+They are tested for each number of rows, since the settings depend on it, and only those that a call needs, since each takes
+seconds to compile. Settings with which a kernel does not compile, does not fit or cannot be launched are not used again, and
+the next best are tried.
 """
 
+from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +28,8 @@ class Tests:
     """What was tested of a kernel on one device and in one precision."""
 
     def __init__(self) -> None:
-        self.reasons: dict[int, str | None] = {}  # for a number of rows, why the kernel does not run; None where it does
+        # For a number of rows, without or with gradients, why the kernel does not run; None where it does.
+        self.reasons: dict[tuple[int, bool], str | None] = {}
         self.passed: set[tuple[str, LaunchSettings | None]] = set()  # settings with which a loop runs
 
 
@@ -49,15 +52,17 @@ def triton_trouble(cell_plan: Plan, cell: Cell, batch: int, *, or_graphs: bool =
     if tests is None:
         tests = by_device[device, dots] = Tests()
         remember(kernel, dots, device)
+    keep = torch.is_grad_enabled()
     if or_graphs:
-        slower = kernel.slower_than_graphs(dots, (1, batch), device, keep=torch.is_grad_enabled())
+        slower = kernel.slower_than_graphs(dots, (1, batch), device, keep=keep)
         if slower is not None:
             return FasterAsGraphs(slower)
-    if batch not in tests.reasons:
+    if (batch, keep) not in tests.reasons:
         if torch.cuda.is_current_stream_capturing():  # nothing can be tested now
             return None if kernel.fits(dots, (1, batch), device) else kernel.unfit(dots, device)
-        tests.reasons[batch] = _trouble(kernel, cell_plan, device, LoopOptions(dots=dots), batch, tests.passed)
-    return tests.reasons[batch]
+        loops = ("train", "back") if keep else ("infer",)
+        tests.reasons[batch, keep] = _trouble(kernel, cell_plan, device, LoopOptions(dots=dots), batch, tests.passed, loops)
+    return tests.reasons[batch, keep]
 
 
 def _device(cell: Cell) -> torch.device:
@@ -74,13 +79,14 @@ def _trouble(
     options: LoopOptions,
     batch: int,
     passed: set[tuple[str, LaunchSettings | None]],
+    loops: Iterable[str],
 ) -> str | None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is too old: the kernels need compute capability 8.0 or higher"
     reason = None
     with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
         trial = Trial(kernel, cell_plan, device, options, T=1, B=batch)
-        for name in kernel.shapes:
+        for name in loops:
             while (name, setting := kernel.setting(name, options.dots, (1, batch), device)) not in passed:
                 if setting is None:
                     return reason or kernel.unfit(options.dots, device)
