@@ -138,7 +138,7 @@ def test_a_matrix_too_large_for_the_chip_is_cut():
 
 
 def test_vectors_that_would_be_padded_by_a_third_are_cut():
-    for units, width in ((64, None), (65, 64), (96, 64), (97, None), (128, None)):
+    for units, width in ((64, None), (80, None), (81, 64), (96, 64), (97, None), (128, None)):
         loop = LoopShape("train", units, 128 * 128, 128 * 128, 1, True, 10)
         assert usual(loop, "tf32").width == width
         assert usual(loop._replace(flat=False), "tf32").width is None

@@ -59,10 +59,10 @@ class LoopShape(NamedTuple):
     sums: bool = False  # the loop adds up gradients of weights over time
 
     @property
-    def pieces(self) -> int:
-        """Entries of the widest state in tiles of 64, the last of which is padded to a power of two."""
-        rest = self.widest % TILE
-        return self.widest - rest + (max(16, 1 << (rest - 1).bit_length()) if rest else 0)
+    def cut(self) -> bool:
+        """Whether its vectors are cut into tiles of 64 and of 32 entries, instead of being padded to 128. A tile of 16 is slow:
+        STAR with 80 units took three times as long with one as with 128 entries."""
+        return self.flat and TILE + 16 < self.widest <= TILE + 32
 
 
 class SplitShape(NamedTuple):
@@ -91,7 +91,7 @@ class SplitShape(NamedTuple):
 def usual(loop: LoopShape, precision: str) -> LaunchSettings:
     """The settings of a loop in which each program has all units that were fastest on an H200, over cells and sizes."""
     warps = 8 if loop.widest > TILE else 4
-    if loop.flat and loop.widest > TILE and loop.pieces <= 96:  # whole tiles would be padded to 128 entries
+    if loop.cut:
         if loop.sums:
             return LaunchSettings(16, 4, None, WHOLE)
         return LaunchSettings(16, 8 if loop.name == "back" and loop.depth > 1 else 4, TILE, ON_CHIP)
@@ -126,7 +126,7 @@ def _whole(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> 
     """Matrices beyond the memory of a multiprocessor are loaded at every step; values beyond its registers are stored."""
     waves = math.ceil(rows[0] * math.ceil(rows[1] / 16) / gpu.multiprocessors)
     first = usual(loop, precision)
-    share = (loop.pieces / 128) ** 2 if first.width is not None and loop.pieces <= 96 else 1.0  # of the entries of whole tiles
+    share = (96 / 128) ** 2 if loop.cut and first.width is not None else 1.0  # of the entries of whole tiles
     size, work = share * loop.entries * BYTES[precision], share * loop.work
     if loop.name == "back":
         entry = 7e-5 if share == 1 else 1e-4
