@@ -31,3 +31,17 @@ def test_all_batches_agree_with_float64_in_every_gradient(cell, H, device, preci
         got, want = everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference")
         for what, error in errors(got, want).items():
             assert error <= LIMITS[precision], f"{what} at {B} rows: {error}"
+
+
+@pytest.mark.parametrize("memory", [64, 256])
+def test_nru_with_a_memory_in_one_program_and_divided(memory, device, precision):
+    """The fifth roots of its norms, and gates that do not saturate, enlarge what is rounded."""
+    layer = contractive(unfading.NRUCell, 200, memory_size=memory).to(device)
+    exact = copy.deepcopy(layer).double()
+    for B in (7, 100):
+        x, lengths = torch.randn(6, B, 3), torch.randint(1, 7, (B,))
+        got, want = everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference")
+        for what, error in errors(got, want).items():
+            assert error <= 10 * LIMITS[precision], f"{what} at {B} rows: {error}"
+        again = everything(layer, x, lengths, "fused")
+        assert all(torch.equal(value, again[what]) for what, value in got.items())
