@@ -10,8 +10,8 @@ def checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     """The lengths on the device of x [T, B, ...]; raises unless they are int64 [B] in 1..T."""
     T, B = x.shape[:2]
     check_lengths(lengths, B)
-    # The values of traced or batched tensors cannot be read, and are not checked.
-    if not traced():
+    # The values of traced or batched tensors cannot be read, nor those on a GPU while a CUDA graph is captured: not checked.
+    if not traced() and not (lengths.is_cuda and torch.cuda.is_current_stream_capturing()):
         wrong = lengths[(lengths < 1) | (lengths > T)]
         if len(wrong):
             raise ValueError(f"lengths must lie in 1..{T}, the steps of the input; got {int(wrong[0])}.")

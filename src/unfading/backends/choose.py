@@ -4,7 +4,7 @@ Every layer has `backend="auto"`, which takes the first implementation that does
 asked for by name runs, or raises its reason. `with use_backend("reference"):` overrides the layers' own choice for a block.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -37,6 +37,9 @@ _observed: dict[str, dict[str, str | None]] | None = None
 # cell. Globals, since an import statement inside a function costs two microseconds at every call.
 _fused_module: ModuleType | None = None
 _graph_module: ModuleType | None = None
+_wavefront_module: ModuleType | None = None
+
+LEAST_LAYERS = 3  # of a stack whose layers may run side by side: two layers gain little, since both wait for each other
 
 
 @contextmanager
@@ -181,6 +184,37 @@ def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Te
             return result
     trajectory, final = _run(implementation, cell, x, state, options)
     return output_of(cell, trajectory, options.lengths), final
+
+
+def stack_outputs(
+    cells: Sequence[Cell], x: Tensor, states: Sequence[Any], options: LoopOptions, dropout: float
+) -> tuple[Tensor, list[Any]] | None:
+    """The output of the last layer and the final states of all layers, which run side by side; None where they do not.
+
+    Args:
+        dropout: the probability of dropping an entry between two layers, 0 outside training.
+    """
+    if len(cells) < LEAST_LAYERS or options.checkpoint_every is not None or _stand_in is not None or traced():
+        return None
+    _load_fused()
+    if cast(ModuleType, _fused_module).target_of(x.device) != "triton":
+        return None
+    global _wavefront_module
+    if _wavefront_module is None:
+        from unfading.fuse import wavefront
+
+        _wavefront_module = wavefront
+    if not _wavefront_module.is_worth_asking(x.device):
+        return None
+    implementations = [choose(cell, options.backend, x.shape[1]) for cell in cells]
+    if not all(runs_compiled(implementation) for implementation in implementations):
+        return None
+    plans = [cast("partial[Any]", implementation).keywords["cell_plan"] for implementation in implementations]
+    result: tuple[Tensor, list[Any]] | None = _wavefront_module.wavefront(cells, plans, x, states, dropout, options)
+    if result is not None and _observed is not None:
+        for cell, implementation in zip(cells, implementations, strict=True):
+            _observe(cell, implementation, options.backend, x.shape[1])
+    return result
 
 
 def output_of(cell: Cell, trajectory: Any, lengths: Tensor | None) -> Tensor:

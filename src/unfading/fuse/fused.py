@@ -63,7 +63,7 @@ def fused(
     else:
         tensors = [*leaves, *state, *bind_weights(cell_plan, cell, weights)]
     if not compiling:
-        if _any_wrapped(tensors):
+        if any_wrapped(tensors):
             return reference(cell, x, state, weights, options, inputs=inputs)
         check_tensors(cell_plan, cell, tensors)
     differentiable = any(tensor.requires_grad for tensor in tensors)
@@ -91,7 +91,7 @@ def fused_outputs(
     if cell_plan.target != "c":
         return None
     inference = Inference(cell_plan, cell, weights)
-    if _any_wrapped((x, *state, *inference.weights)):
+    if any_wrapped((x, *state, *inference.weights)):
         return None
     return inference.outputs(x, state, options)
 
@@ -320,7 +320,7 @@ def check_tensors(cell_plan: Plan, cell: Cell, tensors: Sequence[Tensor]) -> Non
             )
 
 
-def _any_wrapped(tensors: Sequence[Tensor]) -> bool:
+def any_wrapped(tensors: Sequence[Tensor]) -> bool:
     """Whether a tensor wraps others and has no memory of its own that a kernel could read."""
     return any(type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor) for tensor in tensors)
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from typing_extensions import TypeVar
 
 from unfading import allocation
-from unfading.backends.choose import check_backend, output_of, outputs, run
+from unfading.backends.choose import check_backend, output_of, outputs, run, stack_outputs
 from unfading.cells.base import Cell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_flag, check_share, check_type
@@ -225,6 +225,11 @@ class Recurrent(nn.Module, Generic[State]):
         if state is not None:
             states = _split_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
         output, lengths = sequences.x, sequences.lengths
+        if self.num_layers > 1 and trajectories is None and not self.bidirectional:
+            options = LoopOptions(lengths, False, start, self.backend, self.checkpoint_every)
+            side_by_side = stack_outputs(cells, output, states, options, self.dropout if self.training else 0.0)
+            if side_by_side is not None:
+                return sequences, *side_by_side
         finals = []
         for depth in range(self.num_layers):
             if depth:

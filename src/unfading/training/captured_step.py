@@ -76,6 +76,7 @@ class CapturedStep:
         self.fleet, self.update, self.clock, self.truncate = fleet, update, clock, truncate
         self.batches: list[Batch] = []  # the tensors from which the graph reads
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream: torch.cuda.Stream | None = None  # of the steps before the capture
         self.steps = 0
         self.trouble: str | None = None  # why no step could be captured
 
@@ -95,7 +96,7 @@ class CapturedStep:
         if self.graph is None and self.steps > WARM_UP and self.trouble is None:
             self._capture()
         if self.graph is None:
-            self._run(self.batches)
+            self._warm_up()
         else:
             self.graph.replay()
             check_waiting()
@@ -105,6 +106,15 @@ class CapturedStep:
         losses, _ = self.fleet.gradients(batches, None, 0, self.truncate)
         self.update.apply(losses, self.clock.rates(), self.clock.step, self.clock.moving)
         self.clock.tick()
+
+    def _warm_up(self) -> None:
+        """Take a step on another stream. Kernels that only a capture uses are compiled there, as for a deep stack."""
+        caller = torch.cuda.current_stream()
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(caller)
+        with torch.cuda.stream(self.stream):
+            self._run(self.batches)
+        caller.wait_stream(self.stream)
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
