@@ -348,6 +348,7 @@ def test_units_are_divided_where_that_is_estimated_to_be_faster():
     assert chosen(WHOLE_LSTM, LSTM, 128).units == 16
     assert chosen(WHOLE_LSTM, SplitShape(((256, 1, True),), 256, 1, 256), 128).units == 32
     assert chosen(WHOLE_LSTM, LSTM, 1000).rows > 16
+    assert chosen(WHOLE_LSTM, LSTM._replace(longest=1), 128).units is None  # nothing is divided
     assert (
         chosen(LoopShape("train", 64, 64 * 64, 64 * 64, 1, True, 9), SplitShape(((64, 1, True),), 64, 1, 64), 128).units is None
     )

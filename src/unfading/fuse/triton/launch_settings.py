@@ -118,6 +118,8 @@ def candidates(
     """
     every = [] if split is None else list(_split(loop, split, precision, rows, gpu))
     if whole:
+        if split is not None and split.longest == 1:  # nothing is divided
+            every = []
         every += _whole(loop, precision, rows, gpu)
     return sorted(every, key=lambda candidate: candidate.microseconds)
 
