@@ -221,6 +221,8 @@ def doctor(
 
 
 def _print_on_gpu(cells: "list[diagnosis.OnGPU]", call: "diagnosis.GpuCall", gpu: str, *, every: bool) -> None:
+    from unfading.fuse.triton.estimates import duration
+
     phrases = {"fused": "fused", "graph": "as CUDA graphs", "reference": "by the reference loop", "none": "not at all"}
     numbers = {backend: sum(cell.backend == backend for cell in cells) for backend in phrases}
     counts = [f"{number} {phrases[backend]}" for backend, number in numbers.items() if number]
@@ -231,7 +233,7 @@ def _print_on_gpu(cells: "list[diagnosis.OnGPU]", call: "diagnosis.GpuCall", gpu
         if every or cell.backend != "fused":
             print(f"    {cell.name} runs {phrases[cell.backend]}{f': {cell.reason}' if cell.reason else ''}")
         for loop in cell.loops if every else ():
-            time = "cannot run" if loop.microseconds is None else f"{loop.microseconds:.3g} us a step"
+            time = "cannot run" if loop.microseconds is None else f"{duration(loop.microseconds)} a step"
             print(f"        {loop.loop:24} {time}: {loop.detail}")
 
 

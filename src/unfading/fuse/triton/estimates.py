@@ -47,4 +47,9 @@ def _compiled(loop: str, every: list[list[Candidate]], refused: str | None) -> L
 def _launched(candidate: Candidate) -> str:
     rows, units = candidate.setting.rows, candidate.setting.units
     program = f"{rows} rows" if units is None else f"{rows} rows x {units} units"
-    return f"{candidate.microseconds:.3g} us with {program} in a program"
+    return f"{duration(candidate.microseconds)} with {program} in a program"
+
+
+def duration(microseconds: float) -> str:
+    """As text, with three digits."""
+    return f"{microseconds:.0f} us" if microseconds >= 100 else f"{microseconds:.3g} us"
