@@ -19,6 +19,7 @@ from tests.helpers.cooperative import cooperative
 from tests.helpers.random_steps import some
 from tests.helpers.triton_laws import CELLS, agree, everything
 from tests.helpers.variants import hidden_size, name
+from unfading.fuse.ir.program import Op, Store, TensorKind
 from unfading.fuse.plan import TensorNames, interpreted, plan, triton_kernel
 from unfading.fuse.trace.recorder import trace
 from unfading.fuse.triton import emit_split, stages
@@ -260,6 +261,28 @@ def by_divided_loops(kernel, signature, numbers, setting):
         gradients = kernel.backward(cotangents, arguments, (trajectory, saved), options, wanted)
     outputs = [*trajectory, *final, *in_evaluation, *end]
     return named_results(*([x.squeeze(0) for x in group] for group in (outputs, chain(*gradients))), signature)
+
+
+class SummedCell(PlainCell):
+    """h' = tanh(U h + c) with the sum c of a table of h."""
+
+    def step(self, inputs, state, weights):
+        table = torch.tanh(state.h.reshape(-1, 12, 3))
+        return State(torch.tanh(inputs.a + state.h @ weights.U.T + table.sum((1, 2)).unsqueeze(1)))
+
+
+def test_a_stored_table_does_not_read_what_others_may_already_replace(divided_tables):
+    divided_tables.setattr(stages, "SHORT", 8)
+    divided_tables.setattr(stages, "TABLE", 16)
+    layer = unfading.Recurrent(lambda size: SummedCell(size, 36), 3)
+    program = triton_kernel(plan(layer.runners[0]).key).program
+    (total,) = (value for value in program.values() if value.op is Op.SUM)
+    (table,) = total.args
+    storing = program._replace(stores=(*program.stores, Store(TensorKind.SAVED, 0, 0, table)))
+    cut = stages.Stages(storing)
+    assert cut.shared == {0: [total]}  # computed before the first exchange
+    assert cut.of[table.id] == 1
+    compared(layer, torch.randn(2, 5, 3), None)
 
 
 @pytest.mark.long

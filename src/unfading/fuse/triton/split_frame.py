@@ -27,7 +27,6 @@ class SplitFrame(Frame):
         "first = block * ROWS",
         "row = tl.arange(0, ROWS)[:, None]",
         "unit = part * UNITS + tl.arange(0, UNITS)[None, :]",
-        "every = tl.arange(0, PARTS)[None, :]",
         f"counter = counters + slot * {COUNTER}  # in a cache line of its own",
         "slot = slot * ROWS + row",
         "apart = tl.num_programs(1) * ROWS * EXCHANGE_ROW  # from the exchange of a step to that of the next one",

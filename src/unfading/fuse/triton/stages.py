@@ -149,11 +149,15 @@ class Stages:
             if x not in states:
                 self._exchange(x)
                 stage = max(stage, self.of[x.id] + 1)
+        # A view reads a state in stage 0, before another program can store its next value in the same place, or exchanges it.
+        # What is only stored is computed later, after this program has said that it can do without the others.
+        at_once = stage == 0 and (self.is_shared(value) or not self.is_spread(value))
         for x in states:
-            if value.op is Op.DOT or stage == 0:
+            if value.op is Op.DOT or at_once:
                 self.carriers[x.id] = self._next[x.leaf[1:]]
-            else:  # another program may already store its next value where that of the step before was
+            else:
                 self._exchange(x)
+                stage = max(stage, self.of[x.id] + 1)
         if self.is_shared(value):
             self.shared.setdefault(stage, []).append(value)
             self._place(value)
