@@ -6,7 +6,7 @@ numbers were fitted to times of an H200. `launch_settings.py` has the same for c
 
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import NUMBERS, VIEWS, Op, Program
+from unfading.fuse.ir.program import NUMBERS, VIEWS, Op, Program, TensorKind
 
 FREE = NUMBERS | VIEWS | {Op.LEAF, Op.DOT}
 
@@ -17,13 +17,15 @@ class StepShape(NamedTuple):
     forward: int  # operations
     backward: int
     products: int  # multiply-adds of one row, forward
+    widest: int  # entries of the widest state
 
 
 def step_shape(program: Program, reverse: Program) -> StepShape:
     """The shape of a step and of its reverse."""
     blocks = [block for value in program.values() if value.op is Op.DOT for block in value.blocks]
     products = sum(block.length * block.width for block in blocks)
-    return StepShape(operations(program) + _dots(program), operations(reverse) + _dots(reverse), products)
+    widest = max(n for (kind, _), n in program.widths.items() if kind == TensorKind.NEXT)
+    return StepShape(operations(program) + _dots(program), operations(reverse) + _dots(reverse), products, widest)
 
 
 def operations(program: Program) -> int:
@@ -37,8 +39,8 @@ def _dots(program: Program) -> int:
 
 def graph_microseconds(step: StepShape, rows: int, *, keep: bool) -> float:
     """By CUDA graphs; with `keep`, forward and backward. The backward pass runs the forward pass once more."""
-    launched, passes = (2 * step.forward + step.backward, 4) if keep else (step.forward, 1)
-    return 9.0 + 1.6 * launched + 1.8e-8 * passes * rows * step.products
+    start, launched, passes = (20.0, 2 * step.forward + step.backward, 4) if keep else (9.0, step.forward, 1)
+    return start + launched * (1.6 + 1.9e-6 * rows * step.widest) + 1e-8 * passes * rows * step.products
 
 
 def reference_microseconds(step: StepShape, *, keep: bool) -> float:
