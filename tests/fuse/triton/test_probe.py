@@ -148,7 +148,7 @@ def test_no_memory_for_the_exchange(monkeypatch):
     monkeypatch.setattr(module, "candidates", lambda *_, **__: [Candidate(1.0, LaunchSettings(16, 4, None, 0, 16))])
 
     class Full(torch.Tensor):
-        def new_empty(self, *size):
+        def new_empty(self, *size, **options):
             raise torch.cuda.OutOfMemoryError("no memory")
 
     layer = unfading.LSTM(3, 40)
@@ -156,7 +156,7 @@ def test_no_memory_for_the_exchange(monkeypatch):
     full = torch.randn(5, 3).as_subclass(Full)
     constants = split_kernel.LaunchConstants(16, False, 0, "tf32x3", False)
     with pytest.raises(NoKernel, match=r"cpu has no memory left for the 0\.0\d+ MB through which multiprocessors"):
-        kernel.split.launch("infer", [full], (1, 2, 5), constants, (16, 3, 5), 4)
+        kernel.split.launch("infer", [full], (1, 2, 5), constants, (16, 3, 5, 0), 4)
 
 
 def test_the_backward_pass_has_the_precision_of_the_forward_pass(monkeypatch):

@@ -40,6 +40,12 @@ def test_vectors_are_cut_only_where_they_may_be():
     assert {setting.width for setting in asked} == {USUAL.width}
 
 
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_chunks_of_a_matrix_may_be_longer_or_shorter(width):
+    start = LaunchSettings(64, 8, 64, 0, 16)
+    assert best(CUT, [start], lambda setting: 1.0 + (setting.width != width))[0] == start._replace(width=width)
+
+
 def forget(kernel):
     kernel.settings.clear()
     kernel._settings.clear()

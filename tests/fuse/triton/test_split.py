@@ -22,10 +22,10 @@ from tests.helpers.variants import hidden_size, name
 from unfading.fuse.ir.program import Op, Store, TensorKind
 from unfading.fuse.plan import TensorNames, interpreted, plan, triton_kernel
 from unfading.fuse.trace.recorder import trace
-from unfading.fuse.triton import emit_split, stages
+from unfading.fuse.triton import emit_split, split_kernel, stages
 from unfading.fuse.triton import kernel as module
 from unfading.fuse.triton.frame import OWN
-from unfading.fuse.triton.launch_settings import H200, Candidate, Gpu, LaunchSettings, LoopShape, SplitShape, candidates
+from unfading.fuse.triton.launch_settings import CHUNK, H200, Candidate, Gpu, LaunchSettings, LoopShape, SplitShape, candidates
 from unfading.fuse.triton.source import triton_missing
 from unfading.fuse.triton.split_frame import SplitFrame
 from unfading.fuse.triton.split_kernel import SplitLoops
@@ -55,14 +55,21 @@ def divided(monkeypatch):
         yield
 
 
+@pytest.fixture
+def streamed(divided, monkeypatch):
+    """Matrices are loaded at every step, 32 entries at a time."""
+    monkeypatch.setattr(module, "candidates", lambda *given, **options: [Candidate(1.0, LaunchSettings(16, 4, 32, 0, 16))])
+
+
 def compared(layer, x, lengths):
     exact = copy.deepcopy(layer).double()
     kernels = {triton_kernel(plan(runner).key) for runner in layer.runners}
     for kernel in kernels:
-        vars(kernel).pop("split", None)
+        for loops in ("split", "streamed"):
+            vars(kernel).pop(loops, None)
         kernel._prepared.clear()
         kernel._settings.clear()
-        with cooperative(kernel.split.launcher.module):
+        with cooperative(kernel.split.launcher.module), cooperative(kernel.streamed.launcher.module):
             for some in (None,) if lengths is None else (None, lengths):
                 agree(everything(layer, x, some, "fused"), everything(exact, x, some, "reference"))
         kernel._settings.clear()
@@ -73,6 +80,14 @@ def test_every_cell_agrees_with_the_reference_in_float64(cell):
     size = max(hidden_size(cell), 35) if hidden_size(cell) % 2 else 32
     layer = built(cell, size, torch.float32)
     compared(layer, torch.randn(3, 19, 3), torch.randint(1, 4, (19,)))
+
+
+@pytest.mark.parametrize(
+    "cell", [c if c is unfading.LSTMCell else pytest.param(c, marks=pytest.mark.long) for c in CELLS], ids=name
+)
+def test_matrices_may_be_loaded_at_every_step(cell, streamed):
+    size = max(hidden_size(cell), 35) if hidden_size(cell) % 2 else 32
+    compared(built(cell, size, torch.float32), torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))
 
 
 @pytest.mark.long
@@ -242,7 +257,7 @@ def test_the_memory_of_an_nru_is_divided(short, memory, divided_tables):
     divided_tables.setattr(stages, "SHORT", short)
     layer = unfading.NRU(3, 35, memory_size=memory)
     kernel = triton_kernel(plan(layer.runners[0]).key)
-    functions = SplitLoops(kernel.programs, kernel.names).functions
+    functions = SplitLoops(kernel.programs, kernel.names, streamed=False).functions
     assert functions["train"].shape.exchanges == 5
     assert functions["back"].shape.exchanges == 4
     assert all(by_unit for f in functions.values() for _, _, by_unit in f.shape.matrices)
@@ -330,6 +345,26 @@ def test_models_of_one_launch_are_the_models_alone():
             assert_close(together[key][i], value, rtol=1e-4, atol=1e-4)
 
 
+def test_values_that_only_dots_read_are_exchanged_as_these_round_them(monkeypatch):
+    layer, x = built(unfading.LSTMCell, 35, torch.float32), torch.randn(2, 5, 3)
+    kernel = triton_kernel(plan(layer.runners[0]).key)
+    dtypes = []
+    launch = kernel.split.launcher.launch
+    monkeypatch.setattr(
+        kernel.split.launcher, "launch", lambda *given, **options: (dtypes.append(given[3][4].dtype), launch(*given, **options))
+    )
+    with cooperative(kernel.split.launcher.module), torch.autocast("cpu", torch.float16):
+        rounded = everything(layer, x, None, "fused")
+        monkeypatch.setattr(split_kernel, "HALVES", {})
+        agree(rounded, everything(layer, x, None, "fused"), tolerance=0)
+    assert dtypes == [torch.float16] * 2 + [torch.float32] * 2
+
+
+def test_values_of_which_sums_are_taken_are_exchanged_in_float32():
+    layer = unfading.Recurrent(lambda size: AttentiveCell(size, 35), 3)
+    assert not any(function.for_dots for function in triton_kernel(plan(layer.runners[0]).key).split.functions.values())
+
+
 def test_rows_that_do_not_fit_go_in_turns(monkeypatch):
     monkeypatch.setattr(module, "gpu", lambda device: Gpu(4, 1 << 20))
     compared(unfading.STAR(3, 35), torch.randn(2, 40, 3), torch.randint(1, 3, (40,)))
@@ -376,7 +411,16 @@ def test_units_are_divided_where_that_is_estimated_to_be_faster():
         chosen(LoopShape("train", 64, 64 * 64, 64 * 64, 1, True, 9), SplitShape(((64, 1, True),), 64, 1, 64), 128).units is None
     )
     assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(8, 232448)).units in (None, 32)  # 16 programs do not run at the same time
-    assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(132, 50_000), whole=False) is None
+    assert chosen(WHOLE_LSTM, LSTM, 128, Gpu(132, 20_000), whole=False) is None
+
+
+def test_matrices_that_do_not_fit_on_chip_are_loaded_in_chunks():
+    units, n = 1024, 4 * 1024 * 1024
+    whole, split = LoopShape("train", units, n, n, 1, True, 13), SplitShape(((512, 4, True), (512, 4, True)), units, 1, units)
+    few, many = (candidates(whole, split, "tf32", (1, B), H200, whole=False)[0].setting for B in (1, 128))
+    assert (few.width, few.units) == (None, 8)  # 128 programs have room for 16 MB
+    assert many.width == CHUNK
+    assert many.rows * many.units == 1024  # all multiprocessors but four have a part of the 128 rows
 
 
 def test_a_single_unit_is_not_divided():

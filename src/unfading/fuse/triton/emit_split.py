@@ -1,9 +1,9 @@
 """Triton source of the loop over time with the units divided among the programs of a cooperative grid.
 
-Each program keeps its columns of every matrix on chip for all of time, its units of the state in registers, and reads what
-other programs have computed from the L2 cache (`stages.py`). The programs of the same rows wait for each other at every
-exchange: each adds one to a counter, and waits until all have done so. What nobody waits for stands between the two: stores of
-the outputs, and loads for the next step.
+Each program keeps its columns of every matrix on chip for all of time, or loads them in chunks at every step (`streamed`). Its
+units of the state are in registers. What other programs have computed it reads from the L2 cache (`stages.py`). The programs of
+the same rows wait for each other at every exchange: each adds one to a counter, and waits until all have done so. What nobody
+waits for stands between the two: stores of the outputs, and loads for the next step.
 
 A program waits for a limited number of rounds. Then it reports trouble, and goes on without waiting to its end.
 """
@@ -46,7 +46,7 @@ def arrive(counter):
 def wait(counter, met, patience):
     # Until `met` programs have arrived, and at most for `patience` rounds; 0 when that was not enough.
     left = patience
-    while (peek(counter) < met) & (left > 0):
+    while (peek(counter) - met < 0) & (left > 0):  # right also where both have passed the largest number
         left -= 1
     tl.debug_barrier()
     return tl.where(left > 0, patience, 0)
@@ -61,11 +61,12 @@ class SplitFunction(NamedTuple):
     shape: SplitShape
     exchange: int  # entries of a line
     partial: int  # and further ones for each program
+    for_dots: bool  # whether only dots read it
 
 
-def emit_split_forward(name: str, program: Program, names: TensorNames) -> SplitFunction:
+def emit_split_forward(name: str, program: Program, names: TensorNames, *, streamed: bool) -> SplitFunction:
     """The loop of a forward program."""
-    frame = SplitFrame(_rearranged(program), names, backward=False)
+    frame = SplitFrame(_rearranged(program), names, backward=False, streamed=streamed)
     around = around_forward(frame, names)
     stages = frame.tiles.stages
     start = []
@@ -81,9 +82,9 @@ def emit_split_forward(name: str, program: Program, names: TensorNames) -> Split
     )
 
 
-def emit_split_backward(name: str, program: Program, names: TensorNames) -> SplitFunction:
+def emit_split_backward(name: str, program: Program, names: TensorNames, *, streamed: bool) -> SplitFunction:
     """The loop of a reverse program, from each row's last step to its first."""
-    frame = SplitFrame(_rearranged(program), names, backward=True)
+    frame = SplitFrame(_rearranged(program), names, backward=True, streamed=streamed)
     around = around_backward(frame, names)
     stores = [store for store in frame.program.stores if store.kind != TensorKind.D_STATE]
     body = _body(frame, around, TensorKind.D_STATE, stores)
@@ -110,7 +111,7 @@ def _rearranged(program: Program) -> Program:
 def _split(frame: SplitFrame, kernel: TritonFunction) -> SplitFunction:
     stages = frame.tiles.stages
     shape = SplitShape(tuple(frame.tiles.matrix_sizes), frame.tiles.read, stages.exchanges, stages.longest)
-    return SplitFunction(kernel, shape, stages.width, frame.tiles.partial)
+    return SplitFunction(kernel, shape, stages.width, frame.tiles.partial, stages.for_dots)
 
 
 def _body(frame: SplitFrame, around: Around, carried: TensorKind, stores: list[Store]) -> list[str]:

@@ -123,7 +123,12 @@ class TritonKernel:
     @cached_property
     def split(self) -> SplitLoops | None:
         """The loops with their units divided among multiprocessors; None where that is never faster."""
-        return SplitLoops(self.programs, self.names) if self.widest >= SPLIT_FROM else None
+        return SplitLoops(self.programs, self.names, streamed=False) if self.widest >= SPLIT_FROM else None
+
+    @cached_property
+    def streamed(self) -> SplitLoops | None:
+        """The same with matrices that are loaded at every step."""
+        return None if self.split is None else SplitLoops(self.programs, self.names, streamed=True)
 
     def setting(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
         """The settings of a loop for a number of models and of their rows: those of a search, or the usual ones.
@@ -186,6 +191,12 @@ class TritonKernel:
         if setting.units is not None and is_unsupported(error):
             self._undivided_on.add(device)
         self._settings.clear()
+
+    def split_of(self, setting: LaunchSettings) -> SplitLoops | None:
+        """The divided loops of these settings; None where each program has all units."""
+        if setting.units is None:
+            return None
+        return self.split if setting.width is None else self.streamed
 
     def _parts(self, name: str, units: int | None) -> int:
         """The number of programs that have all units of some rows; `units` is None where each has all of them."""
@@ -392,9 +403,9 @@ class PreparedLoop:
         self, kernel: TritonKernel, name: str, dots: str, setting: LaunchSettings, reverse: bool, device: torch.device
     ):
         rows, self.warps, width, room, self.units = setting
-        self.name, self.split = name, None if self.units is None else kernel.split
+        self.name, self.split, self.chunk = name, kernel.split_of(setting), width or 0
         self.parts, self.device = kernel._parts(name, self.units), device
-        self.loops = kernel.at(width)
+        self.loops = kernel.at(width if self.split is None else None)
         self.function: TritonFunction = (self.loops if self.split is None else self.split).function(name)
         resident = resident_blocks([BYTES[dots] * size for size in self.function.sizes], room)
         self.constants = LaunchConstants(rows, reverse, resident, dots, dots != "tf32x3" and device.type == "cuda")
@@ -405,7 +416,7 @@ class PreparedLoop:
             grid = (-(-B // self.constants.rows), models or 1, 1)
             self.loops.launcher.launch(self.function, tensors, grid, (T, B), self.constants, self.warps, models > 0)
         else:
-            split = (self.units, self.parts, max(gpu(self.device).multiprocessors // self.parts, 1))
+            split = (self.units, self.parts, max(gpu(self.device).multiprocessors // self.parts, 1), self.chunk)
             self.split.launch(self.name, tensors, extent, self.constants, split, self.warps)
 
 

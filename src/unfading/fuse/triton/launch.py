@@ -60,7 +60,8 @@ class Launcher:
                 layout += (1, None)
                 continue
             if k >= first:
-                between, row = tensor.stride(0) if models else 0, tensor.stride(-2) if k < last else 1
+                row = tensor.stride(-2) if k < last else 1
+                between = tensor.stride(0) // row if models else 0
             elif not models and tensor.is_contiguous():
                 between, row = 0, tensor.shape[-1]
             else:
@@ -102,9 +103,9 @@ def lines(tensor: Tensor, models: bool) -> tuple[Tensor, int, int]:
 
 
 def packed(matrix: Tensor) -> Tensor:
-    """The matrix with contiguous rows. Models that share a matrix still share it."""
-    *_, down, right = matrix.stride()
-    if right == 1 and down >= matrix.shape[-1]:
+    """The matrix with contiguous rows, and whole rows from one model to the next. Models that share one still share it."""
+    *models, down, right = matrix.stride()
+    if right == 1 and down >= matrix.shape[-1] and (not models or matrix.shape[0] == 1 or models[0] % down == 0):
         return matrix
     if matrix.dim() == 3 and matrix.shape[0] > 1 and matrix.stride(0) == 0:
         return matrix[:1].contiguous().expand_as(matrix)

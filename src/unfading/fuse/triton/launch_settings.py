@@ -24,7 +24,9 @@ BYTES = {"tf32": 4, "tf32x3": 8, "bf16": 2, "fp16": 2}  # per entry, by the prec
 TILE = 64  # entries of a divided vector
 SPLIT_FROM = 65  # units: below, no loop is faster with its units divided
 ROWS = (16, 32, 64)  # of a program with a part of the units
-UNITS = (16, 32)
+UNITS = (8, 16, 32, 64)
+CHUNK = 64  # entries of each column of a matrix that a program loads at a time, where it loads all of them at every step
+STAGES = 4  # chunks on chip at the same time
 
 
 class LaunchSettings(NamedTuple):
@@ -32,7 +34,7 @@ class LaunchSettings(NamedTuple):
 
     rows: int  # of the batch in one block of the grid
     warps: int
-    width: int | None  # of a tile in entries; None where vectors are not divided
+    width: int | None  # of a tile, or of a chunk where `units` are divided; None for whole vectors, or matrices on chip
     room: int  # for matrices on chip, in bytes
     units: int | None = None  # of a program, where they are divided; None where each program has all of them
 
@@ -80,8 +82,16 @@ class SplitShape(NamedTuple):
 
     def on_chip(self, rows: int, units: int, precision: str) -> int:
         """Bytes for the matrices and for the row vectors of one dot."""
-        entries = sum(K * N * (units if by_unit else 1) for K, N, by_unit in self.matrices)
-        return entries * BYTES[precision] + 4 * rows * max((K for K, _, _ in self.matrices), default=0)
+        vectors = rows * max((K for K, _, _ in self.matrices), default=0)
+        return self.entries(units) * BYTES[precision] + vectors * min(BYTES[precision], 4)
+
+    def in_chunks(self, rows: int, units: int) -> int:
+        """The same where matrices and row vectors are loaded in chunks."""
+        return 4 * STAGES * CHUNK * (rows + max((N * units if by_unit else N for _, N, by_unit in self.matrices), default=0))
+
+    def entries(self, units: int) -> int:
+        """Of all matrices of a program."""
+        return sum(K * N * (units if by_unit else 1) for K, N, by_unit in self.matrices)
 
     def narrow(self, units: int) -> float:
         """The share of divided dots with 16 columns, which do not keep four warps busy."""
@@ -152,18 +162,28 @@ def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, 
     for units in UNITS:
         parts = split.parts(units)
         for n in ROWS:
-            if parts > gpu.multiprocessors or split.on_chip(n, units, precision) > gpu.on_chip:
+            if parts > gpu.multiprocessors:
                 continue
             turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
-            # Values beyond the registers of a thread are stored in memory.
-            tiles, narrow, values = n / 16, 6e-4 * split.narrow(units), loop.operations * n * units / 128
-            if loop.name == "back":
-                step = 0.25 + 1.2 * split.exchanges + split.read * (0.0015 + 0.0016 * tiles + narrow)
-                step += 0.13 * len(split.matrices) + 0.0044 * values + 0.12 * max(values - 280, 0)
-            else:
-                step = 0.14 + (0.95 + 0.013 * parts) * split.exchanges + split.read * (0.0013 + 0.0009 * tiles + narrow)
-                step += 0.2 * len(split.matrices) + 0.008 * values + 0.055 * max(values - 350, 0)
-            yield Candidate(turns * step, LaunchSettings(n, 4, None, 0, units))
+            if split.on_chip(n, units, precision) <= gpu.on_chip:
+                yield Candidate(turns * _on_chip(loop, split, n, units), LaunchSettings(n, 4, None, 0, units))
+            elif split.in_chunks(n, units) <= gpu.on_chip:
+                # Half precision is rounded from float32 after it was loaded.
+                entry = (1.25e-4 + 1.2e-3 / n) * (1.15 if BYTES[precision] < 4 else 1)
+                step = 0.3 + 1.3 * split.exchanges + entry * (n * split.read + split.entries(units))
+                yield Candidate(turns * step, LaunchSettings(n, 8, CHUNK, 0, units))
+
+
+def _on_chip(loop: LoopShape, split: SplitShape, rows: int, units: int) -> float:
+    """The estimated time of a step with all matrices on chip."""
+    # Values beyond the registers of a thread are stored in memory.
+    tiles, narrow, values = rows / 16, 6e-4 * split.narrow(units), loop.operations * rows * units / 128
+    if loop.name == "back":
+        step = 0.25 + 1.2 * split.exchanges + split.read * (0.0015 + 0.0016 * tiles + narrow)
+        return step + 0.13 * len(split.matrices) + 0.0044 * values + 0.12 * max(values - 280, 0)
+    parts = split.parts(units)
+    step = 0.14 + (0.95 + 0.013 * parts) * split.exchanges + split.read * (0.0013 + 0.0009 * tiles + narrow)
+    return step + 0.2 * len(split.matrices) + 0.008 * values + 0.055 * max(values - 350, 0)
 
 
 def refused(loops: Sequence[LoopShape], largest: int) -> str | None:

@@ -60,6 +60,8 @@ def _warps(start: LaunchSettings) -> Iterator[LaunchSettings]:
 def _widths(loop: LoopShape, start: LaunchSettings) -> Iterator[LaunchSettings]:
     if loop.flat and loop.widest > 64 and start.units is None:
         yield start._replace(width=64 if start.width is None else None)
+    elif start.units is not None and start.width is not None:
+        yield from (start._replace(width=width) for width in (start.width // 2, 2 * start.width))
 
 
 def tuned(
@@ -125,7 +127,7 @@ def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None
 def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:
     import triton
 
-    sources = (kernel.at(None).source, "" if kernel.split is None else kernel.split.source)
+    sources = (kernel.at(None).source, *("" if loops is None else loops.source for loops in (kernel.split, kernel.streamed)))
     about = (*sources, triton.__version__, torch.cuda.get_device_name(device), precision)
     return f"{sha256(repr(about).encode()).hexdigest()[:32]}.json"
 

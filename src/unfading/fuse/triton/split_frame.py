@@ -3,7 +3,8 @@
 Program (part, block) of the grid has the units of `part` in the rows of `block`. The blocks of all models are counted through.
 """
 
-from unfading.fuse.ir.program import Shape, TensorKind, Value
+from unfading.fuse.ir.program import Program, Shape, TensorKind, Value
+from unfading.fuse.plan import TensorNames
 from unfading.fuse.triton.frame import Frame, guarded
 from unfading.fuse.triton.split_tiles import SplitTiles
 from unfading.fuse.triton.tiles import Tiles
@@ -16,7 +17,7 @@ class SplitFrame(Frame):
 
     tiles: SplitTiles
     arguments = ("blocks", "first_block", "exchange", "counters", "trouble")
-    constants = (*Frame.constants, "UNITS", "PARTS", "EXCHANGE_ROW")
+    constants = (*Frame.constants, "UNITS", "PARTS", "EXCHANGE_ROW", "CHUNK")
     blocks_of_rows, block_of_rows = "blocks", "block"
     line_of_sums = "block * tl.num_programs(0) + part"
     head = (
@@ -33,8 +34,12 @@ class SplitFrame(Frame):
         "met, patience = part * 0, part * 0 + PATIENCE",
     )
 
+    def __init__(self, program: Program, names: TensorNames, *, backward: bool, streamed: bool):
+        self.streamed = streamed
+        super().__init__(program, names, backward=backward)
+
     def new_tiles(self) -> Tiles:
-        return SplitTiles(self.program, self.blocks)
+        return SplitTiles(self.program, self.blocks, streamed=self.streamed)
 
     def is_divided(self, shape: Shape) -> bool:
         return self.tiles.stages.divides(shape) or self.tiles.stages.spreads(shape)

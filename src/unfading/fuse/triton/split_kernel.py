@@ -22,16 +22,18 @@ from unfading.fuse.triton.split_frame import COUNTER
 from unfading.fuse.triton.tile_shapes import power_of_two
 from unfading.fuse.triton.waiting import flag_on
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class SplitLoops:
     """The three loops of a program: infer, train and back."""
 
-    def __init__(self, programs: Sequence[Program], names: TensorNames):
+    def __init__(self, programs: Sequence[Program], names: TensorNames, *, streamed: bool):
         infer, train, back = programs
         self.functions = {
-            "infer": emit_split_forward("infer", infer, names),
-            "train": emit_split_forward("train", train, names),
-            "back": emit_split_backward("back", back, names),
+            "infer": emit_split_forward("infer", infer, names, streamed=streamed),
+            "train": emit_split_forward("train", train, names, streamed=streamed),
+            "back": emit_split_backward("back", back, names, streamed=streamed),
         }
         self.source = source([function.kernel for function in self.functions.values()], PRELUDE + BARRIER)
         self.launcher = Launcher(module(self.source))
@@ -46,32 +48,36 @@ class SplitLoops:
         tensors: Sequence[Tensor | None],
         extent: tuple[int, int, int],
         constants: LaunchConstants,
-        split: tuple[int, int, int],
+        split: tuple[int, int, int, int],
         warps: int,
     ) -> None:
         """Run a loop on its tensors.
 
         Args:
             extent: models, or 0 where the tensors have no axis of models; steps; rows.
-            split: the units of a program, the programs that have all units, and the blocks of rows that run at the same time.
+            split: the units of a program, the programs that have all units, the blocks of rows that run at the same time, and
+                the entries of a chunk.
         """
-        (models, T, B), (units, parts, room) = extent, split
+        (models, T, B), (units, parts, room, chunk) = extent, split
         function = self.functions[name]
         like = next(tensor for tensor in tensors if tensor is not None)
         blocks = -(-B // constants.rows)  # of one model
         total = (models or 1) * blocks
         at_once = min(total, room)
         line = function.exchange + function.partial * power_of_two(parts)
+        # What only dots read is rounded at once as these round it, so that half as much is read.
+        dtype = HALVES.get(constants.precision, like.dtype) if function.for_dots else like.dtype
         entries = 2 * at_once * constants.rows * line
         try:
-            exchange = like.new_empty(entries)
+            exchange = like.new_empty(entries, dtype=dtype)
         except torch.cuda.OutOfMemoryError:
+            megabytes = dtype.itemsize * entries / 1e6
             raise NoKernel(
-                f"{like.device} has no memory left for the {4 * entries / 1e6:.3g} MB through which multiprocessors with "
-                "the units of one layer exchange their values"
+                f"{like.device} has no memory left for the {megabytes:.3g} MB through which multiprocessors with the units of "
+                "one layer exchange their values"
             ) from None
         trouble = flag_on(like.device)
-        own = (units, power_of_two(parts), line)
+        own = (units, power_of_two(parts), line, chunk)
         for first in range(0, total, at_once):
             grid = (parts, min(at_once, total - first), 1)
             counters = torch.zeros(grid[1] * COUNTER, dtype=torch.int32, device=like.device)

@@ -19,6 +19,7 @@ from itertools import count
 from typing import NamedTuple
 
 from unfading.fuse.ir.program import REDUCTIONS, Block, Op, Program, Shape, Value, pieces_of
+from unfading.fuse.triton.launch_settings import STAGES
 from unfading.fuse.triton.stages import REARRANGED, Stages
 from unfading.fuse.triton.tile_shapes import LEAST, Tile, columns, dims, inner_index, padded, power_of_two, wide
 from unfading.fuse.triton.tiles import Tiles, neutral, origin, reduced
@@ -26,7 +27,12 @@ from unfading.fuse.triton.tiles import Tiles, neutral, origin, reduced
 MOST_JOINED = 4  # dots of divided vectors
 LONGEST_ROW = 128  # columns of joined dots of short vectors
 LONGEST = 512  # entries of a row vector that one dot takes
+CHUNK = "(chunk + tl.arange(0, CHUNK))"  # the entries of a chunk
+LONGEST_CHUNK = 128  # of a vector that is read in chunks
 PADDING = 4 / 3  # of a piece of a row vector, at most, unless it is short
+
+
+Factor = tuple[Value, Sequence[Block]]  # of one or more dots
 
 
 class Index(NamedTuple):
@@ -40,8 +46,9 @@ class Index(NamedTuple):
 class SplitTiles(Tiles):
     """Writes the lines of a step, stage by stage."""
 
-    def __init__(self, program: Program, blocks: dict[Block, str]):
+    def __init__(self, program: Program, blocks: dict[Block, str], *, streamed: bool):
         super().__init__(program, blocks)
+        self.streamed = streamed  # whether dots of divided vectors load their matrices at every step
         self.skipped = frozenset(value.id for late in self.late.values() for value in late.between)
         self.stages = Stages(program, self.skipped)
         self.parts: dict[int, Tile] = {}  # the tiles of divided values
@@ -358,8 +365,10 @@ class SplitTiles(Tiles):
         """The dots of a stage that read the same vectors as a value."""
 
         def key(dot: Value) -> tuple[object, ...]:
-            divided = self.stages.is_divided(dot)
-            return (self.stages.of[dot.id], divided, divided or wide(dot.size), [v.id for v, _ in _vectors(dot)])
+            divided, vectors = self.stages.is_divided(dot), _vectors(dot)
+            # A chunk of one matrix goes to its place on chip directly.
+            matrices = [origin(block)[0] for v, block in vectors if self._is_streamed(v)]
+            return (self.stages.of[dot.id], divided, divided or wide(dot.size), [v.id for v, _ in vectors], matrices)
 
         same = [dot for dot in self.stages.order if dot.op is Op.DOT and dot.size > 1 and key(dot) == key(value)]
         start = same.index(value)
@@ -371,9 +380,17 @@ class SplitTiles(Tiles):
         total, turns = "None", 1 << (len(dots) - 1).bit_length()
         name, width = f"joined{dots[0].id}", "UNITS" if self.dividing else str(wide(dots[0].size))
         # One piece is loaded at a time: each takes room on chip while it is used.
-        for k, (v, _) in enumerate(_vectors(dots[0])):
+        factors = [(v, [_vectors(dot)[k][1] for dot in dots]) for k, (v, _) in enumerate(_vectors(dots[0]))]
+        for together in self._in_one_loop(factors):
+            v, blocks = together[0]
+            if self._is_streamed(v):
+                if total == "None":
+                    self.lines.append(f"{name} = tl.zeros((ROWS, {width} * {turns}), tl.float32)")
+                self.lines += self._streamed_product(name, together, turns)
+                total = name
+                continue
             for start, stop in self._cut(v):
-                matrix = self._matrix(tuple(_vectors(dot)[k][1].rows(start, stop) for dot in dots), turns)
+                matrix = self._matrix(tuple(block.rows(start, stop) for block in blocks), turns)
                 self.lines.append(f"{name} = product({self._piece(v, start, stop)}, {matrix}, {total}, PRECISION)")
                 total = name
         columns_of = [""] * turns if total == "None" else self._in_turns(name, width, turns)
@@ -395,6 +412,8 @@ class SplitTiles(Tiles):
         for v, block in value.factors:
             if v.size == 1:
                 terms = [f"{self._broadcast(self.tiles[v.id], (1,))} * {self._row(block)}"]
+            elif self._is_streamed(v):
+                terms = [self._streamed_dot_to_one(v, block)]
             else:
                 terms = []
                 for start, stop in self._cut(v):
@@ -414,45 +433,117 @@ class SplitTiles(Tiles):
             self.dividing = dividing
             return text
         if (v.id, start, stop) not in self._pieces:
-            name = f"all{v.id}_{start}_{stop}"
-            carrier = self.stages.carriers.get(v.id)
-            step, place = ("step", v.id) if carrier is None else ("step + 1", carrier.id)
-            self.lines.append(f"{name} = {_exchange_load(self.stages.places[place] + start, stop - start, step)}")
+            name, along, size = f"all{v.id}_{start}_{stop}", columns(_long(stop - start)), stop - start
+            mask = "inside" if _long(size) == size else f"inside & ({along} < {size})"
+            self.lines.append(f"{name} = {self._exchange_load(v, self._place(v) + start, along, mask)}")
             self._pieces[v.id, start, stop] = name
         return self._pieces[v.id, start, stop]
+
+    def _exchange_load(self, v: Value, place: int | str, along: str, mask: str) -> str:
+        """Entries that all programs have stored. They are read from the L2 cache, past the one of this multiprocessor."""
+        here = _here("step + 1" if v.id in self.stages.carriers else "step")
+        return f'tl.load({here} + {place} + {along}, mask={mask}, other=0.0, cache_modifier=".cg")'
+
+    def _place(self, v: Value) -> int:
+        """The entry of a line of the exchange at which a vector begins."""
+        return self.stages.places[self.stages.carriers.get(v.id, v).id]
 
     def _matrix(self, blocks: tuple[Block, ...], turns: int) -> str:
         """A matrix on chip: the columns of this program's units in each block, in turns; or the whole of a narrow block."""
         K = _long(blocks[0].length)
         self.read += K
-        if (blocks, self.dividing) in self._matrices:
-            return self._matrices[blocks, self.dividing]
-        name, down = f"M{next(self._numbers)}", f"tl.arange(0, {K})[:, None]"
+        if (blocks, self.dividing) not in self._matrices:
+            name, down = f"M{next(self._numbers)}", f"tl.arange(0, {K})[:, None]"
+            rest = "" if blocks[0].length == K else f" & ({down} < {blocks[0].length})"
+            self.before.append(f"{name} = factor({self._matrix_load(blocks, turns, down, rest)}, PRECISION)")
+            self.matrix_sizes.append((K, turns if self.dividing else turns * wide(blocks[0].width), self.dividing))
+            self._matrices[blocks, self.dividing] = name
+        return self._matrices[blocks, self.dividing]
+
+    def _matrix_load(self, blocks: Sequence[Block], turns: int, down: str, rest: str) -> str:
+        """Rows `down` of a matrix, of which column n * turns + k is column n of block k; `rest` is the mask of its rows."""
+        number = next(self._numbers)
         N, first = ("UNITS", "part * UNITS") if self.dividing else (str(wide(blocks[0].width)), "0")
         column = f"tl.arange(0, {N} * {turns})[None, :]"
         self.before.append(f"turn_of, unit_of = {column} % {turns}, {first} + {column} // {turns}")
         loads = []
-        for k, block in enumerate(blocks):
-            W, r0, c0 = origin(block)
-            mask = f"({down} < {block.length}) & (unit_of < {block.width})" + (f" & (turn_of == {k})" if turns > 1 else "")
-            at = f"{W} + model * {W}_model + ({r0} + unit_of) * {W}_ROW + {c0} + {down}"
-            loads.append(f"tl.load({at}, mask={mask}, other=0.0)")
-        self.before.append(f"{name} = factor({' + '.join(loads)}, PRECISION)")
-        self.matrix_sizes.append((K, turns if self.dividing else turns * wide(blocks[0].width), self.dividing))
-        self._matrices[blocks, self.dividing] = name
+        origins = [origin(block) for block in blocks]
+        for W in dict.fromkeys(W for W, _, _ in origins):
+            own = [k for k, other in enumerate(origins) if other[0] == W]
+            r0, c0 = (_in_turns(own, [str(origins[k][axis]) for k in own]) for axis in (1, 2))
+            some = "" if len(own) == turns else f" & ({' | '.join(f'(turn_of == {k})' for k in own)})"
+            self.before.append(f"from{number}_{W} = ({r0} + unit_of) * {W}_ROW + {c0}")
+            self.before.append(f"of{number}_{W} = (unit_of < {_in_turns(own, [str(blocks[k].width) for k in own])}){some}")
+            at = f"{W} + model * {W}_model * {W}_ROW + from{number}_{W} + {down}"
+            loads.append(f"tl.load({at}, mask=of{number}_{W}{rest}, other=0.0)")
+        return " + ".join(loads)
+
+    # -- matrices that do not fit on chip ---------------------------------------------------------------------------------
+
+    def _is_streamed(self, v: Value) -> bool:
+        """Whether a dot reads a vector and the matrix in chunks. A vector that is on chip already is read there."""
+        return self.streamed and self.stages.is_divided(v) and (v.id, *self._cut(v)[0]) not in self._pieces
+
+    def _in_one_loop(self, factors: Sequence[Factor]) -> list[list[Factor]]:
+        """The factors, those side by side that one loop over chunks can read: they differ only in where they begin."""
+
+        def key(factor: Factor) -> object:
+            v, blocks = factor
+            (W, r0, c0), *others = (origin(block) for block in blocks)
+            if not self._is_streamed(v) or any(other[0] != W for other in others):
+                return v.id
+            apart = [(r - r0, c - c0) for _, r, c in others]
+            return W, v.id in self.stages.carriers, v.size, apart, [block.width for block in blocks]
+
+        groups: list[list[Factor]] = []
+        for factor in factors:
+            if groups and key(groups[-1][0]) == key(factor):
+                groups[-1].append(factor)
+            else:
+                groups.append([factor])
+        return groups
+
+    def _streamed_product(self, name: str, factors: Sequence[Factor], turns: int) -> list[str]:
+        """Add products of vectors and matrices, a chunk at a time."""
+        v, blocks = factors[0]
+        self.read += len(factors) * _long(v.size)
+        W, r0, c0 = origin(blocks[0])
+        starts = [f"{r - r0} * {W}_ROW + {c - c0}" for _, r, c in (origin(others[0]) for _, others in factors)]
+        matrix = self._matrix_load(blocks, turns, f"start + {CHUNK}[:, None]", _rest(v, "[:, None]"))
+        product = f"{name} = product({self._chunk(v)}, factor({matrix}, PRECISION), {name}, PRECISION)"
+        return self._in_chunks([v for v, _ in factors], [f"start = {_by_factor(starts, v)}", product])
+
+    def _streamed_dot_to_one(self, v: Value, block: Block) -> str:
+        W, r0, c0 = origin(block)
+        name, along = f"one{next(self._numbers)}", f"{CHUNK}[None, :]"
+        row = (
+            f"tl.load({W} + model * {W}_model * {W}_ROW + {W}_ROW * {r0} + {c0} + {along}, mask={along} < {v.size}, other=0.0)"
+        )
+        self.lines.append(f"{name} = tl.zeros((ROWS, 1), tl.float32)")
+        self.lines += self._in_chunks([v], [f"{name} += tl.sum({self._chunk(v)} * {row}, axis=1, keep_dims=True)"])
         return name
+
+    def _in_chunks(self, vectors: Sequence[Value], lines: Sequence[str]) -> list[str]:
+        """Lines for every chunk of some vectors of the same size. The next chunks are loaded before they end."""
+        size = _whole_chunks(vectors[0])
+        place = _by_factor([str(self._place(v)) for v in vectors], vectors[0])
+        loop = f"for entry in tl.range(0, {len(vectors)} * {size}, CHUNK, num_stages={STAGES}):"
+        return [loop, *(f"    {line}" for line in (f"chunk, place_of = entry % {size}, {place}", *lines))]
+
+    def _chunk(self, v: Value) -> str:
+        return self._exchange_load(v, "place_of", f"{CHUNK}[None, :]", f"inside{_rest(v, '[None, :]')}")
 
     def _row(self, block: Block) -> str:
         """A single row or column of a matrix, as a row."""
         W, r0, c0 = origin(block)
         name = f"M{next(self._numbers)}"
         if block.length > 1:
-            at, right, n = f"{W}_ROW * {r0} + {c0} +", columns(_long(block.length)), block.length
+            right, n = columns(_long(block.length)), block.length
+            at = f"(model * {W}_model + {r0}) * {W}_ROW + {c0} + {right}"
         else:
-            right = "unit" if self.dividing else columns(wide(block.width))
-            at, n = f"{c0} + {W}_ROW * ({r0} +", block.width
-        close = ")" if block.length == 1 else ""
-        self.before.append(f"{name} = tl.load({W} + model * {W}_model + {at} {right}{close}, mask={right} < {n}, other=0.0)")
+            right, n = "unit" if self.dividing else columns(wide(block.width)), block.width
+            at = f"(model * {W}_model + {r0} + {right}) * {W}_ROW + {c0}"
+        self.before.append(f"{name} = tl.load({W} + {at}, mask={right} < {n}, other=0.0)")
         return name
 
 
@@ -472,13 +563,6 @@ def pieces(n: int) -> list[tuple[int, int]]:
 def exchange_store(place: int, along: str, size: int, text: str, step: str = "step") -> str:
     """Store this program's entries of a value for the others."""
     return f"tl.store({_here(step)} + {place} + {along}, {text}, mask=({along} < {size}))"
-
-
-def _exchange_load(place: int, size: int, step: str) -> str:
-    """Entries that all programs have stored. They are read from the L2 cache, past the one of this multiprocessor."""
-    along, n = columns(_long(size)), _long(size)
-    mask = "" if n == size else f", mask=({along} < {size}), other=0.0"
-    return f'tl.load({_here(step)} + {place} + {along}{mask}, cache_modifier=".cg")'
 
 
 def _long(n: int) -> int:
@@ -538,6 +622,31 @@ def _along_axes(entry: str, shape: Shape) -> list[str]:
         stride //= n
         out.append(f"{entry} // {stride} % {n}")
     return out
+
+
+def _whole_chunks(v: Value) -> str:
+    return f"(({v.size} + CHUNK - 1) // CHUNK * CHUNK)"
+
+
+def _rest(v: Value, axes: str) -> str:
+    """The mask of the entries of a chunk that a vector has, after another mask."""
+    return "" if v.size % LONGEST_CHUNK == 0 else f" & ({CHUNK}{axes} < {v.size})"
+
+
+def _by_factor(texts: Sequence[str], v: Value) -> str:
+    """The text of the factor that a chunk belongs to."""
+    text = texts[-1]
+    for k, other in reversed([*enumerate(texts[:-1], 1)]):
+        text = f"tl.where(entry < {k} * {_whole_chunks(v)}, {other}, {text})"
+    return text
+
+
+def _in_turns(turns: Sequence[int], texts: Sequence[str]) -> str:
+    """The text of the turn of each column."""
+    text = texts[-1]
+    for k, other in zip(turns[-2::-1], texts[-2::-1], strict=True):
+        text = text if text == other else f"tl.where(turn_of == {k}, {other}, {text})"
+    return text
 
 
 def _vectors(dot: Value) -> list[tuple[Value, Block]]:

@@ -44,6 +44,7 @@ class Stages:
         carriers: for the id of a state that is read whole, the value that was exchanged for it at the step before.
         places: for the id of an exchanged value, the entry at which it begins in a line of the exchange.
         width: the entries of that line, without those of `partial`.
+        for_dots: whether only dots read what is exchanged.
         longest: the entries of the longest axis that is divided.
     """
 
@@ -58,6 +59,7 @@ class Stages:
         self.carriers: dict[int, Value] = {}
         self.places: dict[int, int] = {}
         self.width = 0
+        self.for_dots = True
         self._next = {
             (store.index, store.start, store.start + store.value.size): store.value
             for store in program.stores
@@ -138,12 +140,15 @@ class Stages:
 
     def _stage(self, value: Value, stage: int) -> int:
         if self.is_partial(value):
+            self.for_dots = False
             before = self.of[value.args[0].id]
             self.partial.setdefault(before, []).append(value)
             return before + 1
         if self.is_divided(value) and (value.op in ELEMENTWISE | REDUCTIONS or self.is_local(value)):
             return stage
         read = [x for x in self.reads(value) if self.is_divided(x)]
+        if any(value.op is not Op.DOT or x not in value.args for x in read):
+            self.for_dots = False
         states = [x for x in read if self._next and x.op is Op.LEAF and x.leaf.kind == TensorKind.STATE]
         for x in read:
             if x not in states:
@@ -159,6 +164,7 @@ class Stages:
                 self._exchange(x)
                 stage = max(stage, self.of[x.id] + 1)
         if self.is_shared(value):
+            self.for_dots = False
             self.shared.setdefault(stage, []).append(value)
             self._place(value)
             stage += 1

@@ -283,5 +283,5 @@ def load_of(block: Block) -> str:
     else:
         down, right = f"tl.arange(0, {K})[:, None]", f"{columns(N)} * {name}_ROW"
         mask = f"(tl.arange(0, {K})[:, None] < {block.length}) & ({columns(N)} < {block.width})"
-    load = f"tl.load({name} + model * {name}_model + {r0} * {name}_ROW + {c0} + {down} + {right}, mask={mask}, other=0.0)"
+    load = f"tl.load({name} + (model * {name}_model + {r0}) * {name}_ROW + {c0} + {down} + {right}, mask={mask}, other=0.0)"
     return load if is_vector(block) else f"factor({load}, PRECISION)"
