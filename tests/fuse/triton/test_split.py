@@ -90,6 +90,10 @@ def test_matrices_may_be_loaded_at_every_step(cell, streamed):
     compared(built(cell, size, torch.float32), torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))
 
 
+def test_a_vector_may_be_read_twice_in_chunks(streamed):
+    compared(unfading.Recurrent(lambda size: TwiceCell(size, 35), 3), torch.randn(2, 5, 3), None)
+
+
 @pytest.mark.long
 def test_a_head_is_divided_among_fewer_programs():
     layer = unfading.Elman(3, 140, heads=2)
@@ -162,6 +166,13 @@ class LateCell(PlainCell):
         return TwoStates(h, torch.tanh(state.c + inputs.a))
 
 
+class TwiceCell(PlainCell):
+    """h' = tanh(W x + U h + U^T h): a dot that reads one vector twice."""
+
+    def step(self, inputs, state, weights):
+        return State(torch.tanh(inputs.a + state.h @ weights.U.T + state.h @ weights.U))
+
+
 class TableInputs(NamedTuple):
     a: torch.Tensor
     p: torch.Tensor
@@ -210,7 +221,7 @@ class TimedCell(PlainCell):
         return State(torch.tanh(inputs.a + state.h @ weights.U.T + time @ weights.V.T))
 
 
-@pytest.mark.parametrize("cell", [LateCell, TimedCell, pytest.param(TableCell, marks=pytest.mark.long)], ids=name)
+@pytest.mark.parametrize("cell", [LateCell, TimedCell, TwiceCell, pytest.param(TableCell, marks=pytest.mark.long)], ids=name)
 def test_every_kind_of_step_agrees_with_the_reference(cell):
     compared(unfading.Recurrent(lambda size: cell(size, 35), 3), torch.randn(3, 5, 3), torch.tensor([1, 3, 2, 2, 3]))
 

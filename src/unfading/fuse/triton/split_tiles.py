@@ -491,7 +491,7 @@ class SplitTiles(Tiles):
             v, blocks = factor
             (W, r0, c0), *others = (origin(block) for block in blocks)
             if not self._is_streamed(v) or any(other[0] != W for other in others):
-                return v.id
+                return object()  # equal to no other
             apart = [(r - r0, c - c0) for _, r, c in others]
             return W, v.id in self.stages.carriers, v.size, apart, [block.width for block in blocks]
 
@@ -516,9 +516,8 @@ class SplitTiles(Tiles):
     def _streamed_dot_to_one(self, v: Value, block: Block) -> str:
         W, r0, c0 = origin(block)
         name, along = f"one{next(self._numbers)}", f"{CHUNK}[None, :]"
-        row = (
-            f"tl.load({W} + model * {W}_model * {W}_ROW + {W}_ROW * {r0} + {c0} + {along}, mask={along} < {v.size}, other=0.0)"
-        )
+        at = f"{W} + (model * {W}_model + {r0}) * {W}_ROW + {c0} + {along}"
+        row = f"tl.load({at}, mask={along} < {v.size}, other=0.0)"
         self.lines.append(f"{name} = tl.zeros((ROWS, 1), tl.float32)")
         self.lines += self._in_chunks([v], [f"{name} += tl.sum({self._chunk(v)} * {row}, axis=1, keep_dims=True)"])
         return name
