@@ -292,7 +292,7 @@ _apply = super(torch.autograd.Function, FusedLoop).apply
 
 def run_loop(call: LoopCall, lengths: Tensor | None, tensors: list[Tensor]) -> tuple[Tensor, ...]:
     """FusedLoop outside of torch.compile."""
-    transformed = traced()
+    transformed = torch._C._functorch.maybe_current_level() is not None
     if not (call.keep or transformed):
         return FusedLoop.forward(call, lengths, *tensors)
     tensors = without_unread(call.key, tensors) if call.keep else tensors
