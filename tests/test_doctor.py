@@ -40,11 +40,9 @@ def test_what_cannot_run_says_why():
     small = named(explain_on_gpu(unfading.STARCell, GpuCall(64)))
     assert small[DIVIDED].microseconds is None
     assert "not divided below 65" in small[DIVIDED].detail
-    large = explain_on_gpu(unfading.STARCell, GpuCall(2200))
+    large = explain_on_gpu(unfading.LSTMCell, GpuCall(600, gpu=SMALL))
     assert (large.backend, "KB" in large.reason) == ("graph", True)
-    on_small = explain_on_gpu(unfading.LSTMCell, GpuCall(200, gpu=SMALL))
-    assert on_small.backend == "graph"
-    assert "the 4 multiprocessors do not take the matrices in tf32x3" in named(on_small)[DIVIDED].detail
+    assert "the 4 multiprocessors do not take the matrices in tf32x3" in named(large)[DIVIDED].detail
     assert explain_on_gpu(unfading.EURNNCell, GpuCall(100)).backend == "none"
 
 

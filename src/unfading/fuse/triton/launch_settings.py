@@ -166,6 +166,10 @@ def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, 
                 continue
             turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
             if split.on_chip(n, units, precision) <= gpu.on_chip:
+                # As measured, 8 units are worth it where 16 do not fit, and 64 in half precision.
+                fewest = units < 16 and split.on_chip(n, 16, precision) <= gpu.on_chip
+                if fewest or (units > 32 and BYTES[precision] >= 4):
+                    continue
                 yield Candidate(turns * _on_chip(loop, split, n, units), LaunchSettings(n, 4, None, 0, units))
             elif split.in_chunks(n, units) <= gpu.on_chip:
                 # Half precision is rounded from float32 after it was loaded.
