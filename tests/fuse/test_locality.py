@@ -391,3 +391,14 @@ def test_a_hook_on_a_module_of_project_is_not_called_by_the_test_and_hinders_no_
         whole = layer(x)[0]
         assert_close(torch.stack([stream.push(step) for step in x]), whole, **CLOSE[torch.float64])
     assert sum(calls) >= len(x)
+
+
+class StartWhereLarge(along_time.Along):
+    """Depends on the index of the first step only where the sigmoid is exactly 0."""
+
+    def mixed(self, a, x, start):
+        return (torch.sigmoid(a) + 0.5 * start > 0) * 1.0
+
+
+def test_a_projection_that_depends_on_start_for_large_numbers_is_not_cut():
+    assert locality.locality(StartWhereLarge(3), 20).refusal is not None

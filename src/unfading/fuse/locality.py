@@ -14,6 +14,7 @@ is also flipped, row by row with its lengths, and steps are numbered in the orde
 cell's own, so that a weight that is zero today hides nothing. Fields that are `constant` must be the same for all pieces.
 """
 
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -170,9 +171,9 @@ class _Test:
         return None
 
     def _branches(self) -> str | None:
-        """Cut where the index of a first step is a number that `project` compares it with, and beside."""
-        x = self.x[:8, :1]
-        for number in sorted(self.numbers)[:NUMBERS]:
+        """Cut where the index of a first step is a number that `project` compares it with, and beside; for unusual x too."""
+        plain = self.x[:8, :1]
+        for number, x in product(sorted({0, *self.numbers})[:NUMBERS], (plain, *unusual(plain))):
             start = max(number - 2, 0)
             borders = [0, *(i - start for i in (number - 1, number, number + 1) if 0 < i - start < len(x)), len(x)]
             try:
@@ -228,6 +229,12 @@ class _Test:
 
     def _same(self, a: Tensor, b: Tensor) -> bool:
         return same(a, b, self.tolerance)
+
+
+def unusual(x: Tensor) -> list[Tensor]:
+    """Zeros, large numbers and infinities like x, where functions such as the sigmoid are exactly 0 or 1."""
+    first = torch.arange(x.shape[-1], device=x.device) == 0
+    return [0 * x, 1e4 * x, -1e4 * x, *(torch.where(first, sign * math.inf, x) for sign in (1, -1))]
 
 
 def fields_of(cell: Cell, x: Tensor, start: int) -> dict[str, Tensor]:

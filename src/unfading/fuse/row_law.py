@@ -18,7 +18,7 @@ from unfading.cells.base import Cell
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import Program
 from unfading.fuse.isolation import WithoutDraws, numbers
-from unfading.fuse.locality import NUMBERS, TOLERANCE, Noise, fields_of, same
+from unfading.fuse.locality import NUMBERS, TOLERANCE, Noise, fields_of, same, unusual
 from unfading.fuse.recorded_start import RecordedStart
 from unfading.fuse.refusal import NotFusable
 from unfading.reference import leaf_names
@@ -54,6 +54,12 @@ def check_rows_of_project(cell: Cell, like: Tensor) -> None:
             if not same(rows, whole[name].flatten(0, 1)[: T * B], _tolerance(rows)):
                 reason = f"the field {name} of project depends on other rows, on their number or on the index of the step"
                 raise NotFusable(reason, line)
+    for some in unusual(x[:8]):
+        whole_of_some = fields_of(cell, some, 0)
+        for start in (1, 7, *(start for _, _, start in branches)):
+            for name, rows in fields_of(cell, some, start).items():
+                if name not in cell.shared and not same(rows, whole_of_some[name], _tolerance(rows)):
+                    raise NotFusable(f"the field {name} of project depends on the index of the step", line)
     other = fields_of(cell, _random(tuple(x.shape), like, seed=1), 0)
     for name in cell.shared:
         if not same(other[name], whole[name], _tolerance(whole[name])):
