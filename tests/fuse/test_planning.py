@@ -242,6 +242,25 @@ def test_a_cell_that_hangs_can_be_interrupted(monkeypatch):
     assert not isinstance(plan(cell), Refusal)
 
 
+def test_a_trial_waits_for_no_other_thread():
+    """Neither for the caller, which holds a lock while torch.compile traces it, nor for the thread of gradients on a GPU."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    def trial():
+        taken = compile_lock.acquire(timeout=1)
+        if taken:
+            compile_lock.release()
+        return taken, torch._C._is_multithreading_enabled()
+
+    for times in range(3):
+        for _ in range(times):
+            compile_lock.acquire()
+        assert isolation.apart(trial) == (True, False)
+        for _ in range(times):
+            compile_lock.release()
+    assert torch._C._is_multithreading_enabled()
+
+
 # -- inside the caller's hooks, modes and transforms --------------------------------------------------------------------------
 
 

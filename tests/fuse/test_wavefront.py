@@ -45,6 +45,34 @@ def test_the_kernels_themselves_run_in_chunks(chunks, one_by_one):
     assert len(stacks) == 1
 
 
+def test_a_rehearsal_runs_every_kernel_of_a_capture(device, chunks, monkeypatch):
+    """Which tensors are given decides which kernel is compiled: also where only the final states have a gradient."""
+    layer, stacks, x = unfading.STAR(3, 4, num_layers=3), chunks(2), torch.randn(5, 2, 3)
+    kernels, run, arguments = set(), PlainLoop.run, []
+
+    def recorded(self, tensors, lengths, extent):
+        kernels.add((id(self.program), frozenset(key for key, tensor in tensors.items() if tensor is None)))
+        run(self, tensors, lengths, extent)
+
+    def loss(*weights):
+        output, state = layer(x)
+        pairs = zip(weights, (output, state), strict=True)
+        return sum(weight * torch.stack([*parts]).sum() for weight, parts in pairs if weight)
+
+    original = wavefront_run.WavefrontRun.__init__
+    monkeypatch.setattr(PlainLoop, "run", recorded)
+    monkeypatch.setattr(
+        wavefront_run.WavefrontRun, "__init__", lambda self, *given: (arguments.append(given), original(self, *given))[1]
+    )
+    for weights in ((1, 0), (0, 1), (1, 1)):
+        loss(*weights).backward()
+    assert len(stacks) == 3
+    captured = kernels.copy()
+    kernels.clear()
+    assert wavefront._rehearse(*arguments[0], keep=True)
+    assert captured <= kernels
+
+
 @pytest.mark.parametrize(
     ("cell", "units", "layers", "rows", "pays"),
     [

@@ -209,6 +209,14 @@ def test_autocast(device, chunks, one_by_one):
     assert len(stacks) == 2
 
 
+def test_dropout_has_the_precision_of_the_outputs(device, chunks):
+    """Not that of an input under autocast, in which 1 / (1 - p) would be rounded to 8 bits."""
+    layer, stacks = stack(unfading.STARCell, device, dropout=0.1), chunks(2)
+    with torch.autocast(device, torch.bfloat16):
+        layer(torch.randn(5, 3, 3, device=device).bfloat16())
+    assert all(mask.dtype == torch.float32 for mask in stacks[0].masks[1:])
+
+
 def test_two_runs_give_the_same_bits(device, chunks):
     layer, stacks = stack(unfading.LSTMCell, device), chunks(2)
     x = torch.randn(7, 3, 3)
@@ -238,6 +246,25 @@ def test_second_derivatives_and_batches_of_gradients(device, chunks, one_by_one)
         for got, want in zip(gradients(), one_by_one(gradients), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
     assert len(stacks) == 2
+
+
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a.clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        return None
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_no_gradient_arrives(twice, device, chunks):
+    layer, stacks = stack(unfading.STARCell, device), chunks(2)
+    x = torch.randn(5, 3, 3, device=device, requires_grad=True)
+    loss = NoGradient.apply(layer(x)[0]).sum()
+    assert torch.autograd.grad(loss, x, create_graph=twice, allow_unused=True) == (None,)
+    assert len(stacks) == 1
 
 
 def test_a_backward_pass_can_be_repeated_and_a_changed_output_is_noticed(device, chunks):
@@ -298,6 +325,12 @@ def hooked(device):
     return layer
 
 
+def with_own_output(device):
+    layer = stack(unfading.STARCell, device)
+    layer.cells[1].output = lambda state: 2 * state[0]
+    return layer
+
+
 def watched(device):
     layer = stack(unfading.STARCell, device)
     layer.cells[1].W_h.register_hook(lambda d: None)
@@ -310,6 +343,7 @@ LAYER_BY_LAYER = {
     "a mask that is constant in time": lambda device: stack(unfading.STARCell, device, recurrent_dropout=0.5),
     "a hook of a module": hooked,
     "a hook of a parameter": watched,
+    "an output of one cell": with_own_output,
     "two directions": lambda device: stack(unfading.STARCell, device, bidirectional=True),
     "segments": lambda device: stack(unfading.STARCell, device, checkpoint_every=2),
     "two layers": lambda device: built(unfading.STARCell, 5, torch.float32, num_layers=2).to(device),

@@ -11,6 +11,7 @@ Random numbers are not drawn: an operation that would draw some returns ones.
 import _thread
 import ctypes
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -58,6 +59,8 @@ def apart(trial: Callable[[], Result]) -> Result:
             torch._C._autograd._saved_tensors_hooks_disable("a step that is compiled has no hooks for saved tensors", False)
             with ExitStack() as stack:
                 stack.enter_context(torch._C.DisableTorchFunctionSubclass())
+                # The caller may be the thread in which torch runs all gradients on a GPU, and waits for the trial.
+                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 for device in devices:
                     stack.enter_context(device)
                 if stream is not None:
@@ -70,19 +73,34 @@ def apart(trial: Callable[[], Result]) -> Result:
         finally:
             running.release()
 
-    try:
-        # An interruption may fall between two lines of threading.Thread.start, which does not expect it.
-        _thread.start_new_thread(run, ())
-        running.acquire()
-    except BaseException:
-        # The caller was interrupted. The trial ends by itself, unless the code of the cell hangs, or has not been started.
-        if not (results or errors) and not running.acquire(timeout=PATIENCE if threads else 0.2):
-            for ident in threads:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(_Stopped))
-        raise
+    with _compiler_unlocked():
+        try:
+            # An interruption may fall between two lines of threading.Thread.start, which does not expect it.
+            _thread.start_new_thread(run, ())
+            running.acquire()
+        except BaseException:
+            # The caller was interrupted. The trial ends by itself, unless the code of the cell hangs, or has not been started.
+            if not (results or errors) and not running.acquire(timeout=PATIENCE if threads else 0.2):
+                for ident in threads:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(_Stopped))
+            raise
     if errors:
         raise errors.pop()
     return results.pop()
+
+
+@contextmanager
+def _compiler_unlocked() -> Iterator[None]:
+    """Lend a trial the lock of torch.compile, where it traces the caller: a step may call a compiled function."""
+    lock: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
+    if lock is None or not lock._is_owned():
+        yield
+        return
+    times = lock._release_save()
+    try:
+        yield
+    finally:
+        lock._acquire_restore(times)
 
 
 class WithoutDraws(TorchDispatchMode):

@@ -74,7 +74,8 @@ def wavefront(
     if x.is_cuda and not _rehearsed(stack, x, tensors, keep):
         return None
     if dropout:
-        stack = stack._replace(masks=[_mask(x, cell, dropout) if depth else None for depth, cell in enumerate(cells)])
+        masks = [_mask(states[0][0], (T, B), cell, dropout) if depth else None for depth, cell in enumerate(cells)]
+        stack = stack._replace(masks=masks)
     try:
         run = WavefrontLoop.apply(stack, x, *tensors) if keep else WavefrontRun(stack, x, tensors).forward(keep=False)
     except ForeignTensor:
@@ -147,7 +148,10 @@ def _rehearse(stack: Stack, x: Tensor, tensors: Sequence[Tensor], keep: bool) ->
             run = WavefrontRun(stack, x, own)
             outputs = run.forward(keep=keep)
             if keep:
-                run.backward(outputs, [tensor.requires_grad for tensor in (x, *own)], again=False)
+                wanted = [tensor.requires_grad for tensor in (x, *own)]
+                # Without a gradient of the output, as for a loss of the final states, another kernel is compiled.
+                run.backward((None, *outputs[1:]), wanted, again=True)
+                run.backward(outputs, wanted, again=False)
     except Exception:  # a kernel does not fit, or the memory is full: the layers run one after the other
         return False
     return True
@@ -171,7 +175,7 @@ def _can_be_cut(cell: Cell, cell_plan: Plan, steps: int) -> bool:
 def _is_plain(cell: Cell, cell_plan: Plan) -> bool:
     """Whether the output of a cell is the first part of its state, no input is constant in time, and no module has a hook,
     which would be called for every chunk."""
-    direct = type(cell).output is Cell.output and cell.output_size == cell_plan.signature.states[0]
+    direct = getattr(cell.output, "__func__", None) is Cell.output and cell.output_size == cell_plan.signature.states[0]
     hooked = any(vars(module)[kind] for module in cell.modules() for kind in HOOKS)
     return direct and not hooked and InputKind.CONSTANT not in cell_plan.signature.kinds
 
@@ -198,6 +202,11 @@ def _tensors(
     return tensors, sizes
 
 
-def _mask(x: Tensor, cell: Cell, dropout: float) -> Tensor:
-    """What dropout multiplies the input of a layer with: drawn for all steps, as where layers run one after the other."""
-    return functional.dropout(x.new_ones((*x.shape[:2], cell.input_size)), dropout, True)
+def _mask(like: Tensor, extent: tuple[int, int], cell: Cell, dropout: float) -> Tensor:
+    """What dropout multiplies the input of a layer with: drawn for all steps, as where layers run one after the other.
+
+    Args:
+        like: of the precision of the outputs, which x may not have under autocast.
+        extent: steps and rows.
+    """
+    return functional.dropout(like.new_ones((*extent, cell.input_size)), dropout, True)

@@ -152,6 +152,8 @@ class WavefrontLoop(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *tensors = ctx.saved_tensors[:-1]
         wanted = ctx.needs_input_grad[1:]
+        if all(d is None for d in gradients):
+            return (None,) * (1 + len(wanted))
         if torch.is_grad_enabled() or traced():  # a second derivative may follow
             return (None, *_one_by_one(ctx.run.stack, x, tensors, gradients, wanted))
         again = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -427,15 +429,12 @@ def with_parameters(cell: Cell, parameters: Sequence[Tensor]) -> Cell:
 
 
 def check_sources(fields: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Raise ForeignTensor if a gradient of the fields reaches anything but these tensors."""
+    """Raise ForeignTensor if a gradient of the fields reaches anything but these tensors, which are leaves of the graph."""
     leaves = {id(source) for source in sources}
-    ends = {source.grad_fn for source in sources if source.grad_fn is not None}
     nodes = [field.grad_fn for field in fields if field.grad_fn is not None]
     visited = set(nodes)
     while nodes:
         node = nodes.pop()
-        if node in ends:
-            continue
         if hasattr(node, "variable") and id(node.variable) not in leaves:
             raise ForeignTensor
         following = {after for after, _ in node.next_functions if after is not None} - visited
