@@ -9,7 +9,7 @@ import unfading
 from unfading.fuse.plan import interpreted, plan, triton_kernel
 from unfading.fuse.triton import kernel as module
 from unfading.fuse.triton import search as triton_tune
-from unfading.fuse.triton.launch_settings import Candidate, LaunchSettings, LoopShape, resident_blocks, usual
+from unfading.fuse.triton.launch_settings import CHUNKS, Candidate, LaunchSettings, LoopShape, resident_blocks, usual
 from unfading.fuse.triton.search import best, remember, store, tuned
 
 CUT = LoopShape("train", 128, 4 * 128 * 128, 4 * 128 * 128, 1, True, 10)
@@ -42,8 +42,15 @@ def test_vectors_are_cut_only_where_they_may_be():
 
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_chunks_of_a_matrix_may_be_longer_or_shorter(width):
-    start = LaunchSettings(64, 8, 64, 0, 16)
-    assert best(CUT, [start], lambda setting: 1.0 + (setting.width != width))[0] == start._replace(width=width)
+    for before in CHUNKS:
+        start = LaunchSettings(64, 8, before, 0, 16)
+        assert best(CUT, [start], lambda setting: 1.0 + (setting.width != width))[0] == start._replace(width=width)
+
+
+def test_no_chunk_is_longer_than_those_that_are_masked():
+    """A vector whose size is a multiple of the longest chunk is read without a mask, also after several searches."""
+    start = LaunchSettings(64, 8, max(CHUNKS), 0, 16)
+    assert best(CUT, [start], lambda setting: 1.0 / setting.width)[0] == start
 
 
 def forget(kernel):
@@ -113,6 +120,26 @@ def test_rows_units_and_the_loop_itself_are_searched(kernel, monkeypatch):
     tuned(kernel, "tf32", lambda name: None, ROWS, torch.device("cpu"))
     assert other in asked
     assert OTHER not in asked  # four times slower by its estimate
+
+
+def test_the_time_of_other_settings_does_not_count(kernel, monkeypatch):
+    """Where a GPU does not accept settings, the loop runs with the next ones."""
+    device, refused = torch.device("cpu"), LaunchSettings(32, 4, None, 0, 16)
+    usual = kernel.setting("train", "tf32", ROWS, device)
+    monkeypatch.setattr(module, "candidates", lambda *_, **__: [Candidate(2.0, usual), Candidate(3.0, refused)])
+    monkeypatch.setattr(kernel, "_excluded", set())
+    times = iter([1.0, 0.5] + [2.0] * 100)
+
+    def run(name):
+        if kernel.setting(name, "tf32", ROWS, device) == refused:
+            kernel.exclude(name, "tf32", device, refused, RuntimeError())
+
+    monkeypatch.setattr(triton_tune, "milliseconds_of", lambda run, device: (run(), next(times))[1])
+    forget(kernel)
+    choices = tuned(kernel, "tf32", run, ROWS, device)
+    forget(kernel)
+    assert kernel._excluded
+    assert all(choice.setting != refused for choice in choices)
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", json.dumps({"train": {"rows": 16}})])

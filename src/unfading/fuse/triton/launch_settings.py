@@ -26,6 +26,7 @@ SPLIT_FROM = 65  # units: below, no loop is faster with its units divided
 ROWS = (16, 32, 64)  # of a program with a part of the units
 UNITS = (8, 16, 32, 64)
 CHUNK = 64  # entries of each column of a matrix that a program loads at a time, where it loads all of them at every step
+CHUNKS = (32, CHUNK, 128)  # that a search tries; the source of a loop relies on the longest
 STAGES = 4  # chunks on chip at the same time
 
 

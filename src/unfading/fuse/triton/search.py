@@ -16,7 +16,7 @@ import torch
 
 from unfading.fuse.c.cache import read_file, write_file
 from unfading.fuse.triton.kernel import SearchKey, TritonKernel, gpu
-from unfading.fuse.triton.launch_settings import LaunchSettings, LoopShape
+from unfading.fuse.triton.launch_settings import CHUNKS, LaunchSettings, LoopShape
 
 WARPS = (4, 8, 16)
 ROUNDS = 5
@@ -61,7 +61,7 @@ def _widths(loop: LoopShape, start: LaunchSettings) -> Iterator[LaunchSettings]:
     if loop.flat and loop.widest > 64 and start.units is None:
         yield start._replace(width=64 if start.width is None else None)
     elif start.units is not None and start.width is not None:
-        yield from (start._replace(width=width) for width in (start.width // 2, 2 * start.width))
+        yield from (start._replace(width=width) for width in CHUNKS if width != start.width)
 
 
 def tuned(
@@ -78,11 +78,13 @@ def tuned(
         def time(setting: LaunchSettings, name: str = name) -> float:
             kernel.set(name, precision, rows, device, setting)
             try:
-                return milliseconds_of(lambda: run(name), device)
+                milliseconds = milliseconds_of(lambda: run(name), device)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception:  # Triton and the driver have many types, for too little memory on chip
                 return float("inf")
+            # Where the GPU does not accept these settings, the loop has run with others.
+            return milliseconds if kernel.setting(name, precision, rows, device) == setting else float("inf")
 
         setting, least, first = best(loop, [usual, *(other for other in others if other != usual)], time)
         kernel.set(name, precision, rows, device, setting)

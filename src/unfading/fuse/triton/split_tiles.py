@@ -19,7 +19,7 @@ from itertools import count
 from typing import NamedTuple
 
 from unfading.fuse.ir.program import REDUCTIONS, Block, Op, Program, Shape, Value, pieces_of
-from unfading.fuse.triton.launch_settings import STAGES
+from unfading.fuse.triton.launch_settings import CHUNKS, STAGES
 from unfading.fuse.triton.stages import REARRANGED, Stages
 from unfading.fuse.triton.tile_shapes import LEAST, Tile, columns, dims, inner_index, padded, power_of_two, wide
 from unfading.fuse.triton.tiles import Tiles, neutral, origin, reduced
@@ -28,7 +28,6 @@ MOST_JOINED = 4  # dots of divided vectors
 LONGEST_ROW = 128  # columns of joined dots of short vectors
 LONGEST = 512  # entries of a row vector that one dot takes
 CHUNK = "(chunk + tl.arange(0, CHUNK))"  # the entries of a chunk
-LONGEST_CHUNK = 128  # of a vector that is read in chunks
 PADDING = 4 / 3  # of a piece of a row vector, at most, unless it is short
 
 
@@ -629,7 +628,7 @@ def _whole_chunks(v: Value) -> str:
 
 def _rest(v: Value, axes: str) -> str:
     """The mask of the entries of a chunk that a vector has, after another mask."""
-    return "" if v.size % LONGEST_CHUNK == 0 else f" & ({CHUNK}{axes} < {v.size})"
+    return "" if v.size % max(CHUNKS) == 0 else f" & ({CHUNK}{axes} < {v.size})"
 
 
 def _by_factor(texts: Sequence[str], v: Value) -> str:
