@@ -77,6 +77,17 @@ def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
     agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
 
 
+@pytest.mark.parametrize("lengths", [torch.tensor([3, 1, 1, 3, 2, 1])[::2], torch.tensor(2).expand(3)], ids=["apart", "one"])
+def test_lengths_lie_anywhere_in_memory(lengths, device):
+    layer, x = unfading.STAR(3, 4).to(device), torch.randn(3, 3, 3, device=device)
+    own = lengths.to(device) if device == "cpu" else lengths.repeat_interleave(2).to(device)[::2]
+    outputs = []
+    for backend in ("fused", "reference"):
+        with unfading.use_backend(backend):
+            outputs.append(layer(x, lengths=own)[0])
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("cell", SOME, ids=name)
 def test_without_lengths_in_both_directions(cell, device):
     layer = built(cell, 5, torch.float32, bidirectional=True).to(device)

@@ -84,7 +84,7 @@ def run_backward(
 
 def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], dots: str) -> LoopOptions:
     if lengths is not None:
-        lengths = lengths.to(states[0].device, torch.int64)
+        lengths = lengths.to(states[0].device, torch.int64).contiguous()  # a kernel takes its address alone
     return LoopOptions(lengths, reverse, dots=dots)
 
 
