@@ -18,5 +18,5 @@ def contractive(cell, H, **keywords):
 
 
 def errors(got, want):
-    """By name, the distance of each result from what is wanted, relative to its norm."""
-    return {what: ((got[what] - value).norm() / value.norm()).item() for what, value in want.items()}
+    """By name, the distance of each result from what is wanted, relative to its norm; of zeros, the distance itself."""
+    return {what: ((got[what] - value).norm() / (value.norm() or 1.0)).item() for what, value in want.items()}
