@@ -23,6 +23,8 @@ from unfading.backends.cuda_graph import backend as graph
 from unfading.backends.cuda_graph import chunks
 from unfading.backends.cuda_graph.backend import graph_if_possible, graph_refusal
 from unfading.fuse.fused import refusal
+from unfading.fuse.triton import kernel
+from unfading.fuse.triton.launch_settings import Gpu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -49,8 +51,9 @@ def test_every_cell_agrees_with_the_reference(cell, device):
 
 
 @pytest.mark.usefixtures("usual_chunks")
-def test_auto_takes_graphs_where_matrices_are_too_large_for_a_kernel(device):
-    layer = built(unfading.LSTMCell, 1024, torch.float32).to(device)
+def test_auto_takes_graphs_where_matrices_are_too_large_for_a_kernel(device, monkeypatch):
+    monkeypatch.setattr(kernel, "gpu", lambda device: Gpu(8, kernel.ON_CHIP))  # more units than these have room for
+    layer = built(unfading.LSTMCell, 1040, torch.float32).to(device)  # a size that no other test uses
     cell, x = layer.cells[0], torch.randn(75, 6, 3)
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -62,8 +62,8 @@ class Launcher:
             if k >= first:
                 row = tensor.stride(-2) if k < last else 1
                 between = tensor.stride(0) // row if models else 0
-            elif not models and tensor.is_contiguous():
-                between, row = 0, tensor.shape[-1]
+            elif not models and tensor.is_contiguous() and (tensor.dim() == 1 or tensor.stride(-2) == tensor.shape[-1]):
+                between, row = 0, tensor.shape[-1]  # not a slice of one line, which would ask for a variant of its own
             else:
                 tensor, between, row = lines(tensor, models)
                 tensors[k] = tensor  # a copy lives until the launch
