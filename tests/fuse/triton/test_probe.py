@@ -202,6 +202,16 @@ def test_graphs_run_where_they_are_estimated_or_measured_to_be_faster(monkeypatc
     assert "estimated to be faster" in kernel.slower_than_graphs(**ask | {"rows": (1, 50)})
 
 
+def test_settings_that_a_gpu_refused_are_not_in_the_estimate(monkeypatch):
+    kernel = triton_kernel(plan(unfading.LSTM(3, 6).runners[0]).key)  # a size that no other test uses
+    ask = {"precision": "tf32x3", "rows": (1, 5), "device": DEVICE, "keep": False}
+    slow = SIXTEEN._replace(warps=8)
+    monkeypatch.setattr(module, "candidates", lambda *_, **__: [Candidate(1.0, SIXTEEN), Candidate(1000.0, slow)])
+    assert kernel.slower_than_graphs(**ask) is None
+    kernel.exclude("infer", "tf32x3", DEVICE, SIXTEEN, RuntimeError("out of shared memory"))
+    assert "estimated to be faster" in kernel.slower_than_graphs(**ask)
+
+
 def test_auto_takes_the_graphs_that_are_faster_and_fused_takes_the_kernel(monkeypatch):
     from unfading.backends.cuda_graph import backend
     from unfading.fuse import fused

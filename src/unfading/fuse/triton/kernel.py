@@ -140,10 +140,13 @@ class TritonKernel:
             searched = self.settings.get((name, precision, size_class(rows), device))
             usual = (candidate.setting for candidate in self.candidates(name, precision, rows, gpu(device)))
             every = usual if searched is None else (searched, *usual)
-            fitting = (setting for setting in every if (name, precision, device, setting) not in self._excluded)
-            whole = device in self._undivided_on
-            self._settings[key] = next((setting for setting in fitting if not (whole and setting.units)), None)
+            self._settings[key] = next((one for one in every if self._accepted(name, precision, device, one)), None)
         return self._settings[key]
+
+    def _accepted(self, name: str, precision: str, device: torch.device, setting: LaunchSettings) -> bool:
+        """Whether a GPU has not refused these settings."""
+        divided_in_vain = setting.units is not None and device in self._undivided_on
+        return (name, precision, device, setting) not in self._excluded and not divided_in_vain
 
     def candidates(self, name: str, precision: str, rows: tuple[int, int], gpu: Gpu) -> list[Candidate]:
         """The settings with which a loop may fit on a GPU, the fastest first."""
@@ -164,17 +167,23 @@ class TritonKernel:
             return None
         return f"the {gpu.multiprocessors} multiprocessors do not take the matrices in {precision}, divided among them"
 
-    def microseconds(self, precision: str, rows: tuple[int, int], gpu: Gpu, *, keep: bool) -> float | None:
+    def microseconds(self, precision: str, rows: tuple[int, int], device: torch.device, *, keep: bool) -> float | None:
         """The estimated time of a step, forward and with `keep` backward; None where the loops do not fit."""
-        every = [self.candidates(name, precision, rows, gpu) for name in (("train", "back") if keep else ("infer",))]
-        return sum(each[0].microseconds for each in every) if all(every) else None
+        total = 0.0
+        for name in ("train", "back") if keep else ("infer",):
+            every = self.candidates(name, precision, rows, gpu(device))
+            fitting = [c.microseconds for c in every if self._accepted(name, precision, device, c.setting)]
+            if not fitting:
+                return None
+            total += fitting[0]
+        return total
 
     def slower_than_graphs(self, precision: str, rows: tuple[int, int], device: torch.device, *, keep: bool) -> str | None:
         """The reason why CUDA graphs of the reference loop run instead: they were measured or are estimated to be faster."""
         key = (precision, rows, device, keep)
         if key not in self._slower:
             measured = self.graphs_win.get((precision, size_class(rows), device, keep))
-            own = self.microseconds(precision, rows, gpu(device), keep=keep)
+            own = self.microseconds(precision, rows, device, keep=keep)
             graphs = graph_microseconds(self.step, rows[0] * rows[1], keep=keep)
             if measured is not None:
                 self._slower[key] = "CUDA graphs of the reference loop were measured to be faster" if measured else None
@@ -191,6 +200,7 @@ class TritonKernel:
         if setting.units is not None and is_unsupported(error):
             self._undivided_on.add(device)
         self._settings.clear()
+        self._slower.clear()
 
     def split_of(self, setting: LaunchSettings) -> SplitLoops | None:
         """The divided loops of these settings; None where each program has all units."""
