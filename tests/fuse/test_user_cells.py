@@ -159,6 +159,14 @@ def test_rounding_alone_is_not_counted_as_wrong():
 OF_EQUAL_NUMBERS = "return State(0.5 * state.h + (0.9 + 0 * inputs.a).var(1, keepdim=True))"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_large_numbers_are_rounded_too(dtype):
+    """They have no binary places, so the sine of one has no digits; small numbers with few places are exact."""
+    with attack.Rounding(0):
+        assert torch.equal(torch.full((50,), 0.75, dtype=dtype) * 0.5, torch.full((50,), 0.375, dtype=dtype))
+        assert (torch.full((50,), 1e30, dtype=dtype) * 0.3).unique().numel() > 1
+
+
 def test_rounding_inside_a_sum_is_not_counted_as_wrong(monkeypatch):
     """The variance of equal numbers is 0 up to the rounding of their mean, which torch does otherwise for other shapes."""
     cell, plan = planted(OF_EQUAL_NUMBERS)

@@ -159,7 +159,8 @@ class Rounding(TorchDispatchMode):
         places = 2.0 ** (24 if value.dtype == torch.float64 else 10)
         noise = 2 * torch.rand(value.shape, generator=self.generator, dtype=torch.float64) - 1
         other = value + value * (4 * eps * noise).to(value.dtype)
-        exact = (value * places).round() == value * places
+        few = value.abs() < 0.25 / (eps * places)  # a larger number has no more places, exact or not
+        exact = few & ((value * places).round() == value * places)
         return torch.where(exact | ~value.isfinite(), value, other)
 
 
