@@ -113,6 +113,43 @@ def test_every_model_has_the_published_number_of_parameters():
     assert checked > 150
 
 
+def test_training_on_a_recall_task_stops_well_within_what_counts_as_solved():
+    """Validation stops it at half of the level at which the test score counts as solved, so that the row is held too."""
+    solved = stuck = 0
+    for name in [name for name in TABLES if name.startswith("nru/")]:
+        for row in registry.rows(ALL[name]):
+            guess = row.run.make_task().guess
+            if row.unit != "error":
+                assert row.run.stop_at is None, row.name
+                continue
+            assert row.tolerance == pytest.approx(0.1 * guess)
+            assert row.run.steps <= 100_000
+            assert row.run.valid_every <= 500  # the steps to converge are known to within so many
+            assert f"{row.run.steps:,}" in row.note
+            if row.run.task == "random_labels":
+                assert row.run.stop_at is None
+            else:
+                assert row.run.stop_at == pytest.approx(row.tolerance / 2, rel=1e-3)
+            solved += row.published == 0.0
+            stuck += row.published == pytest.approx(guess)
+    assert (solved, stuck) == (38, 10)
+
+
+def test_items_share_the_runs_of_the_recall_tasks():
+    """Table 1, figures 1 to 4 and both studies of the memory and heads of NRU have one run of each cell on each task."""
+    keys = {
+        item: {row.name: row.run.key for row in registry.rows(ALL[f"nru/{item}"])}
+        for item in ("table1", "fig1", "fig3", "memory_64_144", "linear_relu_heads")
+    }
+    assert keys["fig1"].items() <= keys["table1"].items()
+    assert keys["fig3"].items() <= keys["table1"].items()
+    assert keys["memory_64_144"]["copying 100, memory 64"] == keys["fig1"]["copying 100 NRU"]
+    assert keys["linear_relu_heads"]["copying 100, linear heads"] == keys["fig1"]["copying 100 NRU"]
+    assert keys["linear_relu_heads"]["psMNIST, linear heads"] == keys["table1"]["psMNIST NRU"]
+    assert keys["linear_relu_heads"]["characters, ReLU heads"] == keys["table1"]["characters NRU"]
+    assert len(set(keys["linear_relu_heads"].values())) == 8
+
+
 def test_passes_that_share_a_gpu_choose_all_rates_at_once_and_survive_a_row_that_fails(tmp_path, monkeypatch):
     rows = [Row(small(hidden=hidden), 0.1, 0.1, name=f"{hidden}", unit="error", rates=(0.1, 0.2), seeds=2) for hidden in (4, 5)]
     asked, done = [], {}

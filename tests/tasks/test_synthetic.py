@@ -122,12 +122,16 @@ def test_variable_copying_draws_one_lag_per_batch():
     lags = []
     for index in range(60):
         batch = draw(task, index, size=3)
-        lags.append(len(batch.x) - 20)
-        fixed = Copying(lags[-1])
+        length = int(batch.mask[:, 0].sum())
+        lags.append(length - 20)
+        assert batch.x.shape == batch.target.shape == (25, 3)  # the shape does not depend on the lag
         assert batch.lengths is None
-        assert torch.equal(batch.x[10 + lags[-1] - 1], torch.full((3,), 9))
-        assert torch.equal(batch.target[-10:], batch.x[:10])
-        assert batch.x.shape == draw(fixed, size=3).x.shape
+        assert torch.equal(batch.mask, (torch.arange(25) < length).unsqueeze(1).expand(-1, 3))
+        fixed = Copying(lags[-1]).copied(batch.x[:10], lags[-1])
+        assert torch.equal(batch.x[:length], fixed.x)
+        assert torch.equal(batch.target[:length], fixed.target)
+        prediction = torch.randn(25, 3, 9, generator=torch.Generator().manual_seed(index))
+        assert_close(task.loss(prediction, batch), Copying(lags[-1]).loss(prediction[:length], fixed))
     assert set(lags) == {1, 2, 3, 4, 5}
 
 

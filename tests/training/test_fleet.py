@@ -89,7 +89,7 @@ KINDS = {
         },
         {},
     ),
-    "batches of several shapes": ({"task": "variable_copying", "task_options": {"T": 4, "items": 2}}, {}),
+    "a mask of one length": ({"task": "variable_copying", "task_options": {"T": 4, "items": 2}}, {}),
     "rows of several lengths": ({"task": "variable_copying", "task_options": {"T": 4, "items": 2, "per_row": True}}, {}),
     "a mask": ({"task": "denoising", "task_options": {"T": 4, "items": 2}}, {}),
     "truncated": ({"truncate": 2}, {}),
@@ -145,6 +145,19 @@ def test_parameters_are_views_of_one_matrix():
     fleet.g.fill_(2.0)
     for model in models:
         assert all((parameter == 3.0).all() and (parameter.grad == 2.0).all() for parameter in model.parameters())
+
+
+def test_batches_of_several_shapes_are_taken_model_by_model():
+    runs = fleet_runs()
+    batches = [
+        Run.from_json({**run.to_json(), "task_options": {"T": T}}).make_task().batch(0, 4, split="train", seed=T, device="cpu")
+        for run, T in zip(runs, (5, 7, 6, 5), strict=True)
+    ]
+    together, apart = (Fleet([run.make_model() for run in runs], runs[0].make_task(), together=flag) for flag in (True, False))
+    losses, expected = (each.gradients(batches, None, 0, None)[0] for each in (together, apart))
+    assert_close(losses, expected)
+    assert_close(together.g, apart.g)
+    assert together.g.abs().sum(dim=1).min() > 0
 
 
 def test_models_of_different_shapes_are_refused():

@@ -182,11 +182,12 @@ class RandomLabels(Copying):
 class VariableCopying(Recall):
     """Copying with a lag drawn uniformly from 1 .. T (Henaff et al. 2016, as in NRU): no fixed clock solves it.
 
-    The loss of a row is the mean over its steps; the loss of a batch is the mean over its rows.
+    The loss of a row is the mean over its steps; the loss of a batch is the mean over its rows. Every batch has T + 2 items
+    steps, so that a training step can be captured as a CUDA graph; the blanks after a row's last item do not count.
 
     Args:
         T: largest lag.
-        per_row: draw a lag for each row, with lengths and a mask; otherwise one per batch, as in NRU's code.
+        per_row: draw a lag for each row, with lengths; otherwise one per batch, as in NRU's code.
     """
 
     _: KW_ONLY
@@ -201,9 +202,8 @@ class VariableCopying(Recall):
 
     def draw(self, size: int, generator: Generator) -> Batch:
         items = self.drawn_items(size, generator)
-        if not self.per_row:
-            return self.copied(items, int(torch.randint(1, self.T + 1, (), generator=generator, device=generator.device)))
-        lags = torch.randint(1, self.T + 1, (size,), generator=generator, device=generator.device)
+        count = size if self.per_row else 1
+        lags = torch.randint(1, self.T + 1, (count,), generator=generator, device=generator.device).expand(size)
         step = torch.arange(self.T + 2 * self.items, device=generator.device).unsqueeze(1)
         # Distance of each step from its row's marker; the items are due at distances 1 .. k.
         past = step - (self.items + lags - 1)
@@ -211,13 +211,12 @@ class VariableCopying(Recall):
         x = torch.where(past == 0, self.symbols + 1, BLANK)
         x[: self.items] = items
         target = torch.where(due, items.gather(0, (past - 1).clamp(0, self.items - 1)), BLANK)
-        return Batch(x, target, lags + 2 * self.items, past <= self.items)
+        return Batch(x, target, lags + 2 * self.items if self.per_row else None, past <= self.items)
 
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
-        if batch.mask is None or batch.lengths is None:
-            return super().loss(prediction, batch)
+        assert batch.mask is not None
         losses = functional.cross_entropy(prediction.movedim(-1, 1), batch.target, reduction="none")
-        return ((losses * batch.mask).sum(dim=0) / batch.lengths).mean()
+        return ((losses * batch.mask).sum(dim=0) / batch.mask.sum(dim=0)).mean()
 
     def metrics(self, prediction: Tensor, batch: Batch) -> dict[str, Tensor]:
         recalled = accuracy(prediction, batch.target, batch.target != BLANK)

@@ -30,6 +30,7 @@ COUNTS = {
     "GRU": (23_625, 165_194), "JANET": (23_542, 164_150), "SRU": (23_010, 164_770), "NRU": (23_569, 165_554),
 }  # fmt: skip
 RECALL, PIXELS, CHARACTERS = range(3)
+PAPER_STEPS = 200_000  # of recall tasks
 
 
 def run(cell: str, kind: int, task: str, task_options: Options, *, lag: int, **own: Any) -> Run:
@@ -44,7 +45,7 @@ def run(cell: str, kind: int, task: str, task_options: Options, *, lag: int, **o
     return Run(task=task, task_options=task_options, cell=name, cell_options={**options, **more}, hidden=hidden, **fields)
 
 
-def recall(cell: str, task: str, T: int, *, steps: int = 200_000, **own: Any) -> Run:
+def recall(cell: str, task: str, T: int, *, steps: int = PAPER_STEPS, **own: Any) -> Run:
     """Copying, variable copying, denoising or random labels."""
     lag = T + 11 if task == "denoising" else T + 20
     if cell == "NRU" and task == "copying":
