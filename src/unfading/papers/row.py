@@ -39,7 +39,7 @@ class Row:
         seeds: Number of seeds.
         retrain: After the choice, train on the training and validation rows together and test the last weights.
         share: The claim is that this share of the seeds comes within the tolerance; None for a claim about the mean.
-        chance: The claim is that the model does no better than a guess.
+        fails: The claim is failure: the model does not train (chance, or NaN), or fewer seeds than `share` solve the task.
         missing: Data that the library has no dataset for; the row cannot be run.
     """
 
@@ -58,7 +58,7 @@ class Row:
     seeds: int = 3
     retrain: bool = False
     share: float | None = None
-    chance: bool = False
+    fails: bool = False
     missing: str = ""
 
     @property

@@ -21,14 +21,17 @@ HEAD = """# The papers, reproduced
 Each row compares a published number with the mean over our seeds. The verdicts are:
 
 - **held**: our mean is not below the published number by more than the tolerance, two standard errors of the test set.
-- **beaten**: our mean less its standard error is above the published number.
+- **beaten**: our mean is above the published number by more than two standard errors. They are those of our mean over
+  seeds, of the test set on which we score, and of the test set on which the paper scored. One seed beats nothing.
 - **missed**: neither.
+- **refuted**: the paper says that the model fails, and it does not.
 - *measured*: there is no published number.
 
-A claim that a cell solves a task holds if the stated share of all seeds solves it. A claim that a cell is at chance holds
-if our mean is within the tolerance of the score of a guess, or worse. Every seed counts; a seed that diverged counts as a
-guess. Published numbers have no spread and may be best runs. Settings were chosen by validation, never by the test. Where
-the candidate settings changed after a test result was known (HAR-2, copying, adding), [the findings](findings.md) say so.
+A claim that a cell solves a task holds if the stated share of all seeds solves it. A claim that a model does not train
+(published at chance, or as 0 for NaN) holds if at most half of the seeds end a tenth better than a guess, and is refuted
+otherwise. Every seed counts; a seed that diverged counts as a guess. Published numbers have no spread and may be best runs.
+Settings were chosen by validation, never by the test. Where the candidate settings changed after a test result was known
+(HAR-2, copying, adding), [the findings](findings.md) say so.
 `unfading reproduce run ITEM --budget paper --device cuda` trains a row again. A row whose setting changed since it was
 measured is marked. ± is the standard deviation over seeds.
 
@@ -74,7 +77,7 @@ TITLES = {
     "star": "STAR (Turkoglu et al. 2019)",
     "nru": "NRU (Chandar et al. 2019)",
 }
-VERDICTS = ("beaten", "held", "missed", "measured", "data not available", "not run")
+VERDICTS = ("beaten", "held", "missed", "refuted", "measured", "data not available", "not run")
 
 
 def answers(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
@@ -135,7 +138,10 @@ def _note(row: Line, outcome: Outcome) -> str:
 def _cells(row: Line, outcome: Outcome) -> list[str]:
     published = "-" if row["published"] is None else number(row["published"], row["unit"])
     if row["share"] is not None:
-        published = f"{row['share']:.0%} of seeds at most {row['published'] + row['tolerance']:.3g}"
+        share = f"{'under ' if row['fails'] else ''}{row['share']:.0%}"
+        published = f"{share} of seeds at most {row['published'] + row['tolerance']:.3g}"
+    elif row["fails"]:
+        published = f"{'NaN' if not row['published'] else published}, does not train"
     if row["printed"]:
         published += f" ({row['printed']})"
     ours = "-" if outcome.mean is None else number(outcome.mean, row["unit"])

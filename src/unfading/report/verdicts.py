@@ -1,17 +1,26 @@
-"""Verdicts: whether our runs hold, beat or miss a published number.
+"""Verdicts: whether our runs hold, beat, miss or refute what a paper publishes.
 
 With m the mean over seeds, s their standard deviation, n their number, p the published number and d its tolerance (two standard
 errors of the test set), all in the paper's unit, and if higher is better,
 
-    held     m >= p - d
-    beaten   m - s / sqrt(n) > p
+    beaten   m - p > 2 sqrt(s^2 / n + (d / 2)^2 + (d / 2)^2)
+    held     m >= p - d, and not beaten
     missed   else
 
-If lower is better the signs are reversed. A single seed has no s: half the tolerance takes the place of s / sqrt(n). A claim
-about a share of seeds (an error of at most p + d, "solved") is held if that share of all seeds of the row reaches it. Finished
-seeds alone would be a biased sample, since a run that solves its task may end before the others. A claim that a cell does no
-better than a guess is held if m is at most the guess plus d, and beaten otherwise. A number of parameters is held within its
-tolerance on either side. No seed is left out: one that ended without a score counts as a guess. Lines are dicts of JSON values.
+Under the root are the error of our mean over seeds, that of the test set on which we score, and that of the test set on which
+the published number was scored. The second does not shrink with n: all seeds are tested on the same rows. A single seed has no
+s and beats nothing. If lower is better the signs are reversed.
+
+A claim about a share of seeds (an error of at most p + d, "solved") is held if that share of all seeds of the row reaches it.
+Finished seeds alone would be a biased sample, since a run that solves its task may end before the others. A claim of failure is
+that a model does not train (a score of chance, or NaN) or, with a share, that fewer seeds than this solve the task:
+
+    held      at most half of the seeds train; with a share, less than that share of the seeds solves the task
+    refuted   else
+
+A seed trains if it ends a tenth better than a guess (`trained`), and one that diverges does not, so one lucky seed of three
+refutes nothing. A number of parameters is held within its tolerance on either side. No seed is left out: one that ended without
+a score counts as a guess, and as not solved. Lines are dicts of JSON values.
 """
 
 import hashlib
@@ -27,7 +36,8 @@ Line = Mapping[str, Any]
 UNITS = {"%": lambda score: 100 * score, "perplexity": lambda score: math.exp(min(score, 700.0))}
 HIGHER_IS_BETTER = ("%",)
 COUNTED = "thousand parameters"
-NOT_RUN, NO_DATA, HELD, BEATEN, MISSED, MEASURED = "not run", "data not available", "held", "beaten", "missed", "measured"
+NOT_RUN, NO_DATA, MEASURED = "not run", "data not available", "measured"
+HELD, BEATEN, MISSED, REFUTED = "held", "beaten", "missed", "refuted"
 # The budgets whose runs are judged, the preferred one first.
 BUDGETS = ("paper", "short")
 
@@ -41,6 +51,7 @@ class Outcome(NamedTuple):
     seeds: int = 0
     asked: int = 0  # seeds that the row asks for
     trained: int = 0  # seeds that ended a tenth better than a guess
+    diverged: int = 0  # seeds whose training ended in a loss that is not finite
     reached: int | None = None  # seeds within the tolerance, for a claim about a share
     steps: float | None = None  # until validation was within the tolerance, median over the seeds that got there
     parameters: Mapping[str, int] | None = None
@@ -74,16 +85,18 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     spread = statistics.stdev(scores) if len(scores) > 1 else None
     asked = max(len(scores), row["seeds"] if runs[0]["budget"] == "paper" else 1)
     reached, steps = None, None
-    if row["published"] is None:
-        verdict = MEASURED
-    elif row["share"] is not None:
-        within = [score <= row["published"] + row["tolerance"] for score in scores]
-        reached = sum(within)
-        verdict = HELD if reached >= row["share"] * asked else MISSED
+    if row["share"] is not None:
+        bound = row["published"] + row["tolerance"]
+        reached = sum(score <= bound and not _diverged(line) for score, line in zip(scores, runs, strict=True))
         firsts = [first for line in runs if (first := to_reach(row, line)) is not None]
         steps = statistics.median(firsts) if firsts else None
-    elif row["chance"]:
-        verdict = BEATEN if mean > UNITS["%"](runs[0]["guess"]) + row["tolerance"] else HELD
+    if row["published"] is None:
+        verdict = MEASURED
+    elif row["fails"]:
+        failed = sum(map(trained, runs)) <= 0.5 * len(runs) if reached is None else reached < row["share"] * len(runs)
+        verdict = HELD if failed else REFUTED
+    elif reached is not None:
+        verdict = HELD if reached >= row["share"] * asked else MISSED
     else:
         verdict = _verdict(row, mean, spread, len(scores))
     return Outcome(
@@ -93,6 +106,7 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         seeds=len(scores),
         asked=asked,
         trained=sum(map(trained, runs)),
+        diverged=sum(map(_diverged, runs)),
         reached=reached,
         steps=steps,
         parameters=runs[0]["parameters"],
@@ -138,7 +152,7 @@ def setting(run: Mapping[str, Any]) -> str:
 def trained(line: Line) -> bool:
     """Whether a run ended a tenth better than a guess."""
     score, guess = (line["test"] or {}).get(line["measure"]), line["guess"]
-    if line["status"] == "diverged" or score is None or guess is None:
+    if _diverged(line) or score is None or guess is None:
         return False
     return bool(score >= guess + 0.1 * (1 - guess) if line["rising"] else score <= 0.9 * guess)
 
@@ -157,6 +171,8 @@ def sentence(row: Line, outcome: Outcome) -> str:
     parts = []
     if outcome.verdict == MISSED and outcome.reached is not None:
         parts.append(f"{outcome.reached} of {outcome.asked} seeds came to {row['published'] + row['tolerance']:.3g}")
+    elif row["fails"] and outcome.answered:
+        parts.append(_failure(outcome))
     elif outcome.verdict in (MISSED, BEATEN) and outcome.mean is not None:
         gap = outcome.mean - row["published"]
         parts.append(f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number")
@@ -168,7 +184,7 @@ def sentence(row: Line, outcome: Outcome) -> str:
         parts.append("at a tenth of the paper's steps")
     if outcome.seeds < outcome.asked:
         parts.append(f"{outcome.asked - outcome.seeds} of {outcome.asked} seeds were not run to their end")
-    if outcome.answered and outcome.trained < outcome.seeds:
+    if outcome.answered and outcome.trained < outcome.seeds and not row["fails"]:
         parts.append(f"{outcome.seeds - outcome.trained} of {outcome.seeds} seeds did not train")
     if row["note"]:
         parts.append(row["note"])
@@ -177,11 +193,22 @@ def sentence(row: Line, outcome: Outcome) -> str:
 
 def _verdict(row: Line, mean: float, spread: float | None, seeds: int) -> str:
     better = 1.0 if row["unit"] in HIGHER_IS_BETTER else -1.0
-    error = row["tolerance"] / 2 if spread is None else spread / math.sqrt(seeds)
     above = better * (mean - row["published"])
-    if above - error > 0:
+    if spread is not None and above > 2 * math.sqrt(spread**2 / seeds + 2 * (row["tolerance"] / 2) ** 2):
         return BEATEN
     return HELD if above >= -row["tolerance"] else MISSED
+
+
+def _failure(outcome: Outcome) -> str:
+    """The answer to a claim of failure."""
+    if outcome.reached is not None:
+        return f"the claim is failure; {outcome.reached} of {outcome.seeds} seeds solved the task"
+    diverged = f", {outcome.diverged} diverged" if outcome.diverged else ""
+    return f"the claim is failure; {outcome.trained} of {outcome.seeds} seeds trained{diverged}"
+
+
+def _diverged(line: Line) -> bool:
+    return bool(line["status"] == "diverged")
 
 
 def _counted(row: Line, lines: Sequence[Line]) -> Outcome:

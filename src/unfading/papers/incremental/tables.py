@@ -169,7 +169,7 @@ def table2() -> list[Row]:
         for name, options in lstm.items():
             note = "the paper has it at chance"
             run = baseline("LSTM", task, {}, options, epochs=EPOCHS)
-            own = {"printed": printed[task]["LSTM"], "chance": True}
+            own = {"printed": printed[task]["LSTM"], "fails": True}
             rows.append(_image_row(f"{label} {name}", run, scores["LSTM"], CIFAR_ROWS, note, **own))
         for name, cell in (("FastRNN", "FastRNN"), ("Antisymmetric", "AntisymmetricRNN")):
             run = baseline(cell, task, {}, epochs=EPOCHS)

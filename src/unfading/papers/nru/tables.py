@@ -8,6 +8,7 @@ sequences, so that the test score, on other sequences, is under a tenth too; or 
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from unfading.papers.nru.runs import CELLS, COUNTS, PAPER_STEPS, PIXELS, RECALL, characters, pixels, recall
@@ -45,18 +46,22 @@ def guess(task: str, T: int) -> float:
 
 
 def recalled(cell: str, task: str, T: int, *, solved: bool | None, name: str = "", note: str = "", **own: Any) -> Row:
-    """A row of a recall task; solved: whether the paper shows it solved, None if it does not say."""
+    """A row of a recall task; solved: whether the paper shows it solved, None if it does not say. See also `stuck`."""
     level = guess(task, T)
     count = COUNTS.get(cell, (None, None))[RECALL] if not own else None
     steps = own.pop("steps", CAP)
     run = recall(cell, task, T, steps=steps, valid_every=EVALUATE_EVERY, stop_at=round(STOP * level, 6), **own)
-    # A claim that a cell only guesses is about the mean, a claim that it solves the task about the share of seeds.
-    published, share = {None: (None, None), True: (0.0, 0.6), False: (level, None)}[solved]
+    published, share = (None, None) if solved is None else (0.0, 0.6)
     notes = [note] * bool(note) + [f"at most {steps:,} of the paper's {PAPER_STEPS:,} steps"]
     return Row(
         run, published, SOLVED * level, "; ".join(notes), name=name or f"{task.replace('_', ' ')} {T} {cell}", unit="error",
-        share=share, parameters=count, whole=True,
+        share=share, parameters=count, whole=True, fails=solved is False,
     )  # fmt: skip
+
+
+def stuck(cell: str, task: str, T: int) -> Row:
+    """A row of a recall task on which the paper shows the cell at the level of a guess."""
+    return replace(recalled(cell, task, T, solved=None), published=guess(task, T), fails=True)
 
 
 def table1() -> list[Row]:

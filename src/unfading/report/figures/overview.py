@@ -22,8 +22,8 @@ def gaps(answers: Iterable[tuple[Line, Outcome]]) -> list[dict[str, Any]]:
     """Name, gap, spread, tolerance and verdict of every row, each row once."""
     rows: dict[str, dict[str, Any]] = {}
     for row, outcome in answers:
-        # The gap says nothing about a claim that a model only guesses.
-        if row["unit"] != "%" or row["chance"] or outcome.mean is None or outcome.verdict not in VERDICTS:
+        # The gap says nothing about a claim that a model does not train.
+        if row["unit"] != "%" or row["fails"] or outcome.mean is None or outcome.verdict not in VERDICTS:
             continue
         gap, spread = outcome.mean - row["published"], outcome.spread or 0.0
         rows.setdefault(
