@@ -8,6 +8,7 @@ products after the loop and equal for all kernels, are not counted.
 
 import argparse
 import json
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -137,9 +138,12 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[64, 96, 128, 200, 256, 300, 512, 1024])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 128, 1000])
     parser.add_argument("--settings", type=int, default=3, help="how many settings of a loop are timed (3)")
+    parser.add_argument("--sample", type=int, help="how many of the cases, chosen at random, are measured (all of them)")
     parser.add_argument("--processes", type=int, default=14)
     arguments = parser.parse_args()
     cases = [Case(cell, size, batch) for cell in arguments.cells for size in arguments.sizes for batch in arguments.batches]
+    if arguments.sample is not None:
+        cases = random.Random(0).sample(cases, min(arguments.sample, len(cases)))
     ratios = []
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(measure, case, arguments.settings): case for case in cases}

@@ -122,6 +122,14 @@ def test_a_row_has_every_comparison_there_is(name):
     assert result.dense == (name != "IncrementalRNN")
 
 
+def test_the_reference_loop_can_be_left_out():
+    fused_layer("LSTM")
+    result = measure(case("LSTM"), rounds=3, loops=False)
+    for one in (result.forward, result.both):
+        assert one.x_reference is None
+        assert one.x_torch > 0
+
+
 def test_lengths_are_half_of_full_on_average():
     lengths = half_lengths(case("STAR", "lengths", T=200, B=32))
     assert lengths.min() >= 1
@@ -252,7 +260,7 @@ def few(monkeypatch):
 
 
 def start(**options):
-    given = {"json": False, "save": None, "figure": None, "command": "unfading bench"}
+    given = {"loops": True, "json": False, "save": None, "figure": None, "command": "unfading bench"}
     return session.on_cpu((), False, (1,), 3, **{**given, **options})
 
 
@@ -289,7 +297,7 @@ def test_numbers_of_threads_are_measured_one_after_the_other(monkeypatch, capsys
     few(monkeypatch)
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr("unfading.bench.cpu.refusal", lambda cell: "it is not measured here")
-    arguments = {"json": True, "save": None, "command": "unfading bench"}
+    arguments = {"loops": True, "json": True, "save": None, "command": "unfading bench"}
     session.on_cpu((), False, (1, 2), 3, figure=None, **arguments)
     assert [json.loads(line)["threads"] for line in capsys.readouterr().out.splitlines()] == [1, 1, 2, 2]
     with pytest.raises(ValueError, match=r"got --threads 1 2\. Name one"):
@@ -377,14 +385,14 @@ def test_the_verb_hands_its_flags_on(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(session, "on_cpu", lambda *arguments, **options: calls.append((arguments, options)) or 1)
     flags = ["--cells", "LSTM", "STAR", "--all", "--threads", "2", "--rounds", "4", "--json", "--save", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["unfading", "bench", *flags, "--figure", "speed.svg"])
+    monkeypatch.setattr(sys, "argv", ["unfading", "bench", *flags, "--no-loops", "--figure", "speed.svg"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 1
     ((positional, named),) = calls
     assert positional == (("LSTM", "STAR"), True, (2,), 4)
     assert named.pop("command").startswith("unfading bench --cells LSTM")
-    assert named == {"json": True, "save": tmp_path, "figure": Path("speed.svg")}
+    assert named == {"loops": False, "json": True, "save": tmp_path, "figure": Path("speed.svg")}
 
 
 def make_result(kind, name, T, B, H, **numbers):

@@ -157,6 +157,12 @@ def test_a_row_has_our_time_and_error_and_those_of_the_peers(measured, monkeypat
     assert reasons == {"graphed loop": "this version has no backend 'graph'", "TorchRL": "not installed", **captured}
 
 
+def test_the_loops_can_be_left_out(measured):
+    names = {peer.name for peer in measured(case("STAR"), loops=False).peers}
+    assert "cuDNN LSTM" in names
+    assert not names & {"eager loop", "graphed loop"}
+
+
 def test_a_peers_ratio_is_our_time_over_its():
     timings = Timings({"fused": [1.0, 1.1, 0.9], "control": [1.0, 1.1, 0.9], "other": [4.0, None, 3.6]})
     assert gpu._peer_pass(timings, "other") == PeerPass(ms=3800.0, rounds=2, of=0.25)
@@ -337,14 +343,15 @@ def test_every_line_is_in_the_file_when_it_is_measured(monkeypatch, capsys, tmp_
     path = tmp_path / "cuda-some-gpu.jsonl"
     calls = []
 
-    def one(case, rounds):
+    def one(case, rounds, loops):
+        assert not loops
         calls.append((rounds, len(path.read_text().splitlines())))
         if case.kind == "fleet":
             raise torch.OutOfMemoryError("too large")
         return make_result(case)
 
     monkeypatch.setattr(gpu, "measure", one)
-    assert session.on_gpu(["STAR"], False, None, json=False, save=tmp_path, command="unfading bench") == 1
+    assert session.on_gpu(["STAR"], False, None, loops=False, json=False, save=tmp_path, command="unfading bench") == 1
     planned = gpu_cases.headline(["STAR"])
     assert calls == [(50, i) for i in range(len(planned))]
     assert {result.kind for result in read(path)[0] if result.status == "failed"} == {"fleet"}

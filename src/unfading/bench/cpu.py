@@ -29,7 +29,7 @@ STEADY = 0.1  # how far a control may be from 1 on several threads
 Contenders = dict[str, Call]
 
 
-def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) -> Result:
+def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0, loops: bool = True) -> Result:
     """Measure one case. The number of torch threads and the random state are the same afterwards as before.
 
     Args:
@@ -37,6 +37,7 @@ def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) ->
         threads: Number of torch threads.
         rounds: Largest number of rounds. Slow contenders get fewer.
         seed: Seed of weights, data and order.
+        loops: Whether the reference loop is timed.
     """
     with torch_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -56,7 +57,8 @@ def measure(case: Case, *, threads: int = 1, rounds: int = 15, seed: int = 0) ->
         if reason is not None:
             return Result(**fields, status="wrong", reason=reason)
 
-        def run(contenders: Contenders) -> Timings:
+        def run(every: Contenders) -> Timings:
+            contenders = {name: call for name, call in every.items() if loops or name != "reference"}
             seconds = {name: SLOW_SECONDS if name == "reference" else SECONDS for name in contenders}
             return time_in_turns(contenders, WALL, rounds=rounds, seconds=seconds, order=random.Random(seed))
 

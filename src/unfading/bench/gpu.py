@@ -18,7 +18,7 @@ from torch import Tensor
 from unfading.bench.agreement import LARGEST, MARGIN, first_difference, largest_error
 from unfading.bench.cases import Case, Dtype
 from unfading.bench.contenders import Contender, Single, StackedModels, build_layer, running_on, scale_parameters
-from unfading.bench.peers import Peers, PeerUnavailable, peers_of_fleet, peers_of_layer
+from unfading.bench.peers import LOOPS, Peers, PeerUnavailable, peers_of_fleet, peers_of_layer
 from unfading.bench.precision import TOLERANCES, float32_precision
 from unfading.bench.results import Pass, Peer, PeerPass, Result, case_fields
 from unfading.bench.timing import EVENTS, Timer, Timings, time_in_turns
@@ -33,7 +33,13 @@ SECONDS, SLOW_SECONDS = 2.0, 0.5  # seconds for all rounds of a contender, and o
 
 
 def measure(
-    case: Case, *, rounds: int = 50, seed: int = 0, device: torch.device | None = None, timer: Timer = EVENTS
+    case: Case,
+    *,
+    rounds: int = 50,
+    seed: int = 0,
+    loops: bool = True,
+    device: torch.device | None = None,
+    timer: Timer = EVENTS,
 ) -> Result:
     """Measure one case. Torch's precision and random state are the same afterwards as before.
 
@@ -41,6 +47,7 @@ def measure(
         case: What to measure.
         rounds: Largest number of rounds. Slow contenders get fewer.
         seed: Seed of weights, data and order.
+        loops: Whether the reference loop is timed, eager and as CUDA graphs.
         device: Device to measure; None for the current GPU.
         timer: How calls are timed there.
     """
@@ -62,6 +69,8 @@ def measure(
             fields["error"] = _rounded(ours.error())
         peers: dict[str, Peer] = {}
         for name, make in _peers(case, models, x, ours).items():
+            if name in LOOPS and not loops:
+                continue
             peers[name], contender = _build_peer(name, make, device)
             if contender is not None:
                 contenders[name] = contender

@@ -25,6 +25,8 @@ class PeerUnavailable(Exception):
     """A peer that cannot run here; the message says why."""
 
 
+LOOPS = {"eager loop": "reference", "graphed loop": "graph"}  # the same cell by other backends
+
 # By name, a function that builds the peer. If it raises, the exception is the reason why the peer is not timed.
 Peers = dict[str, Callable[[], Contender]]
 
@@ -34,8 +36,7 @@ def peers_of_layer(case: Case, layer: Layer, x: Tensor, exact: Contender) -> Pee
     context = running_on("fused", case.dtype, x.device)
     peers: Peers = {
         "fused, captured": partial(_captured, lambda: Single(layer, x, context, exact), x.device),
-        "eager loop": partial(_loop, "reference", case, layer, x, exact),
-        "graphed loop": partial(_loop, "graph", case, layer, x, exact),
+        **{name: partial(_loop, backend, case, layer, x, exact) for name, backend in LOOPS.items()},
     }
     equivalent = torch_equivalent(layer)
     lstm = equivalent if isinstance(equivalent, nn.LSTM) else nn.LSTM(case.input_size, case.H, case.num_layers).to(x.device)

@@ -33,6 +33,7 @@ def on_cpu(
     threads: Sequence[int],
     rounds: int | None,
     *,
+    loops: bool,
     json: bool,
     save: Path | None,
     figure: Path | None,
@@ -50,13 +51,23 @@ def on_cpu(
     planned = cases.everything(cells) if all else cases.headline(cells)
     file, code = _file(save, f"cpu-{machine.slug()}"), 0
     for count in threads:
-        code = max(code, _run(planned, partial(measure, threads=count, rounds=rounds or 15), json, file, figure, command))
+        measure_case = partial(measure, threads=count, rounds=rounds or 15, loops=loops)
+        code = max(code, _run(planned, measure_case, json, file, figure, command))
         if code == INTERRUPTED:
             break
     return code
 
 
-def on_gpu(cells: Sequence[str], all: bool, rounds: int | None, *, json: bool, save: Path | None, command: str) -> int:
+def on_gpu(
+    cells: Sequence[str],
+    all: bool,
+    rounds: int | None,
+    *,
+    loops: bool,
+    json: bool,
+    save: Path | None,
+    command: str,
+) -> int:
     """Measure the current GPU; returns the exit code (see `_run`)."""
     if not torch.cuda.is_available():
         raise ValueError(
@@ -64,7 +75,7 @@ def on_gpu(cells: Sequence[str], all: bool, rounds: int | None, *, json: bool, s
         )
     planned = gpu_cases.everything(cells) if all else gpu_cases.headline(cells)
     torch.cuda.init()  # so that the records name the GPU
-    measure_case = partial(gpu.measure, rounds=rounds or 50)
+    measure_case = partial(gpu.measure, rounds=rounds or 50, loops=loops)
     return _run(planned, measure_case, json, _file(save, f"cuda-{machine.gpu_slug()}"), None, command)
 
 

@@ -16,6 +16,7 @@ def bench(
     device: Literal["cpu", "cuda"] = "cpu",
     threads: Annotated[tuple[int, ...], arg(metavar="N ...")] = (1,),
     rounds: Annotated[int | None, arg(help_behavior_hint="(default: 15 on a CPU, 50 on a GPU)")] = None,
+    loops: bool = True,
     json: bool = False,
     save: Path | None = None,
     figure: Path | None = None,
@@ -32,6 +33,7 @@ def bench(
         threads: Numbers of torch threads, one after the other. On several threads, cases whose control deviates by more than
             10 % are left out.
         rounds: Largest number of rounds per case. Slow cases get fewer.
+        loops: Also time the reference loop, and on a GPU its CUDA graphs, which takes most of the time.
         json: Print JSON lines instead of tables.
         save: File to append JSON lines to, or a folder for cpu-MACHINE.jsonl or cuda-MACHINE.jsonl.
         figure: SVG file for a bar chart of the results on a CPU.
@@ -44,7 +46,7 @@ def bench(
         check_count("--rounds", rounds)
     command = shlex.join(["unfading", *sys.argv[1:]])
     if device == "cpu":
-        sys.exit(session.on_cpu(cells, all, threads, rounds, json=json, save=save, figure=figure, command=command))
+        sys.exit(session.on_cpu(cells, all, threads, rounds, loops=loops, json=json, save=save, figure=figure, command=command))
     if threads != (1,) or figure is not None:
         raise ValueError("--threads and --figure are for --device cpu; leave them out with --device cuda.")
-    sys.exit(session.on_gpu(cells, all, rounds, json=json, save=save, command=command))
+    sys.exit(session.on_gpu(cells, all, rounds, loops=loops, json=json, save=save, command=command))
