@@ -75,11 +75,16 @@ def _compiler() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that contains this package, if there is one."""
+    """The commit of the checkout that contains this package, if there is one.
+
+    "-dirty" is added if files of the package differ from the commit. Other files do not matter: results that are written into
+    the checkout would mark every run after the first.
+    """
     folder = Path(__file__).parent
     if _git(folder, "ls-files", Path(__file__).name) is None:
         return None
-    return _git(folder, "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
+    commit = _git(folder, "describe", "--always", "--abbrev=10", "--exclude=*")
+    return f"{commit}-dirty" if commit and _git(folder, "status", "--porcelain", "--", ".") else commit
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

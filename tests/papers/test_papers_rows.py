@@ -16,6 +16,7 @@ from unfading.papers import budget, ledger, registry, reproduce
 from unfading.papers.item import Item
 from unfading.papers.reproduce import ReproduceOptions, draw_items, results, select_rows, train_rows
 from unfading.papers.row import COUNTED, Curves, Row, two_sigma
+from unfading.report.verdicts import setting
 from unfading.training.run import Run
 from unfading.training.stopping import Stopped, time_limit
 from unfading.training.train import train
@@ -61,7 +62,7 @@ def options(folder, **own):
 
 
 def lines(item, rows, options):
-    return [line for row in rows for line in results(item, row, options)]
+    return [line for row in rows for line in results(item, row, options) if line["kind"] != "candidate"]
 
 
 class Progress:
@@ -160,7 +161,8 @@ def test_passes_that_share_a_gpu_choose_all_rates_at_once_and_survive_a_row_that
         for run in runs:
             if run.hidden == 4:
                 best = {"step": 1, "valid": {"mse": run.rate}}
-                done[run.key] = {"run": run.to_json(), "status": "finished", "best": best, "measure": "mse", "rising": False}
+                about = {"run": run.to_json(), "status": "finished", "measure": "mse", "rising": False}
+                done[run.key] = {**about, "best": best, "test": best["valid"], "guess": 0.5}
         if any(run.hidden == 5 for run in runs):
             raise ValueError("2 of 4 runs failed: Elman")
 
@@ -206,6 +208,41 @@ def test_nru_claims_failure_where_the_paper_shows_it():
     assert all((row.share, row.published) == (0.6, 0.0) for row in unsolved)
 
 
+def test_rows_changed_after_their_test_are_marked():
+    """Those that docs/papers/findings.md lists: HAR-2, copying, our adding rows, six baselines, and the row of 104 epochs."""
+    changed = {
+        name: {row.name for row in registry.rows(ALL[name]) if row.changed_after_test} for name in TABLES if "star" not in name
+    }
+    six = {"pixel RNN", "pixel LSTM", "pixel Antisymmetric", "permuted FastRNN", "permuted LSTM", "permuted Antisymmetric"}
+    assert changed["incremental/table1"] == changed["incremental/table7"] == six | {"pixel iRNN K=1, rank 12, 104 epochs"}
+    assert changed["incremental/table3"] == {
+        row.name for row in registry.rows(ALL["incremental/table3"]) if "HAR-2" in row.name
+    }
+    assert changed["incremental/fig5"] == {f"adding {T} ours K={K}" for T in (100, 400) for K in (1, 3)}
+    assert {name for name in changed["incremental/fig4"] if "copying" in name} == {
+        row.name for row in registry.rows(ALL["incremental/fig4"]) if "copying" in row.name
+    }
+    assert not changed["incremental/table2"]
+    assert not any(changed[name] for name in changed if name.startswith("nru/"))
+
+
+def test_rows_of_equal_terms_differ_in_their_cell_alone():
+    rows = [row for name in ("table1", "table2") for row in registry.rows(ALL[f"incremental/{name}"]) if "equal" in row.name]
+    assert len(rows) == 8
+    for paper, ours in zip(rows[::2], rows[1::2], strict=True):
+        assert (paper.rates, paper.seeds, paper.choices, paper.published) == (
+            ours.rates,
+            ours.seeds,
+            ours.choices,
+            ours.published,
+        )
+        fields = [row.run.to_json() for row in (paper, ours)]
+        differ = {name for name in fields[0] if fields[0][name] != fields[1][name]}
+        assert differ - {"rates"} == {"cell", "cell_options", "rate"}  # of these rates one is chosen
+        assert "iRNN" in paper.name
+        assert "ours" in ours.name
+
+
 def test_a_row_is_frozen():
     row = Row(small(), 1.0, 0.1, "a note", name="r")
     with pytest.raises(FrozenInstanceError):
@@ -246,6 +283,64 @@ def test_the_rate_is_chosen_by_validation_and_then_all_seeds_are_trained(tmp_pat
     assert again.passes == []
 
 
+def test_candidates_are_stored_without_their_curves(tmp_path):
+    row = Row(small(), None, 0.0, name="r", rates=(1e-9, 3e-2), seeds=2)
+    train_rows([row], options(tmp_path), Progress())
+    first, second, *runs = results("p/t", row, options(tmp_path))
+    assert [line["kind"] for line in (first, second, *runs)] == ["candidate", "candidate", "run", "run"]
+    assert [line["setting"] for line in (first, second)] == [{"rate": 1e-9}, {"rate": 3e-2}]
+    assert first["valid"]["mse"] > second["valid"]["mse"]
+    assert {line["chosen"] for line in (first, second)} == {setting(runs[0]["run"])}
+    for line in (first, second):
+        assert {"key", "seed", "seconds", "commit", "status", "steps", "measure", "item", "row", "budget"} < set(line)
+        assert line["seed"] == 0
+        assert "curve" not in line
+    ledger.add(tmp_path / "papers-x.jsonl", [first, second])
+    ledger.add(tmp_path / "papers-x.jsonl", [first, second])
+    assert len(ledger.read(tmp_path / "papers-x.jsonl")) == 2
+    alone = Row(small(), None, 0.0, name="r", seeds=1)
+    train_rows([alone], options(tmp_path), Progress())
+    assert [line["kind"] for line in results("p/t", alone, options(tmp_path))] == ["run"]
+
+
+def test_a_candidate_is_stored_with_the_score_by_which_it_was_chosen(monkeypatch, tmp_path):
+    """The last one, where the last weights are tested; and before all are finished no setting is chosen."""
+    row = Row(small(task="har2", task_options={}, steps=2), None, 0.0, name="r", retrain=True, seeds=1, rates=(0.1, 0.2))
+
+    def done(where, run):
+        if run.rate == 0.2 or run.split == "full":
+            return None
+        curve = [{"step": i, "valid": {"accuracy": score}} for i, score in enumerate((0.9, 0.5))]
+        about = {"run": run.to_json(), "key": run.key, "status": "finished", "measure": "accuracy", "rising": True}
+        about |= {"steps": 2, "seconds": 1.0, "about": {"commit": "abc"}}
+        return {**about, "curve": curve, "best": {"step": 0, "valid": {"accuracy": 0.9}}}
+
+    monkeypatch.setattr(reproduce, "finished", done)
+    monkeypatch.setattr(Row, "available", True)
+    (line,) = results("p/t", row, options(tmp_path))
+    assert (line["kind"], line["valid"], line["chosen"], line["commit"]) == ("candidate", {"accuracy": 0.5}, None, "abc")
+
+
+@pytest.mark.parametrize(("last", "count"), [(0.905, 3), (0.92, 5)])
+def test_two_seeds_are_added_where_three_differ_by_more_than_a_point(tmp_path, monkeypatch, last, count):
+    row = Row(small(task="har2", task_options={}), 90.0, 0.1, name="r", seeds=3)
+    passes, done = [], {}
+
+    def compare(runs, where, **options):
+        passes.append([run.seed for run in runs])
+        for run in runs:
+            score = {"accuracy": last if run.seed == 2 else 0.90}
+            done[run.key] = {"run": run.to_json(), "measure": "accuracy", "guess": 0.5, "test": score}
+
+    monkeypatch.setattr(reproduce, "compare", compare)
+    monkeypatch.setattr(reproduce, "finished", lambda where, run: done.get(run.key))
+    monkeypatch.setattr(Row, "available", True)
+    train_rows([row], options(tmp_path), Progress())
+    assert passes == [[0, 1, 2], [3, 4]][: 1 + (count == 5)]
+    assert [run.seed for run, _ in reproduce.finished_runs(row, options(tmp_path))] == list(range(count))
+    assert len(reproduce.final_runs(replace(row, unit="error"), options(tmp_path))) == 3
+
+
 def test_retraining_uses_the_validation_rows_too(tmp_path, made):
     row = Row(small(task="har2", task_options={}, steps=2), None, 0.0, name="r", retrain=True, seeds=1)
     train_rows([row], options(tmp_path), Progress())
@@ -270,7 +365,8 @@ def test_with_retraining_the_last_validation_score_chooses(monkeypatch, tmp_path
         scores = {0.1: (0.9, 0.5), 0.2: (0.6, 0.6)}[run.rate]
         curve = [{"step": i, "valid": {"accuracy": score}} for i, score in enumerate(scores)]
         best = {"step": 0, "valid": {"accuracy": max(scores)}}
-        about = {"run": run.to_json(), "status": "finished", "measure": "accuracy", "rising": True}
+        about = {"run": run.to_json(), "key": run.key, "status": "finished", "measure": "accuracy", "rising": True}
+        about |= {"test": None, "guess": 0.5, "steps": 2, "seconds": 1.0, "about": {"commit": "abc"}}
         return {**about, "curve": [*curve, {"step": 9, "loss": 1.0}], "best": best}
 
     monkeypatch.setattr(reproduce, "finished", done)
@@ -409,6 +505,7 @@ def test_every_item_runs_at_budget_smoke(name, tmp_path, capsys, real):
 
 def test_rows_are_selected_by_name(tmp_path):
     names = ["pixel iRNN K=1, rank 12", "pixel iRNN K=1, rank 16", "pixel iRNN K=1, rank 12, 104 epochs"]
+    names.append("pixel iRNN K=1, rank 12, equal terms")
     assert [row.name for row in select_rows("incremental/table1", options(tmp_path, rows=("pixel iRNN K=1",)))] == names
     with pytest.raises(
         ValueError, match=re.escape("no row of incremental/table1 has 'moon' in its name, e.g. 'pixel iRNN K=1")

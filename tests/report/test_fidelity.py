@@ -11,7 +11,7 @@ from unfading.report import fidelity
 from unfading.report.figures import charts as figures
 from unfading.report.figures import curve_figures as curves
 from unfading.report.figures import overview
-from unfading.report.verdicts import judge, sentence, setting, to_reach, trained
+from unfading.report.verdicts import judge, seeds_needed, sentence, setting, to_reach, trained
 
 
 def claim(**own):
@@ -26,6 +26,7 @@ def claim(**own):
         "printed": "",
         "missing": "",
         "dataset": None,
+        "changed_after_test": "",
         "here": True,
         **own,
     }
@@ -57,7 +58,7 @@ def line(score, seed=0, **own):
         "measure": "accuracy", "rising": True, "guess": 0.1, "status": "finished", "seconds": 10.0,
         "test": None if score is None else {"accuracy": score}, "parameters": {"all": 1000, "recurrent": 900},
         "run": {**fields, "split": "full", "seed": seed}, "curve": [],
-        "about": {"machine": machine},
+        "about": {"machine": machine, "commit": "0123456789"},
     }  # fmt: skip
     return {**base, **own}
 
@@ -212,7 +213,7 @@ def test_rows_that_were_not_run():
 
 
 def test_the_larger_budget_on_one_machine_is_judged():
-    cpu = {"about": {"machine": {"cpu": "a CPU", "cores": 2, "gpu": None}}}
+    cpu = {"about": {"machine": {"cpu": "a CPU", "cores": 2, "gpu": None}, "commit": "0123456789"}}
     lines = [line(0.5, 0, budget="short"), line(0.96, 0), line(0.97, 1), line(0.1, 0, **cpu)]
     outcome = judge(claim(), lines)
     assert (outcome.budget, outcome.seeds, outcome.machine) == ("paper", 2, "NVIDIA H200")
@@ -243,10 +244,10 @@ def written(folder):
 def test_the_page_shows_every_row_from_the_records_alone(tmp_path):
     written(tmp_path)
     page = fidelity.page(fidelity.read(tmp_path))
-    assert "| r | 95.00 % | 94.55 % ± 0.071 | 2 | 2/2 | 1,000 (900 recurrent) | 10.0 s | missed |" in page
-    assert "| s | - | 50.00 % | 1 | 1/1 | 1,000 (900 recurrent) | 10.0 s | measured (short) |" in page
-    assert "| u | 95.00 % | - | - | - | - | - | data not available |" in page
-    assert "| v | 95.00 % | - | - | - | - | - | not run |" in page
+    assert "| r | 95.00 % | 94.55 % ± 0.071 | 2 | 2/2 | 1,000 (900 recurrent) | 10.0 s | missed |  |" in page
+    assert "| s | - | 50.00 % | 1 | 1/1 | 1,000 (900 recurrent) | 10.0 s | measured | short |" in page
+    assert "| u | 95.00 % | - | - | - | - | - | data not available |  |" in page
+    assert "| v | 95.00 % | - | - | - | - | - | not run |  |" in page
     assert (
         "- **r**: STAR, 8 units, on adding T=20, adam l2=0.01, rate 0.001 constant, clip 1, batch 4, 100 steps, trained on "
         "training and validation rows. " in page
@@ -258,6 +259,64 @@ def test_the_page_shows_every_row_from_the_records_alone(tmp_path):
     assert "A figure.\n\n![A figure.](q-fig2.png)\n" in fidelity.page(fidelity.read(tmp_path), ["q-fig2.png", "p-t2.png"])
     assert "on NVIDIA H200." in page
     assert "| p | 0 | 0 | 1 | 0 | 1 | 1 | 0 |" in page
+
+
+def test_marks_say_how_a_row_was_measured():
+    rows = [
+        claim(row="clean"), claim(row="dirty"), claim(row="unknown"), claim(row="changed", changed_after_test="the rates"),
+        claim(row="earlier", settings=["0" * 12]), claim(row="wide", seeds=3), claim(row="enough", seeds=3),
+    ]  # fmt: skip
+    about = line(0.5)["about"]
+    scores = (0.950, 0.955, 0.961)
+    runs = [
+        line(0.95, row="clean"),
+        line(0.95, row="dirty"),
+        line(0.95, 1, row="dirty", about={**about, "commit": "0123456789-dirty"}),
+        line(0.95, row="unknown", about={**about, "commit": None}),
+        line(0.95, row="changed"),
+        line(0.95, row="earlier"),
+        *(line(score, seed, row="wide") for seed, score in enumerate(scores)),
+        *(line(score, seed, row="enough") for seed, score in enumerate((*scores, 0.95, 0.95))),
+    ]
+    marks = {row["row"]: fidelity.marks(row, outcome) for row, outcome in fidelity.answers([*rows, *runs])}
+    assert marks == {
+        "clean": [], "dirty": ["no clean commit"], "unknown": ["no clean commit"], "changed": ["changed after test"],
+        "earlier": ["earlier setting"], "wide": ["needs 5 seeds"], "enough": [],
+    }  # fmt: skip
+    page = fidelity.page([*rows, *runs])
+    assert "Of 7 trained rows 2 come from a checkout with uncommitted changes." in page
+    assert "changed after a test score was known: the rates." in page
+    assert "| wide | 95.00 % | 95.53 % ± 0.55 | 3 of 5 |" in page
+
+
+@pytest.mark.parametrize(
+    ("seeds", "unit", "scores", "needed"),
+    [
+        (3, "%", (95.0, 95.5, 96.0), 3),  # a point
+        (3, "%", (95.0, 95.5, 96.1), 5),
+        (3, "%", (95.0, 95.5, 96.1, 95.0, 95.0), 5),
+        (3, "%", (95.0, 96.1), 3),  # unknown until three are run
+        (3, "%", (95.0, 95.0, 95.0, 97.0), 3),
+        (3, "bits", (1.0, 2.0, 9.0), 3),
+        (1, "%", (95.0, 97.0, 99.0), 1),
+    ],
+)
+def test_three_seeds_that_differ_by_more_than_a_point_become_five(seeds, unit, scores, needed):
+    assert seeds_needed(seeds, unit, scores) == needed
+
+
+def test_the_page_says_from_how_many_candidates_a_setting_was_chosen():
+    run = line(0.95)
+    chosen = setting(run["run"])
+    about = {"kind": "candidate", "item": "p/t", "row": "r", "budget": "paper"}
+    tried = [{**about, "key": key, "chosen": hash} for key, hash in (("a", chosen), ("b", chosen), ("c", "0" * 12))]
+    several = claim(settings=[chosen, "1" * 12])
+    page = fidelity.page([several, run, *tried])
+    assert "the setting was chosen by validation from 2." in page
+    assert "Of 1 rows whose setting was chosen from several, the scores of the candidates are stored for 1." in page
+    page = fidelity.page([several, run])
+    assert "chosen by validation from" not in page
+    assert "are stored for 0." in page
 
 
 def test_the_overview_has_each_row_in_per_cent_once_with_its_gap():

@@ -12,7 +12,7 @@ import torch
 
 import unfading
 from tests.helpers.trained import OWN, small, stopped_after, untimed
-from unfading import Run, compare, train, use_backend
+from unfading import Run, compare, machine, train, use_backend
 from unfading.training.run_dir import read_curve
 
 FIELDS = {
@@ -50,6 +50,27 @@ def test_a_record_has_all_its_fields(tmp_path):
     assert about["command"] == "unfading train ..."
     assert before <= datetime.fromisoformat(about["date"]) <= datetime.now(UTC)
     assert "sources" not in about
+
+
+def test_a_commit_is_dirty_only_if_the_package_differs_from_it(tmp_path, monkeypatch):
+    """Results that are written into the checkout do not count."""
+    package = tmp_path / "src" / "package"
+    package.mkdir(parents=True)
+    for path in (package / "machine.py", tmp_path / "results.jsonl"):
+        path.write_text("1\n")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "A commit")):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
+    clean = machine.about("")["commit"]
+    assert len(clean) == 10
+    (tmp_path / "results.jsonl").write_text("2\n")
+    assert machine.about("")["commit"] == clean
+    (package / "new.py").write_text("")
+    assert machine.about("")["commit"] == f"{clean}-dirty"
+    (package / "new.py").unlink()
+    (package / "machine.py").write_text("2\n")
+    assert machine.about("")["commit"] == f"{clean}-dirty"
 
 
 def test_a_record_names_the_commit_of_the_checkout():

@@ -1,13 +1,14 @@
 """Reproduce tables and figures: train their rows, store the results, draw them, list the verdicts.
 
-A row is trained in two stages: one run per setting that is open, of which validation chooses one, then all seeds at that
-setting. Rows of one shape are trained together (`compare` packs their runs into passes on a GPU and into processes on a CPU),
-shapes one after the other in the order of the rows; if several passes share a GPU, all shapes at once. Runs live in
-`ReproduceOptions.runs`: finished runs are not trained again, stopped ones are resumed.
+A row is trained in three stages: one run per setting that is open, of which validation chooses one, then all seeds at that
+setting, then two more where three seeds differ by more than a point. Rows of one shape are trained together (`compare` packs
+their runs into passes on a GPU and into processes on a CPU), shapes one after the other in the order of the rows; if several
+passes share a GPU, all shapes at once. Runs live in `ReproduceOptions.runs`: finished runs are not trained again, stopped ones
+are resumed.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -22,8 +23,8 @@ from unfading.papers import ledger, registry
 from unfading.papers.item import Item, make_folder
 from unfading.papers.ledger import Line
 from unfading.papers.row import Curves, Row
-from unfading.report import fidelity
-from unfading.report.verdicts import Outcome, judge, measurement
+from unfading.report import fidelity, verdicts
+from unfading.report.verdicts import Outcome, judge, measurement, paper_score, seeds_needed
 from unfading.training import weights
 from unfading.training.compare import badness, by_last, compare, shape
 from unfading.training.options import Listener
@@ -109,7 +110,8 @@ def train_rows(rows: Sequence[Row], options: ReproduceOptions, progress: Progres
         groups = {"all": [row for group in groups.values() for row in group]}
     errors: list[ValueError] = []
     for group in groups.values():
-        for stage in (choice_runs, final_runs):
+        # The second call of final_runs adds the seeds that a wide spread of the first three asks for.
+        for stage in (choice_runs, final_runs, final_runs):
             try:
                 _train([run for row in group for run in stage(row, options)], options, progress)
             except ValueError as error:  # some rows failed; the others go on
@@ -146,17 +148,43 @@ def choice_runs(row: Row, options: ReproduceOptions) -> list[Run]:
 
 
 def final_runs(row: Row, options: ReproduceOptions) -> list[Run]:
-    """The runs of a row that count, one per seed; none until its setting is chosen."""
-    setting, *others = row.settings
-    if others:
-        records = [finished(options.runs, run) for run in choice_runs(row, options)]
-        done = [record for record in records if record is not None]
-        if len(done) < len(records):
-            return []
-        if row.retrain:
-            done = [by_last(record) for record in done]
-        setting = min(zip(row.settings, done, strict=True), key=lambda pair: badness([pair[1]]))[0]
-    return [row.final_run(**{**setting, **options.run_fields, "seed": seed}) for seed in range(row.seeds)]
+    """The runs of a row that count, one per seed; none until its setting is chosen.
+
+    If all seeds are finished and the row needs more, these are added.
+    """
+    setting = chosen_setting(row, options)
+    if setting is None:
+        return []
+
+    def runs(seeds: Iterable[int]) -> list[Run]:
+        return [row.final_run(**{**setting, **options.run_fields, "seed": seed}) for seed in seeds]
+
+    first = runs(range(row.seeds))
+    records = [record for run in first if (record := finished(options.runs, run)) is not None]
+    if len(records) < row.seeds:
+        return first
+    needed = seeds_needed(row.seeds, row.unit, [paper_score(row.unit, record) for record in records])
+    return [*first, *runs(range(row.seeds, needed))]
+
+
+def chosen_setting(row: Row, options: ReproduceOptions) -> dict[str, Any] | None:
+    """The setting of a row that is best on validation; None until all of them have been tried."""
+    if len(row.settings) == 1:
+        return row.settings[0]
+    records = [record for _, record in _choice_records(row, options)]
+    if len(records) < len(row.settings):
+        return None
+    return min(zip(row.settings, records, strict=True), key=lambda pair: badness([pair[1]]))[0]
+
+
+def _choice_records(row: Row, options: ReproduceOptions) -> list[tuple[dict[str, Any], Line]]:
+    """The settings to choose from whose runs are finished, with the records by which they are judged."""
+    records = [
+        (setting, record)
+        for setting, run in zip(row.settings, choice_runs(row, options), strict=False)  # no runs if there is one setting
+        if (record := finished(options.runs, run)) is not None
+    ]
+    return [(setting, by_last(record) if row.retrain else record) for setting, record in records]
 
 
 def finished_runs(row: Row, options: ReproduceOptions) -> Iterator[tuple[Run, Line]]:
@@ -175,14 +203,36 @@ def store_results(items: Sequence[str], options: ReproduceOptions) -> None:
 
 
 def results(item: str, row: Row, options: ReproduceOptions) -> list[Line]:
-    """The ledger lines of a row: one per finished run, or one with the number of parameters."""
+    """The ledger lines of a row: one per finished run and per candidate, or one with the number of parameters."""
     about: Line = {"item": item, "row": row.name, "budget": options.budget}
     if row.run is not None and row.counted:
         with torch.device("meta"):  # counting needs no values
             count = sizes(row.run.make_model())
         return [{"kind": "count", **about, **count, "about": machine.about(options.command)}]
+    if not row.available:
+        return []
     records = [record for _, record in finished_runs(row, options)]
-    return [{"kind": "run", **about, "place": panel(row), **_thinned(record)} for record in records]
+    runs: list[Line] = [{"kind": "run", **about, "place": panel(row), **_thinned(record)} for record in records]
+    return [*({"kind": "candidate", **about, **each} for each in candidates(row, options)), *runs]
+
+
+def candidates(row: Row, options: ReproduceOptions) -> list[Line]:
+    """The runs that chose a row's setting, without their curves, so that the choice can be checked."""
+    setting = chosen_setting(row, options)
+    chosen = None if setting is None else verdicts.setting(row.final_run(**setting).to_json())
+    return [
+        {
+            "key": record["key"],
+            "setting": tried,
+            "chosen": chosen,
+            "measure": record["measure"],
+            "valid": record["best"] and record["best"]["valid"],
+            **{name: record[name] for name in ("status", "steps", "seconds")},
+            "seed": record["run"]["seed"],
+            "commit": record["about"]["commit"],
+        }
+        for tried, record in _choice_records(row, options)
+    ]
 
 
 def panel(row: Row) -> str:
@@ -228,7 +278,10 @@ def _draw_rows(name: str, function: Callable[..., Any], options: ReproduceOption
     """List the rows with published number, result and verdict; for a figure of curves draw it too."""
     paths = [options.ledger] if trained else sorted(options.output.glob("papers-*.jsonl"))
     lines = [
-        line for path in paths for line in ledger.read(path) if line["item"] == name and line.get("budget") == options.budget
+        line
+        for path in paths
+        for line in ledger.read(path)
+        if line["item"] == name and line["kind"] in ("run", "count") and line["budget"] == options.budget
     ]
     if options.budget == "smoke":  # has no verdict; its lines are shown as those of a short run
         lines = [{**line, "budget": "short"} for line in lines]

@@ -36,11 +36,12 @@ class Row:
         whole: See `parameters`.
         rates: Learning rates to choose from by validation; if empty, the run's own rate is used.
         choices: Other fields of the run to choose from by validation, each combined with every rate.
-        seeds: Number of seeds.
+        seeds: Number of seeds. Three become five if they differ by more than a point (`report/verdicts.py`).
         retrain: After the choice, train on the training and validation rows together and test the last weights.
         share: The claim is that this share of the seeds comes within the tolerance; None for a claim about the mean.
         fails: The claim is failure: the model does not train (chance, or NaN), or fewer seeds than `share` solve the task.
         missing: Data that the library has no dataset for; the row cannot be run.
+        changed_after_test: What changed in the row's setting or choices after a test score of it was known; empty if nothing.
     """
 
     run: Run | None
@@ -60,6 +61,7 @@ class Row:
     share: float | None = None
     fails: bool = False
     missing: str = ""
+    changed_after_test: str = ""
 
     @property
     def counted(self) -> bool:

@@ -2,6 +2,7 @@
 
 papers-rows.jsonl        one line per row of an item: its published number, its data             (kind: row, figure)
 papers-<machine>.jsonl   one line per run of a row, per parameter count, and per drawn figure    (kind: run, count, drawn)
+                         one short line per run that chose the setting of a row                  (kind: candidate)
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from unfading.files.checked_json import read_objects
 from unfading.report.summary import time
-from unfading.report.verdicts import COUNTED, Line, Outcome, judge, sentence
+from unfading.report.verdicts import COUNTED, Line, Outcome, judge, sentence, setting
 
 ROWS = "papers-rows.jsonl"
 OVERVIEW = "fidelity.svg"
@@ -30,10 +31,15 @@ Each row compares a published number with the mean over our seeds. The verdicts 
 A claim that a cell solves a task holds if the stated share of all seeds solves it. A claim that a model does not train
 (published at chance, or as 0 for NaN) holds if at most half of the seeds end a tenth better than a guess, and is refuted
 otherwise. Every seed counts; a seed that diverged counts as a guess. Published numbers have no spread and may be best runs.
-Settings were chosen by validation, never by the test. Where the candidate settings changed after a test result was known
-(HAR-2, copying, adding), [the findings](findings.md) say so.
-`unfading reproduce run ITEM --budget paper --device cuda` trains a row again. A row whose setting changed since it was
-measured is marked. ± is the standard deviation over seeds.
+Settings were chosen by validation, never by the test. `unfading reproduce run ITEM --budget paper --device cuda` trains a
+row again. ± is the standard deviation over seeds. The column "marks" says:
+
+- *short*: trained for a tenth of the paper's steps.
+- *earlier setting*: measured at a setting that the row had before.
+- *changed after test*: the setting, or the settings to choose from, changed after a test score of the row was known. The
+  note below the table says how.
+- *needs 5 seeds*: three seeds differ by more than a point, and five were not run.
+- *no clean commit*: its runs come from a checkout with uncommitted changes.
 
 """
 
@@ -61,7 +67,7 @@ def page(lines: Sequence[Line], pictures: Collection[str] = ()) -> str:
     for item in by_item:
         papers.setdefault(item.partition("/")[0], []).append(item)
     outcomes = {item: _outcomes(by_item[item]) for item in by_item}
-    parts = [HEAD, _summary(papers, outcomes)]
+    parts = [HEAD, _summary(papers, outcomes), _provenance([each for item in by_item for each in outcomes[item]])]
     if OVERVIEW in pictures:
         parts.append(f"![How far the mean over our seeds is from what is published, row by row]({OVERVIEW})\n\n")
     for paper, items in papers.items():
@@ -95,10 +101,18 @@ def _by_item(lines: Sequence[Line]) -> dict[str, list[Line]]:
 def _outcomes(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
     results: dict[str, list[Line]] = {}
     for line in lines:
-        if line["kind"] in ("run", "count"):
+        if line["kind"] in ("run", "count", "candidate"):
             results.setdefault(line["row"], []).append(line)
-    rows = [line for line in lines if line["kind"] == "row"]
-    return [(row, judge(row, results.get(row["row"], []), here=row["here"])) for row in rows]
+    return [(row, _outcome(row, results.get(row["row"], []))) for row in lines if row["kind"] == "row"]
+
+
+def _outcome(row: Line, lines: Sequence[Line]) -> Outcome:
+    """The outcome of a row, with the number of stored candidates from which its setting was chosen."""
+    outcome = judge(row, [line for line in lines if line["kind"] != "candidate"], here=row["here"])
+    if outcome.run is None:
+        return outcome
+    chosen = setting(outcome.run)
+    return outcome._replace(candidates=len({line["key"] for line in lines if line.get("chosen") == chosen}))
 
 
 def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequence[tuple[Line, Outcome]]]) -> str:
@@ -107,6 +121,32 @@ def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequenc
         verdicts = [outcome.verdict for item in items for _, outcome in outcomes[item]]
         table.append([paper, *(str(verdicts.count(verdict)) for verdict in VERDICTS)])
     return _table(table, left=1) + "\nRows that stand in two tables count twice.\n\n"
+
+
+def _provenance(outcomes: Sequence[tuple[Line, Outcome]]) -> str:
+    """How many of the trained rows cannot be traced to a commit, and of how many the candidates are stored."""
+    trained = [(row, outcome) for row, outcome in outcomes if outcome.run is not None]
+    untraced = sum(not outcome.traced for _, outcome in trained)
+    chosen = [outcome for row, outcome in trained if len(row["settings"]) > 1]
+    stored = sum(outcome.candidates > 0 for outcome in chosen)
+    return (
+        f"Of {len(trained)} trained rows {untraced} come from a checkout with uncommitted changes. Of {len(chosen)} rows whose "
+        f"setting was chosen from several, the scores of the candidates are stored for {stored}.\n\n"
+    )
+
+
+def marks(row: Line, outcome: Outcome) -> list[str]:
+    """What a reader must know about how a row was measured, in a few words each."""
+    if outcome.run is None:
+        return []
+    each = {
+        "short": outcome.budget == "short",
+        "earlier setting": outcome.earlier,
+        "changed after test": bool(row["changed_after_test"]),
+        "needs 5 seeds": outcome.asked > max(outcome.seeds, row["seeds"]),
+        "no clean commit": not outcome.traced,
+    }
+    return [mark for mark, holds in each.items() if holds]
 
 
 def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outcome]], picture: str | None) -> str:
@@ -120,7 +160,7 @@ def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outco
     for line in drawn[-1:]:
         parts += [f"- {each}\n" for each in line["findings"]] + ["\n"]
     if outcomes:
-        head = ["row", "published", "ours", "seeds", "trained", "parameters", "time", "verdict"]
+        head = ["row", "published", "ours", "seeds", "trained", "parameters", "time", "verdict", "marks"]
         parts.append(_table([head, *(_cells(row, outcome) for row, outcome in outcomes)], left=1))
         parts += [f"\n{machines}\n" for machines in _machines(outcomes)]
         notes = [f"- **{row['row']}**: {note}.\n" for row, outcome in outcomes if (note := _note(row, outcome))]
@@ -156,8 +196,7 @@ def _cells(row: Line, outcome: Outcome) -> list[str]:
     counted = row["unit"] == COUNTED
     trained = f"{outcome.trained}/{outcome.seeds}" if outcome.answered and not counted else "-"
     seeds = outcome.seed_count if outcome.seeds and not counted else "-"
-    budget = " (short)" if outcome.budget == "short" else " (earlier setting)" if outcome.earlier else ""
-    return [row["row"], published, ours, seeds, trained, count, seconds, outcome.verdict + budget]
+    return [row["row"], published, ours, seeds, trained, count, seconds, outcome.verdict, ", ".join(marks(row, outcome))]
 
 
 def _machines(outcomes: Iterable[tuple[Line, Outcome]]) -> list[str]:

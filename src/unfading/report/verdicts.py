@@ -21,6 +21,8 @@ that a model does not train (a score of chance, or NaN) or, with a share, that f
 A seed trains if it ends a tenth better than a guess (`trained`), and one that diverges does not, so one lucky seed of three
 refutes nothing. A number of parameters is held within its tolerance on either side. No seed is left out: one that ended without
 a score counts as a guess, and as not solved. Lines are dicts of JSON values.
+
+Three seeds in per cent that differ by more than a point are too few; such a row needs five (`seeds_needed`).
 """
 
 import hashlib
@@ -38,6 +40,8 @@ HIGHER_IS_BETTER = ("%",)
 COUNTED = "thousand parameters"
 NOT_RUN, NO_DATA, MEASURED = "not run", "data not available", "measured"
 HELD, BEATEN, MISSED, REFUTED = "held", "beaten", "missed", "refuted"
+# A row that asks for FEW_SEEDS needs MORE_SEEDS if they differ by more than WIDE points.
+FEW_SEEDS, MORE_SEEDS, WIDE = 3, 5, 1.0
 # The budgets whose runs are judged, the preferred one first.
 BUDGETS = ("paper", "short")
 
@@ -60,6 +64,8 @@ class Outcome(NamedTuple):
     budget: str = ""
     run: Mapping[str, Any] | None = None
     earlier: bool = False  # measured at a setting that the row had before
+    traced: bool = True  # every run comes from a commit, without uncommitted changes
+    candidates: int = 0  # stored settings from which validation chose
 
     @property
     def seed_count(self) -> str:
@@ -80,10 +86,10 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     runs = measurement(row, lines)
     if not runs:
         return Outcome(NOT_RUN if here and not row["missing"] else NO_DATA)
-    scores = [_score(row, line) for line in runs]
+    scores = [paper_score(row["unit"], line) for line in runs]
     mean = statistics.fmean(scores)
     spread = statistics.stdev(scores) if len(scores) > 1 else None
-    asked = max(len(scores), row["seeds"] if runs[0]["budget"] == "paper" else 1)
+    asked = max(len(scores), seeds_needed(row["seeds"], row["unit"], scores) if runs[0]["budget"] == "paper" else 1)
     reached, steps = None, None
     if row["share"] is not None:
         bound = row["published"] + row["tolerance"]
@@ -115,7 +121,15 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         budget=runs[0]["budget"],
         run=runs[0]["run"],
         earlier=runs[0]["budget"] == "paper" and bool(now) and setting(runs[0]["run"]) not in now,
+        traced=all(map(_traced, runs)),
     )
+
+
+def seeds_needed(seeds: int, unit: str, scores: Sequence[float]) -> int:
+    """The number of seeds of a row that asks for `seeds`, given the scores of those that were run, seed 0 first."""
+    first = scores[:FEW_SEEDS]
+    wide = len(first) == FEW_SEEDS and max(first) - min(first) > WIDE
+    return MORE_SEEDS if seeds == FEW_SEEDS and unit == "%" and wide else seeds
 
 
 def measurement(row: Line, lines: Sequence[Line]) -> list[Line]:
@@ -149,6 +163,12 @@ def setting(run: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def paper_score(unit: str, line: Line) -> float:
+    """The test score of a run in the paper's unit; that of a guess if it has none."""
+    score = (line["test"] or {}).get(line["measure"])
+    return float(UNITS.get(unit, float)(line["guess"] if score is None else score))
+
+
 def trained(line: Line) -> bool:
     """Whether a run ended a tenth better than a guess."""
     score, guess = (line["test"] or {}).get(line["measure"]), line["guess"]
@@ -168,14 +188,7 @@ def to_reach(row: Line, line: Line) -> int | None:
 
 def sentence(row: Line, outcome: Outcome) -> str:
     """How the result differs from the paper: by how much, at which budget, and the known reasons."""
-    parts = []
-    if outcome.verdict == MISSED and outcome.reached is not None:
-        parts.append(f"{outcome.reached} of {outcome.asked} seeds came to {row['published'] + row['tolerance']:.3g}")
-    elif row["fails"] and outcome.answered:
-        parts.append(_failure(outcome))
-    elif outcome.verdict in (MISSED, BEATEN) and outcome.mean is not None:
-        gap = outcome.mean - row["published"]
-        parts.append(f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number")
+    parts = [difference] if (difference := _difference(row, outcome)) else []
     if outcome.verdict == NO_DATA:
         parts.append(f"needs {row['dataset']}")
     if outcome.earlier:
@@ -186,6 +199,10 @@ def sentence(row: Line, outcome: Outcome) -> str:
         parts.append(f"{outcome.asked - outcome.seeds} of {outcome.asked} seeds were not run to their end")
     if outcome.answered and outcome.trained < outcome.seeds and not row["fails"]:
         parts.append(f"{outcome.seeds - outcome.trained} of {outcome.seeds} seeds did not train")
+    if outcome.answered and row["changed_after_test"]:
+        parts.append(f"changed after a test score was known: {row['changed_after_test']}")
+    if outcome.candidates:
+        parts.append(f"the setting was chosen by validation from {outcome.candidates}")
     if row["note"]:
         parts.append(row["note"])
     return "; ".join(parts)
@@ -199,12 +216,29 @@ def _verdict(row: Line, mean: float, spread: float | None, seeds: int) -> str:
     return HELD if above >= -row["tolerance"] else MISSED
 
 
+def _difference(row: Line, outcome: Outcome) -> str:
+    """How far the result is from the published number; empty if it is held."""
+    if row["fails"]:
+        return _failure(outcome) if outcome.answered else ""
+    if outcome.verdict == MISSED and outcome.reached is not None:
+        return f"{outcome.reached} of {outcome.asked} seeds came to {row['published'] + row['tolerance']:.3g}"
+    if outcome.verdict in (MISSED, BEATEN) and outcome.mean is not None:
+        gap = outcome.mean - row["published"]
+        return f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number"
+    return ""
+
+
 def _failure(outcome: Outcome) -> str:
     """The answer to a claim of failure."""
     if outcome.reached is not None:
         return f"the claim is failure; {outcome.reached} of {outcome.seeds} seeds solved the task"
     diverged = f", {outcome.diverged} diverged" if outcome.diverged else ""
     return f"the claim is failure; {outcome.trained} of {outcome.seeds} seeds trained{diverged}"
+
+
+def _traced(line: Line) -> bool:
+    commit = line["about"].get("commit")
+    return commit is not None and not commit.endswith("-dirty")
 
 
 def _diverged(line: Line) -> bool:
@@ -217,12 +251,6 @@ def _counted(row: Line, lines: Sequence[Line]) -> Outcome:
     count = lines[-1]["parameters"]["all"] / 1000
     verdict = HELD if abs(count - row["published"]) <= row["tolerance"] else MISSED
     return Outcome(verdict, count, seeds=1, trained=1, parameters=lines[-1]["parameters"])
-
-
-def _score(row: Line, line: Line) -> float:
-    """The test score of a run in the paper's unit; that of a guess if it has none."""
-    score = (line["test"] or {}).get(line["measure"])
-    return float(UNITS.get(row["unit"], float)(line["guess"] if score is None else score))
 
 
 def _machine(line: Line) -> str:
