@@ -55,7 +55,7 @@ def test_equal_runs_are_refused(tmp_path):
 
 def test_runs_of_one_shape_differ_only_in_seed_rates_and_limits():
     same = [{"seed": 5}, {"rate": 0.5}, {"rates": {"U": 0.1}}, {"schedule": "cosine"}, {"clip_norm": 3.0}, {"steps": 99}]
-    same += [{"retries": 2}, {"stop_at": 0.1}, {"clip_norm": None, "clip_value": 1.0}]
+    same += [{"retries": 2}, {"stop_at": 0.1}, {"select_by": "loss"}, {"clip_norm": None, "clip_value": 1.0}]
     other = [{"hidden": 5}, {"cell": "STAR"}, {"optimiser": "sgd"}, {"batch": 4}, {"task_options": {"T": 8}}, {"layers": 2}]
     assert {shape(replace(SMALL, **change)) for change in same} == {shape(SMALL)}
     assert all(shape(replace(SMALL, **change)) != shape(SMALL) for change in other)

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import unfading
+from tests.helpers.paths import ROOT
 from tests.helpers.trained import OTHER, OWN, WITH, changed, small
 from unfading import Run, catalogue
+from unfading.papers import ledger
 from unfading.training.learning_rate import SCHEDULES
 from unfading.training.names import layer_class, parse, task_class
 from unfading.training.optimise import OPTIMISERS
@@ -40,6 +42,16 @@ def test_every_field_is_in_the_key_and_survives_json(name):
     assert again.key == other.key
     assert len(other.key) == 12
     assert int(other.key, 16) >= 0
+
+
+def test_the_keys_of_committed_records_are_those_of_their_runs():
+    """A setting that was added later leaves the keys of earlier runs as they were."""
+    lines = [line for path in (ROOT / "benchmarks" / "results").glob("papers-*.jsonl") for line in ledger.read(path)]
+    runs = {line["key"]: line["run"] for line in lines if line["kind"] == "run"}
+    assert len(runs) > 400
+    for key, run in runs.items():
+        assert Run.from_json(run).key == key
+        assert Run.from_json(run).to_json() == run
 
 
 def test_a_field_that_is_left_out_of_a_file_has_its_default():
@@ -138,6 +150,8 @@ CASES = {
     "valid_batches": ({"valid_batches": 0}, "valid_batches must be at least 1"),
     "stop_at": ({"stop_at": "soon"}, "stop_at must be a number; got 'soon'"),
     "split and stop_at": ({"split": "full", "stop_at": 0.1}, "nothing is evaluated during training; got stop_at=0.1"),
+    "select_by": ({"select_by": "accuracy"}, "unknown select_by 'accuracy'"),
+    "split and select_by": ({"split": "full", "select_by": "loss"}, "nothing is evaluated during training; got select_by=loss"),
     "retries": ({"retries": -1}, "retries must be at least 0"),
     "dtype": ({"dtype": "float16"}, "unknown dtype 'float16'"),
     "device": ({"device": "gpu"}, "unknown device 'gpu'"),

@@ -147,6 +147,7 @@ IN_RECORD = {
     "backend": lambda record: record["run"],
     "valid_every": lambda record: [row["step"] for row in record["curve"] if "valid" in row],
     "stop_at": lambda record: record["steps"],
+    "select_by": lambda record: record["run"],  # the loss of this task is its metric
 }
 # Fields that change shapes, so that weights cannot be compared.
 SHAPES = {"task", "cell", "cell_options", "hidden", "layers", "dtype"}
@@ -281,6 +282,19 @@ def test_full_trains_on_all_rows_and_tests_the_last_weights(made, monkeypatch, t
     batch = task.batch(0, rows, split="test", seed=0, device="cpu")
     # float32, summed in another order.
     assert record["test"]["loss"] == pytest.approx(task.loss(model(batch.x)[0], batch).item(), rel=1e-5)
+
+
+def test_the_weights_to_test_are_chosen_by_the_metric_or_by_the_loss(made, tmp_path):
+    """Both have one curve, and the test score is that of the chosen weights."""
+    fields = {"task": "digits", "cell": "STAR", "hidden": 6, "batch": 8, "epochs": 12, "rate": 0.3, "dtype": "float64"}
+    by_metric, by_loss = (train(Run(**fields, select_by=name), tmp_path) for name in ("metric", "loss"))
+    assert untimed(by_metric["curve"]) == untimed(by_loss["curve"])
+    scores = {row["step"]: row["valid"] for row in by_loss["curve"] if "valid" in row}
+    assert by_metric["best"]["step"] == max(scores, key=lambda step: scores[step]["accuracy"])
+    assert by_loss["best"]["step"] == min(scores, key=lambda step: scores[step]["loss"])
+    assert by_metric["best"]["step"] != by_loss["best"]["step"]
+    assert by_loss["best"]["valid"] == scores[by_loss["best"]["step"]]
+    assert by_metric["test"] != by_loss["test"]
 
 
 def test_a_run_ends_when_a_score_reaches_stop_at(tmp_path):

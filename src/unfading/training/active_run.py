@@ -83,11 +83,11 @@ class ActiveRun:
 
     def update_best(self, step: int, scores: Mapping[str, float]) -> bool:
         """Take the scores of an evaluation; True if they are the best so far. Of equal scores the first stays the best."""
-        score = scores[self.task.metric]
-        best = None if self.best is None else self.best["valid"][self.task.metric]
-        target = self.run.stop_at
-        self.reached = self.reached or (target is not None and (score == target or is_better(self.task, score, target)))
-        if not is_better(self.task, score, best):
+        score, target = scores[self.task.metric], self.run.stop_at
+        higher = self.task.higher_is_better
+        self.reached = self.reached or (target is not None and (score == target or is_better(score, target, higher)))
+        name, higher = (self.task.metric, higher) if self.run.select_by == "metric" else ("loss", False)
+        if not is_better(scores[name], None if self.best is None else self.best["valid"][name], higher):
             return False
         self.best = {"step": step, "valid": finite_or_none(scores)}
         return True

@@ -1,8 +1,9 @@
 """Train many runs and select learning rates by validation.
 
 On a GPU, runs of one shape are trained in one pass; they may differ in seed, learning rate, factors on it, schedule, clipping,
-steps, `stop_at` and retries. Runs of other shapes get their own pass. Several passes, each in its own process, share a GPU
-through NVIDIA's MPS. On a CPU each run is trained alone, two processes at a time: a pass of several would not be faster.
+steps, `stop_at`, `select_by` and retries. Runs of other shapes get their own pass. Several passes, each in its own process,
+share a GPU through NVIDIA's MPS. On a CPU each run is trained alone, two processes at a time: a pass of several would not be
+faster.
 """
 
 import json

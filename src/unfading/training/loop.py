@@ -30,7 +30,7 @@ from unfading.training.training_state import TrainingState
 # Fields in which runs of one pass may differ.
 MAY_DIFFER = {
     *("seed", "rate", "rates", "schedule", "schedule_options"),
-    *("clip_norm", "clip_value", "steps", "epochs", "stop_at", "retries"),
+    *("clip_norm", "clip_value", "steps", "epochs", "stop_at", "select_by", "retries"),
 }
 
 

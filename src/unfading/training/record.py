@@ -59,8 +59,8 @@ def data_changed(record: Mapping[str, Any]) -> str | None:
     )
 
 
-def is_better(task: Task, score: float, other: float | None) -> bool:
-    """Whether a score in the task's metric is better than another; a score that is not finite is never better."""
+def is_better(score: float, other: float | None, higher_is_better: bool) -> bool:
+    """Whether a score is better than another; a score that is not finite is never better."""
     if not math.isfinite(score):
         return False
-    return other is None or (score > other if task.higher_is_better else score < other)
+    return other is None or (score > other if higher_is_better else score < other)

@@ -21,7 +21,7 @@ from unfading.training import check_task
 from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
 from unfading.training.names import build, check_options, layer_class, place_of, task_class
 from unfading.training.optimise import OPTIMISERS, Optimiser
-from unfading.training.settings import FIELDS, Settings, check
+from unfading.training.settings import ADDED, FIELDS, Settings, check
 from unfading.training.user_code import UserCode, read_code
 
 
@@ -108,7 +108,7 @@ class Run(Settings):
 
     def on_all_rows(self) -> "Run":
         """The run on training and validation rows together, after its settings have been chosen. It has no evaluations."""
-        return replace(self, split="full", valid_every=None, stop_at=None)
+        return replace(self, split="full", valid_every=None, stop_at=None, select_by="metric")
 
     def factors(self, names: list[str]) -> dict[str, float]:
         """The factor on the learning rate of each parameter. A pattern that matches no parameter raises a ValueError."""
@@ -122,7 +122,8 @@ class Run(Settings):
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values. The code of a user's classes is not among them."""
-        return {name: deepcopy(getattr(self, name)) for name in FIELDS}
+        left_out = {name for name in ADDED if getattr(self, name) == FIELDS[name].default}
+        return {name: deepcopy(getattr(self, name)) for name in FIELDS if name not in left_out}
 
     @classmethod
     def from_json(cls, values: Any, code: Mapping[str, UserCode] | None = None) -> "Run":

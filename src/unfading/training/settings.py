@@ -69,6 +69,8 @@ class Settings:
     """Number of batches in an evaluation and in the test; None for all, or 10 if the task has no epochs."""
     stop_at: float | None = None
     """Validation score, in the task's metric, at which training stops early."""
+    select_by: Literal["metric", "loss"] = "metric"
+    """Validation score that chooses the weights to test: the best of the task's metric, or the lowest loss."""
     retries: int = 0
     """How often a run whose loss or gradient is not finite may return to its best weights with half the rate."""
     dtype: Literal["float32", "float64", "tf32"] = "float32"
@@ -136,8 +138,8 @@ class Settings:
 
     @model_validator(mode="after")
     def _check_evaluations(self) -> Self:
-        for name in ("valid_every", "stop_at"):
-            if self.split == "full" and getattr(self, name) is not None:
+        for name in ("valid_every", "stop_at", "select_by"):
+            if self.split == "full" and getattr(self, name) != FIELDS[name].default:
                 raise ValueError(
                     'split="full" trains on the validation rows, so nothing is evaluated during training; got '
                     f"{name}={getattr(self, name)}. Leave it out."
@@ -164,6 +166,9 @@ class Settings:
 
 # By name: type, default and description of each setting.
 FIELDS: dict[str, FieldInfo] = vars(Settings)["__pydantic_fields__"]
+# Settings that the first files of version 1 did not have. At its default such a setting is left out of JSON, so that runs keep
+# their keys.
+ADDED = ("select_by",)
 
 
 def check(values: Mapping[str, Any]) -> Settings:

@@ -19,7 +19,7 @@ def stack(cell: str, depth: int, task: str, task_options: dict[str, Any], *, lag
     kinds = {"vRNN": "Elman", "LSTM w/f": "ForgetLSTM", "RHN": "RecurrentHighway"}
     if cell == "RHN":
         options = {**options, "depth": depth, "coupled": False}
-    fields: dict[str, Any] = {"rate": 1e-3, "clip_norm": 5.0, "batch": 100, "epochs": 100, **own}
+    fields: dict[str, Any] = {"rate": 1e-3, "clip_norm": 5.0, "batch": 100, "epochs": 100, "select_by": "loss", **own}
     layers = 1 if cell == "RHN" else depth
     return Run(
         task=task, task_options=task_options, cell=kinds.get(cell, cell), cell_options=options, layers=layers, **fields
