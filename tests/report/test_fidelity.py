@@ -305,6 +305,12 @@ def test_three_seeds_that_differ_by_more_than_a_point_become_five(seeds, unit, s
     assert seeds_needed(seeds, unit, scores) == needed
 
 
+def test_failures_and_rows_without_a_claim_need_no_more_seeds():
+    runs = [line(score, seed) for seed, score in enumerate((0.90, 0.92, 0.94))]
+    for fields, asked in (({}, 5), ({"published": None}, 3), ({"fails": True}, 3)):
+        assert judge(claim(**{"published": 90.0, "seeds": 3, **fields}), runs).asked == asked
+
+
 def test_the_page_says_from_how_many_candidates_a_setting_was_chosen():
     run = line(0.95)
     chosen = setting(run["run"])

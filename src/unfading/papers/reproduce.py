@@ -161,7 +161,7 @@ def final_runs(row: Row, options: ReproduceOptions) -> list[Run]:
 
     first = runs(range(row.seeds))
     records = [record for run in first if (record := finished(options.runs, run)) is not None]
-    if len(records) < row.seeds:
+    if len(records) < row.seeds or row.published is None or row.fails:  # more seeds are for claims about a mean
         return first
     needed = seeds_needed(row.seeds, row.unit, [paper_score(row.unit, record) for record in records])
     return [*first, *runs(range(row.seeds, needed))]

@@ -22,7 +22,8 @@ A seed trains if it ends a tenth better than a guess (`trained`), and one that d
 refutes nothing. A number of parameters is held within its tolerance on either side. No seed is left out: one that ended without
 a score counts as a guess, and as not solved. Lines are dicts of JSON values.
 
-Three seeds in per cent that differ by more than a point are too few; such a row needs five (`seeds_needed`).
+Three seeds in per cent that differ by more than a point are too few for a claim about their mean; such a row needs five
+(`seeds_needed`).
 """
 
 import hashlib
@@ -89,7 +90,9 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     scores = [paper_score(row["unit"], line) for line in runs]
     mean = statistics.fmean(scores)
     spread = statistics.stdev(scores) if len(scores) > 1 else None
-    asked = max(len(scores), seeds_needed(row["seeds"], row["unit"], scores) if runs[0]["budget"] == "paper" else 1)
+    enough = row["published"] is None or row["fails"]
+    needed = row["seeds"] if enough else seeds_needed(row["seeds"], row["unit"], scores)
+    asked = max(len(scores), needed if runs[0]["budget"] == "paper" else 1)
     reached, steps = None, None
     if row["share"] is not None:
         bound = row["published"] + row["tolerance"]

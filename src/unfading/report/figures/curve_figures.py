@@ -44,7 +44,7 @@ def over_steps(lines: Lines) -> Spec:
 
 
 def over_layers(lines: Lines) -> Spec:
-    """The test score over the number of layers, one panel per task: a dot per seed, a line through the means."""
+    """The test score over the number of layers, one panel per task: a dot per seed, a line of means, dashed a guess."""
     labels = list(dict.fromkeys(line["run"]["cell"] for line in lines))
 
     def panel(alt: Any, name: str, here: Lines) -> Any:
@@ -59,7 +59,8 @@ def over_layers(lines: Lines) -> Spec:
         seeds = alt.Chart(alt.Data(values=dots)).mark_point(filled=True, opacity=0.5, size=45).encode(y=y, **common)
         mean = alt.Y("mean(value):Q", title=y.to_dict()["title"])
         lines_ = alt.Chart(alt.Data(values=dots)).mark_line(strokeWidth=2).encode(y=mean, **common)
-        return alt.layer(lines_, seeds).properties(width=WIDTH, height=HEIGHT, title=name)
+        guess = alt.Chart(alt.Data(values=[{"value": here[0]["guess"]}])).mark_rule(strokeDash=[5, 4], color=INK).encode(y=y)
+        return alt.layer(guess, lines_, seeds).properties(width=WIDTH, height=HEIGHT, title=name)
 
     return _panels(lines, panel)
 
