@@ -540,8 +540,10 @@ class IncrementalRNN(Layer[incremental.State]):
         steps: int = 1,
         eta: float = 0.01,
         learn_eta: bool = True,
+        bounded_eta: bool = False,
         alpha: float = 1.0,
         activation: Literal["relu", "tanh", "sigmoid"] = "relu",
+        std: float | None = None,
         from_zero: bool = False,
         minus: bool = False,
     ) -> None: ...
@@ -751,8 +753,10 @@ class SiRNN(Layer[incremental.State]):
         steps: int = 1,
         eta: float = 0.01,
         learn_eta: bool = True,
+        bounded_eta: bool = False,
         alpha: float = 1.0,
         activation: Literal["relu", "tanh", "sigmoid"] = "relu",
+        std: float | None = None,
         from_zero: bool = False,
         minus: bool = False,
     ) -> None: ...

@@ -184,3 +184,11 @@ def test_incremental_uses_the_last_row_of_eta_past_the_table():
         cell.eta.copy_(torch.arange(8.0).reshape(4, 2))
     eta = cell.project(torch.zeros(5, 1, 3), start=2).eta[:, 0]
     assert eta.tolist() == [[4, 5], [6, 7], [6, 7], [6, 7], [6, 7]]
+
+
+@pytest.mark.parametrize(("rank", "usual"), [(64, 0.1), (300, 0.3 / 300**0.5)])
+def test_incremental_starts_with_the_given_standard_deviation(rank, usual):
+    for std in (None, 0.01):
+        cell = IncrementalRNNCell(3, 300, rank=rank, std=std)
+        for factor in cell.U.factors:
+            assert factor.std().item() == pytest.approx(usual if std is None else std, rel=0.02)

@@ -9,6 +9,7 @@ import unfading
 from tests.helpers import laws
 from tests.helpers.variants import every_cell, every_cell_that_claims
 from unfading.cells.antisymmetric import AntisymmetricRNNCell
+from unfading.cells.incremental import IncrementalRNNCell
 from unfading.cells.spectral import SpectralRNNCell
 from unfading.cells.stable import StableIncrementalRNNCell
 
@@ -158,8 +159,9 @@ def test_stable_incremental_bounds():
         assert np.linalg.norm(step, 2) <= 1 + eta * norm + 1e-10
 
 
-def test_stable_incremental_eta_stays_in_its_interval():
-    cell = StableIncrementalRNNCell(1, 5, bounded_eta=True, alpha=2.0, eta=0.1, steps=3).double()
+@pytest.mark.parametrize("kind", [IncrementalRNNCell, StableIncrementalRNNCell])
+def test_a_bounded_eta_stays_in_its_interval(kind):
+    cell = kind(1, 5, bounded_eta=True, alpha=2.0, eta=0.1, steps=3, inner_steps=1).double()
     assert_close(cell.step_sizes(0, 3), torch.full((3, 1, 1), 0.1, dtype=torch.float64), rtol=1e-6, atol=0)
     with torch.no_grad():
         cell.eta.copy_(torch.tensor([[-50.0], [0.0], [50.0]]))

@@ -134,11 +134,12 @@ def incremental(p, o, x):
     P = {None: U, 0: eye}.get(o.get("projection_rank"))
     P = eye + product(p, "P") if P is None else P
     phi, alpha = PHI[o.get("activation", "relu")], o.get("alpha", 1.0)
+    table = sigmoid(p["eta"]) / alpha if o.get("bounded_eta") else p["eta"]
     h, hs = np.zeros(len(W)), []
     for m, x_m in enumerate(x):
         old = -h if o.get("minus") else h
         g = np.zeros_like(h) if o.get("from_zero") else h
-        for eta in p["eta"][min(m, len(p["eta"]) - 1)]:
+        for eta in table[min(m, len(table) - 1)]:
             g = g + eta * (phi(P @ (U @ (g + old) + W @ x_m + b)) - alpha * (g + old))
         h = g
         hs.append(h)

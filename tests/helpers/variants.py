@@ -40,6 +40,7 @@ OPTIONS = {
         {"rank": 5, "projection_rank": 2, "eta": 0.2, "minus": True, "from_zero": True, "activation": "sigmoid"},
         {"rank": 5, "projection_rank": 5, "eta": 0.1, "minus": True, "inner_steps": 2, "learn_eta": False, "steps": 6},
         {"rank": 5, "eta": 0.2, "bias": False},
+        {"steps": 3, "inner_steps": 2, "eta": 0.3, "bounded_eta": True, "alpha": 0.7, "std": 0.3},
     ],
     "JANET": [{"beta": 0.0, "max_lag": 30}],
     "LSTM": [{"max_lag": 30}, {"normalise": True}],
@@ -53,7 +54,7 @@ OPTIONS = {
         {"memory_size": 4, "heads": 1, "normalise": True},
     ],
     "PeepholeLSTM": [{"max_lag": 30}],
-    "SiRNN": [{"steps": 3, "eta": 0.2}],
+    "SiRNN": [{"steps": 3, "eta": 0.2}, {"eta": 0.2, "bounded_eta": True, "std": 0.3}],
     "STAR": [{"max_lag": 30}, {"shift": 1.0}, {"heads": 3}],
 }
 

@@ -147,6 +147,12 @@ CASES = {
     "tau": (lambda: unfading.ContinuousRNN(2, 5, tau=0), ValueError, "tau must be above 0; got 0"),
     "gaps": (lambda: unfading.ContinuousRNN(1, 5, gaps_in_input=True), ValueError, "input_size must be at least 2"),
     "bounded eta": (lambda: unfading.StableIncrementalRNN(2, 5, eta=2.0, bounded_eta=True), ValueError, "got eta=2.0"),
+    "bounded eta of the paper": (
+        lambda: unfading.IncrementalRNN(2, 5, eta=-0.1, alpha=-1.0, bounded_eta=True),
+        ValueError,
+        "got eta=-0.1 with alpha=-1.0",
+    ),
+    "std": (lambda: unfading.SiRNN(2, 5, std=0.0), ValueError, "std must be above 0; got 0.0"),
     "widths": (lambda: unfading.DeepTransition(2, 5, network=[0]), ValueError, "each width of network must be at least 1"),
     "iterations": (lambda: unfading.EquilibriumRNN(2, 5, iterations=0), ValueError, "iterations must be at least 1"),
     "zoneout": (lambda: unfading.STAR(2, 5, zoneout=1.5), ValueError, r"zoneout must lie in \[0, 1\]"),

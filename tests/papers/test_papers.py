@@ -9,16 +9,19 @@ import pytest
 import torch
 
 from tests.helpers.command import run
+from tests.helpers.paths import ROOT
 from unfading.cli import reproduce_command as cli_reproduce
 from unfading.data import store
 from unfading.diagnostics.equilibrium.analysis import histogram
 from unfading.papers import registry
 from unfading.papers.during_training import snapshots, snapshots_together
 from unfading.papers.incremental import figures as incremental
+from unfading.papers.incremental.clock import step_sizes
 from unfading.papers.incremental.figures import _spread as spread_of_ratios
 from unfading.papers.item import Item
 from unfading.training.run import Run
 from unfading.training.train import train
+from unfading.training.weights import load
 
 SMALL = {
     "fig2": lambda: incremental.fig2(steps=30),
@@ -72,6 +75,23 @@ def test_figures_during_training_are_drawn(name, made, tmp_path):
     item = getattr(incremental, name)(steps=2, windows=2)
     assert len(item.findings) == {"fig7": 4, "fig8": 3}[name]
     assert item.save(f"incremental/{name}", tmp_path)
+
+
+@pytest.mark.usefixtures("made")
+def test_step_sizes_are_those_of_the_trained_models(tmp_path):
+    """On random images, so that the accuracies mean nothing."""
+    figure = step_sizes(str(ROOT / "weights"), images=4)
+    assert figure.save("incremental/step_sizes", tmp_path)
+    path = ROOT / "weights" / "incremental-table2-noisy-mnist-irnn-k-1-rank-5.safetensors"
+    eta = load(path).rnn.cells[0].eta.abs().mean(dim=1)
+    rows = [row for row in figure.rows if row["what"] == "eta" and row["setting"].startswith("noisy MNIST, the paper")]
+    assert [row["value"] for row in rows] == pytest.approx(eta.tolist())
+    assert f"{eta[:28].mean():.3g} on the 28 steps of the image" in figure.findings[0]
+
+
+def test_step_sizes_name_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Run this in the library's repository"):
+        step_sizes(str(tmp_path))
 
 
 @pytest.mark.long

@@ -194,6 +194,35 @@ def test_passes_that_share_a_gpu_choose_all_rates_at_once_and_survive_a_row_that
     assert asked == [[(4, 0.1, 0), (4, 0.2, 0), (5, 0.1, 0), (5, 0.2, 0)], [(4, 0.1, 1)]]
 
 
+def test_a_setting_is_judged_by_the_mean_over_its_judges(tmp_path, monkeypatch):
+    """The first judge alone would choose rate 0.1."""
+    judges = ({"seed": 0, "task_options": {"T": 6}}, {"seed": 3, "task_options": {"T": 7}})
+    row = Row(small(), 0.1, 0.1, name="r", unit="error", rates=(0.1, 0.2), judges=judges, seeds=2)
+    scores = {(0.1, 6): 0.1, (0.1, 7): 0.9, (0.2, 6): 0.2, (0.2, 7): 0.3}
+    runs = reproduce.choice_runs(row, options(tmp_path))
+    assert [(run.rate, run.seed, run.task_options) for run in runs] == [
+        (rate, judge["seed"], judge["task_options"]) for rate in (0.1, 0.2) for judge in judges
+    ]
+    done = {run.key: {"valid": {"mse": scores[run.rate, run.task_options["T"]]}} for run in runs}
+    line = {"status": "finished", "measure": "mse", "rising": False, "curve": []}
+    monkeypatch.setattr(reproduce, "finished", lambda where, run: run.key in done and {**line, "best": done[run.key]} or None)
+    assert reproduce.chosen_setting(row, options(tmp_path)) == {"rate": 0.2}
+    del done[runs[-1].key]
+    assert reproduce.chosen_setting(row, options(tmp_path)) is None
+
+
+def test_the_clock_is_taken_away_by_options_alone():
+    """Each row differs from the row with a table only in what its name says."""
+    rows = {row.name: row.run for row in registry.rows(ALL["incremental/clock"])}
+    for form in ("iRNN", "ours"):
+        plain = rows[f"{form}, a table of eta"]
+        one = {**plain.cell_options, "steps": 1}
+        assert rows[f"{form}, one eta"] == replace(plain, cell_options=one)
+        assert rows[f"{form}, eta >= 0"] == replace(plain, cell_options={**plain.cell_options, "bounded_eta": True}, rates={})
+        assert rows[f"{form}, a table of eta, random position"] == replace(plain, task_options={"start": "random"})
+        assert rows[f"{form}, one eta, random position"] == replace(plain, cell_options=one, task_options={"start": "random"})
+
+
 def test_tolerances_are_those_of_the_test_sets():
     """Standard errors: 0.15 pixel, 0.20 permuted, 0.5 CIFAR, 0.39 HAR-2, 0.09 at 99.1 %, 0.21 psMNIST."""
     for score, rows, sigma in (

@@ -82,6 +82,49 @@ class TestOnMadeFiles:
         one = draw(fixed).x[28:, :1]
         assert torch.equal(draw(fixed, index=1, seed=3).x[28:], one.expand(-1, 4, -1))
 
+    @pytest.mark.parametrize("fixed_noise", [False, True])
+    def test_an_image_starts_at_the_given_step(self, fixed_noise):
+        plain, later = (draw(NoisyMNIST(60, fixed_noise=fixed_noise, start=start)).x for start in (0, 5))
+        assert torch.equal(later[5:33], plain[:28])
+        assert torch.equal(later[:5], plain[28:33])
+        assert torch.equal(later[33:], plain[33:])
+
+    @pytest.mark.parametrize("task", [NoisyMNIST, NoisyCIFAR])
+    @pytest.mark.parametrize("fixed_noise", [False, True])
+    def test_an_image_at_a_random_step_has_the_noise_around_it(self, task, fixed_noise):
+        height, T = task.height, task.height + 7
+        image = draw(task(T, fixed_noise=fixed_noise), size=ROWS["test"]).x
+        moved = draw(task(T, fixed_noise=fixed_noise, start="random"), size=ROWS["test"]).x
+        starts = []
+        for b in range(ROWS["test"]):
+            start = next(s for s in range(8) if torch.equal(moved[s : s + height, b], image[:height, b]))
+            rest = torch.cat([moved[:start, b], moved[start + height :, b]])
+            assert torch.equal(rest, image[height:, b])
+            starts.append(start)
+        assert len(set(starts)) > 2
+
+    def test_random_steps_depend_on_seed_split_and_index_alone(self):
+        task = NoisyMNIST(100, start="random")
+        assert torch.equal(draw(task).x, draw(task).x)
+        # The same images: what differs is the noise and the steps at which the images start.
+        images = [NoisyMNIST(28).batch(0, 4, split="test", seed=0, device="cpu").x]
+
+        def starts(x):
+            return [next(s for s in range(73) if torch.equal(x[s : s + 28, b], images[0][:, b])) for b in range(4)]
+
+        assert starts(draw(task).x) != starts(draw(task, seed=1).x)
+
+    def test_random_steps_are_uniform(self):
+        task = NoisyMNIST(30, start="random")
+        image = draw(NoisyMNIST(28), size=ROWS["test"]).x
+        first = torch.zeros(3)
+        for seed in range(300):
+            x = draw(task, size=ROWS["test"], seed=seed).x
+            for s in range(3):
+                first[s] += (x[s : s + 28] == image).all(dim=2).all(dim=0).sum()
+        assert first.sum() == 300 * ROWS["test"]
+        assert_close(first / first.sum(), torch.full((3,), 1 / 3), atol=0.04, rtol=0)
+
     def test_scales(self):
         images, _ = image_files.mnist("train")
         task = PixelMNIST()

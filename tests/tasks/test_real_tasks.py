@@ -272,3 +272,17 @@ def test_a_random_fifth_of_the_windows_for_validation_where_asked(made):
     assert set(people.people("train")[people.rows("valid")].tolist()) <= set(HELD_OUT_PEOPLE)
     with pytest.raises(ValueError, match="unknown validation 'third'"):
         HAR2(validation="third")
+    with pytest.raises(ValueError, match="validation must be a fold, 0 to 4; got 5"):
+        HAR2(validation=5)
+
+
+def test_five_folds_hold_every_person_out_once():
+    tasks = [HAR2(validation=fold) for fold in range(5)]
+    people = tasks[0].people("train")
+    held_out = [set(people[task.rows("valid")].tolist()) for task in tasks]
+    assert all(
+        not people_out & set(people[task.rows("train")].tolist()) for task, people_out in zip(tasks, held_out, strict=True)
+    )
+    everyone = sorted(person for fold in held_out for person in fold)
+    assert everyone == sorted(set(people.tolist()))
+    assert torch.equal(torch.cat([task.rows("valid") for task in tasks]).sort().values, torch.arange(len(people)))

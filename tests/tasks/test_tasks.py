@@ -19,6 +19,7 @@ from unfading.tasks.synthetic import Adding
 
 # Of each option, another value. An option that no one can turn has no place in a task.
 OTHER = {
+    "start": 3,
     "dropout": 0.5,
     "T": 45,
     "items": 4,
@@ -330,6 +331,8 @@ CASES = {
     "symbols": (lambda: small("copying", symbols=0), ValueError, "symbols must be at least 1"),
     "keep": (lambda: small("copying", keep=0), ValueError, "keep must be at least 1"),
     "denoising": (lambda: small("denoising", T=9), ValueError, "a step to each of the 10 items; got T=9. Nearest: 10"),
+    "noisy start": (lambda: small("noisy_mnist", T=35, start=8), ValueError, "start must be at most T - 28 = 7; got 8"),
+    "noisy start name": (lambda: small("noisy_mnist", start="end"), ValueError, "unknown start 'end'"),
     "noisy mnist": (lambda: small("noisy_mnist", T=27), ValueError, "T must be at least 28; got 27"),
     "scale": (lambda: small("pixel_mnist", scale="standart"), ValueError, "Did you mean 'standard'"),
     "validation": (lambda: small("pixel_mnist", validation="half"), ValueError, "unknown validation 'half'"),

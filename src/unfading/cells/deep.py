@@ -65,6 +65,7 @@ class DeepTransitionCell(InnerStepsCell[Weights]):
             steps=steps,
             eta=eta,
             learn_eta=learn_eta,
+            bounded_eta=False,
             alpha=alpha,
             activation="tanh",
             from_zero=False,

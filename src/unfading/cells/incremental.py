@@ -38,7 +38,7 @@ from typing_extensions import TypeVar
 
 from unfading.cells.base import Activation, Cell, activation, known_activation
 from unfading.cells.matrix import LowRank, Matrix, linear
-from unfading.errors import check_count, check_number, check_rank
+from unfading.errors import check_count, check_number, check_positive, check_rank
 from unfading.initialise import gaussian_
 
 
@@ -73,6 +73,7 @@ class InnerStepsCell(Cell[Inputs, State, AnyWeights]):
         steps: int,
         eta: float,
         learn_eta: bool,
+        bounded_eta: bool,
         alpha: float,
         activation: Activation,
         from_zero: bool,
@@ -83,8 +84,11 @@ class InnerStepsCell(Cell[Inputs, State, AnyWeights]):
         check_count("steps", steps)
         check_number("eta", eta)
         check_number("alpha", alpha)
+        if bounded_eta and not (alpha > 0 and 0 < eta * alpha < 1):
+            raise ValueError(f"bounded_eta=True keeps eta in (0, 1 / alpha); got eta={eta} with alpha={alpha}.")
         self.inner_steps = inner_steps
         self.eta_start = eta
+        self.bounded_eta = bounded_eta
         self.alpha = alpha
         self.activation = known_activation(activation)
         self.from_zero = from_zero
@@ -100,12 +104,15 @@ class InnerStepsCell(Cell[Inputs, State, AnyWeights]):
         gaussian_(self.from_input.weight, 0.1, generator=generator)
         if self.from_input.bias is not None:
             nn.init.zeros_(self.from_input.bias)
-        self.eta.detach().fill_(self.eta_start)
+        # With bounded_eta the table contains the arguments of the sigmoid.
+        share = self.eta_start * self.alpha
+        self.eta.detach().fill_(math.log(share / (1 - share)) if self.bounded_eta else self.eta_start)
 
     def step_sizes(self, start: int, stop: int) -> Tensor:
         """eta of the steps start..stop - 1, [T, 1, K]."""
         rows = torch.arange(start, stop, device=self.eta.device).clamp(max=self.eta.shape[0] - 1)
-        return self.eta[rows].unsqueeze(1)
+        table = self.eta[rows].unsqueeze(1)
+        return torch.sigmoid(table) / self.alpha if self.bounded_eta else table
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         return Inputs(self.from_input(x), self.step_sizes(start, start + x.shape[0]))
@@ -137,8 +144,11 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
             has one row per step of its sequences; 1 gives one eta per inner step for all time.
         eta: initial value of every step size.
         learn_eta: learn the step sizes; otherwise they are fixed.
+        bounded_eta: keep every step size in [0, 1 / alpha]: eta = sigmoid(.) / alpha, with the argument in the table.
         alpha: factor of the leak term, -alpha s.
         activation: the function phi of the equation.
+        std: initial standard deviation of the entries of V and H; None takes 0.1, as in the authors' code, and 0.3 / sqrt(D)
+            for a dense V H.
         from_zero: start the inner steps at g_0 = 0 instead of g_0 = h.
         minus: use -h_{m-1} in place of h_{m-1}, which changes the limit of the Jacobian from -I to I.
     """
@@ -157,8 +167,10 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
         steps: int = 1,
         eta: float = 0.01,
         learn_eta: bool = True,
+        bounded_eta: bool = False,
         alpha: float = 1.0,
         activation: Activation = "relu",
+        std: float | None = None,
         from_zero: bool = False,
         minus: bool = False,
     ):
@@ -170,6 +182,7 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
             steps=steps,
             eta=eta,
             learn_eta=learn_eta,
+            bounded_eta=bounded_eta,
             alpha=alpha,
             activation=activation,
             from_zero=from_zero,
@@ -179,6 +192,9 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
         check_rank("rank", rank, hidden_size)
         if projection_rank is not None:
             check_rank("projection_rank", projection_rank, hidden_size, least=0)
+        if std is not None:
+            check_positive("std", std)
+        self.std = std
         self.U = _near_identity(hidden_size, rank)
         self.tied = projection_rank is None
         self.P = _near_identity(hidden_size, projection_rank) if projection_rank else None
@@ -189,9 +205,9 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
         for matrix in (self.U, self.P):
             if matrix is not None:
                 # A dense V H starts with norm about 0.6; two factors start as in the authors' code.
-                std = 0.1 if len(matrix.factors) == 2 else 0.3 / math.sqrt(self.output_size)
+                usual = 0.1 if len(matrix.factors) == 2 else 0.3 / math.sqrt(self.output_size)
                 for factor in matrix.factors:
-                    gaussian_(factor, std, generator=generator)
+                    gaussian_(factor, usual if self.std is None else self.std, generator=generator)
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         inputs = super().project(x, start)
@@ -214,8 +230,11 @@ class SiRNNCell(IncrementalRNNCell):
         steps: number of rows of the table of eta. Row m is used at time step m, the last row at all later ones.
         eta: initial value of every step size.
         learn_eta: learn the step sizes; otherwise they are fixed.
+        bounded_eta: keep every step size in [0, 1 / alpha]: eta = sigmoid(.) / alpha, with the argument in the table.
         alpha: factor of the leak term, -alpha s.
         activation: the function phi of the equation.
+        std: initial standard deviation of the entries of V and H; None takes 0.1, as in the authors' code, and 0.3 / sqrt(D)
+            for a dense V H.
         from_zero: start at g_0 = 0 instead of g_0 = h.
         minus: use -h_{m-1} in place of h_{m-1}.
     """
@@ -231,8 +250,10 @@ class SiRNNCell(IncrementalRNNCell):
         steps: int = 1,
         eta: float = 0.01,
         learn_eta: bool = True,
+        bounded_eta: bool = False,
         alpha: float = 1.0,
         activation: Activation = "relu",
+        std: float | None = None,
         from_zero: bool = False,
         minus: bool = False,
     ):
@@ -246,8 +267,10 @@ class SiRNNCell(IncrementalRNNCell):
             steps=steps,
             eta=eta,
             learn_eta=learn_eta,
+            bounded_eta=bounded_eta,
             alpha=alpha,
             activation=activation,
+            std=std,
             from_zero=from_zero,
             minus=minus,
         )

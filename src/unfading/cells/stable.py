@@ -21,7 +21,7 @@ with 4,112 parameters, without the head; the paper reports 97.73 % (K = 1) and 9
 """
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
 from unfading.cells.base import Activation
 from unfading.cells.incremental import InnerStepsCell, Weights
@@ -69,6 +69,7 @@ class StableIncrementalRNNCell(InnerStepsCell[Weights]):
             steps=steps,
             eta=eta,
             learn_eta=learn_eta,
+            bounded_eta=bounded_eta,
             alpha=alpha,
             activation=activation,
             from_zero=False,
@@ -77,9 +78,6 @@ class StableIncrementalRNNCell(InnerStepsCell[Weights]):
         check_positive("alpha", alpha)
         rank = -(-hidden_size // 16) if rank is None else rank
         check_rank("rank", rank, hidden_size)
-        if bounded_eta and not 0 < eta * alpha < 1:
-            raise ValueError(f"bounded_eta=True keeps eta in (0, 1 / alpha); got eta={eta} with alpha={alpha}.")
-        self.bounded_eta = bounded_eta
         self.A, self.B, self.C = (nn.Parameter(torch.empty(hidden_size, rank)) for _ in range(3))
         self.reset_parameters()
 
@@ -87,13 +85,6 @@ class StableIncrementalRNNCell(InnerStepsCell[Weights]):
         super().reset_parameters(generator)
         for factor in (self.A, self.B, self.C):
             gaussian_(factor, 0.1, generator=generator)
-        if self.bounded_eta:
-            # The table then contains the arguments of the sigmoid.
-            self.eta.detach().copy_(torch.logit(self.eta.detach() * self.alpha))
-
-    def step_sizes(self, start: int, stop: int) -> Tensor:
-        table = super().step_sizes(start, stop)
-        return torch.sigmoid(table) / self.alpha if self.bounded_eta else table
 
     def weights(self) -> Weights:
         left = torch.cat([-self.A, self.B, -self.C], dim=1)

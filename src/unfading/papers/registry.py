@@ -24,7 +24,7 @@ from unfading.report.verdicts import setting
 
 KINDS = (Item, Curves, list[Row])
 # Datasets of figures that have no rows.
-READS = {"incremental/fig7": "har", "incremental/fig8": "har", "star/fig3": "mnist"}
+READS = {"incremental/fig7": "har", "incremental/fig8": "har", "incremental/step_sizes": "mnist", "star/fig3": "mnist"}
 
 
 def items() -> dict[str, Callable[..., Any]]:

@@ -132,7 +132,7 @@ def _train(runs: Sequence[Run], options: ReproduceOptions, progress: Progress) -
 
 
 def choice_runs(row: Row, options: ReproduceOptions) -> list[Run]:
-    """The runs that choose the setting of a row by validation, all with the first seed; none if it has one setting.
+    """The runs that choose the setting of a row by validation, one per setting and judge; none if it has one setting.
 
     If the seeds are trained anew afterwards, on more rows, these runs take a third of the epochs, unless the number of epochs
     is itself to be chosen.
@@ -144,7 +144,7 @@ def choice_runs(row: Row, options: ReproduceOptions) -> list[Run]:
     fewer = (row.run.epochs or 0) // CHOICE_EPOCHS_DIVISOR
     shorten = row.retrain and fewer >= CHOICE_EPOCHS_LEAST and not any("epochs" in setting for setting in settings)
     epochs: dict[str, Any] = {"epochs": fewer} if shorten else {}
-    return [replace(row.run, seed=0, **options.run_fields, **setting, **epochs) for setting in settings]
+    return [run for setting in settings for run in row.judge_runs(**{**options.run_fields, **setting, **epochs})]
 
 
 def final_runs(row: Row, options: ReproduceOptions) -> list[Run]:
@@ -171,17 +171,19 @@ def chosen_setting(row: Row, options: ReproduceOptions) -> dict[str, Any] | None
     """The setting of a row that is best on validation; None until all of them have been tried."""
     if len(row.settings) == 1:
         return row.settings[0]
-    records = [record for _, record in _choice_records(row, options)]
-    if len(records) < len(row.settings):
+    records, judges = [record for _, record in _choice_records(row, options)], len(row.judges)
+    if len(records) < len(row.settings) * judges:
         return None
-    return min(zip(row.settings, records, strict=True), key=lambda pair: badness([pair[1]]))[0]
+    judged = [records[i : i + judges] for i in range(0, len(records), judges)]
+    return min(zip(row.settings, judged, strict=True), key=lambda pair: badness(pair[1]))[0]
 
 
 def _choice_records(row: Row, options: ReproduceOptions) -> list[tuple[dict[str, Any], Line]]:
     """The settings to choose from whose runs are finished, with the records by which they are judged."""
+    settings = [setting for setting in row.settings for _ in row.judges]
     records = [
         (setting, record)
-        for setting, run in zip(row.settings, choice_runs(row, options), strict=False)  # no runs if there is one setting
+        for setting, run in zip(settings, choice_runs(row, options), strict=False)  # no runs if there is one setting
         if (record := finished(options.runs, run)) is not None
     ]
     return [(setting, by_last(record) if row.retrain else record) for setting, record in records]

@@ -36,6 +36,8 @@ class Row:
         whole: See `parameters`.
         rates: Learning rates to choose from by validation; if empty, the run's own rate is used.
         choices: Other fields of the run to choose from by validation, each combined with every rate.
+        judges: Fields of the runs that judge a setting, e.g. seeds or folds. A setting is trained with each of them, and the
+            mean of their validation scores counts.
         seeds: Number of seeds. Three become five if they differ by more than a point (`report/verdicts.py`).
         retrain: After the choice, train on the training and validation rows together and test the last weights.
         share: The claim is that this share of the seeds comes within the tolerance; None for a claim about the mean.
@@ -56,6 +58,7 @@ class Row:
     whole: bool = False
     rates: tuple[float, ...] = ()
     choices: tuple[Mapping[str, Any], ...] = ({},)
+    judges: tuple[Mapping[str, Any], ...] = ({"seed": 0},)
     seeds: int = 3
     retrain: bool = False
     share: float | None = None
@@ -85,6 +88,15 @@ class Row:
         """The settings to choose from by validation, as fields of the run: every choice with every rate."""
         rates = [{"rate": rate} for rate in self.rates] or [{}]
         return [{**choice, **rate} for choice in self.choices for rate in rates]
+
+    def judge_runs(self, **fields: Any) -> list[Run]:
+        """The runs with these fields that judge a setting, one per judge, whose task options are added to those of the run."""
+        assert self.run is not None
+        run = replace(self.run, **fields)
+        return [
+            replace(run, **{**judge, "task_options": {**run.task_options, **judge.get("task_options", {})}})
+            for judge in self.judges
+        ]
 
     def final_run(self, **fields: Any) -> Run:
         """The run with these fields, as it is trained once its setting is chosen."""

@@ -180,26 +180,46 @@ class Noisy(Images):
     Args:
         T: total number of steps.
         fixed_noise: use the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; otherwise fresh noise.
+        start: step at which the image starts, or "random" for one that is drawn for every row. Noise comes before and after it.
     """
 
     T: int = 1000
     _: KW_ONLY
     fixed_noise: bool = False
+    start: int | Literal["random"] = 0
 
     height: ClassVar[int]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("T", self.T, least=self.height)
+        if isinstance(self.start, str) and self.start != "random":
+            raise ValueError(unknown("start", self.start, ("random",)) + " Or give a step, an int.")
+        if self.start != "random":
+            check_count("start", self.start, least=0)
+            if self.start > self.T - self.height:
+                raise ValueError(f"start must be at most T - {self.height} = {self.T - self.height}; got {self.start}.")
 
     def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
-        x = self.scaled(rows.x)
+        x, generator = self.scaled(rows.x), draw()
         steps, (_, B, I) = self.T - self.height, x.shape
         if self.fixed_noise:
             noise = _fixed_noise(steps, I, x.device).expand(steps, B, I)
         else:
-            noise = torch.randn(steps, B, I, generator=draw(), device=x.device, dtype=x.dtype)
-        return Batch(torch.cat([x, noise]), rows.target)
+            noise = torch.randn(steps, B, I, generator=generator, device=x.device, dtype=x.dtype)
+        if self.start == "random":
+            starts = torch.randint(steps + 1, (B,), generator=generator, device=x.device)
+            return Batch(_moved(x, noise, starts), rows.target)
+        return Batch(torch.cat([noise[: self.start], x, noise[self.start :]]), rows.target)
+
+
+def _moved(image: Tensor, noise: Tensor, starts: Tensor) -> Tensor:
+    """Noise [n, B, I] with row b of the image [h, B, I] inserted at step starts[b], [h + n, B, I]."""
+    height, B, _ = image.shape
+    step = torch.arange(height + len(noise), device=image.device).unsqueeze(1)  # [T, 1]
+    # Which step of (image, noise) comes at each step: noise, the image, then the noise that is left.
+    source = torch.where(step < starts, step + height, torch.where(step < starts + height, step - starts, step))
+    return torch.cat([image, noise])[source, torch.arange(B, device=image.device)]
 
 
 @lru_cache(maxsize=4)

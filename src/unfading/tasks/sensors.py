@@ -5,7 +5,8 @@ The incremental RNN's tables use both datasets, "zero mean - unit variance norma
 
 HAR is published with a split by people. For validation we also hold out people, the last four of the 21: windows overlap by
 half, so a random fifth would share half of each of its windows with training. That is 1,485 of 7,352 windows, 20.2 %.
-`validation="fifth"` selects a random fifth, as in the incremental RNN's paper: four people are few for choosing settings.
+`validation="fifth"` selects a random fifth, as in the incremental RNN's paper: four people are few for choosing settings. An
+int from 0 to 4 selects one of five folds of people, for cross-validation.
 
 For DSA the papers state 4,560 examples each for training and testing, but not which. `split_by="subjects"` trains on people 1
 to 4 and tests on 5 to 8; `"segments"` trains on the first half of each recording and tests on the second. "subjects" is the
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unfading.data import store
-from unfading.errors import unknown
+from unfading.errors import check_count, unknown
 from unfading.files.checked_json import sentence
 from unfading.tasks.resident import Examples, Part
 from unfading.tasks.scaling import Normalise, Normalised
@@ -32,23 +33,34 @@ Table = NDArray[np.float32]  # [lines, columns]
 ACTIVITIES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
 CHANNELS = tuple(f"{kind}_{axis}" for kind in ("total_acc", "body_acc", "body_gyro") for axis in "xyz")
 HELD_OUT_PEOPLE = (27, 28, 29, 30)
+FOLDS = 5
 
 
 @dataclass(frozen=True)
 class HAR6(Normalised):
-    """Classify six activities from windows of 128 steps (2.56 s) of nine inertial signals."""
+    """Classify six activities from windows of 128 steps (2.56 s) of nine inertial signals.
+
+    Args:
+        normalise: subtract mean and divide by standard deviation per "channel" or per "step" and channel; or "none".
+        validation: the held-out training windows: those of the last four "people", a random "fifth", or, for an int from 0 to
+            4, those of every fifth person, from this one on.
+    """
 
     paper: ClassVar[str] = "Anguita 2013"
     dataset: ClassVar[str] = "har"
     merged: ClassVar[tuple[int, ...]] = (0, 1, 2, 3, 4, 5)  # the class of each of ACTIVITIES
 
     normalise: Normalise = "channel"
-    validation: Literal["people", "fifth"] = "people"
+    validation: Literal["people", "fifth"] | int = "people"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.validation not in ("people", "fifth"):
-            raise ValueError(unknown("validation", self.validation, ("people", "fifth")))
+        if isinstance(self.validation, str) and self.validation not in ("people", "fifth"):
+            raise ValueError(unknown("validation", self.validation, ("people", "fifth")) + f" Or a fold, 0 to {FOLDS - 1}.")
+        if not isinstance(self.validation, str):
+            check_count("validation", self.validation, least=0)
+            if self.validation >= FOLDS:
+                raise ValueError(f"validation must be a fold, 0 to {FOLDS - 1}; got {self.validation}.")
 
     @property
     def input_size(self) -> int:
@@ -73,7 +85,8 @@ class HAR6(Normalised):
         people = self.people("train")
         if len(people) != n:
             raise ValueError(f"train/subject_train.txt of dataset 'har' has {len(people)} lines; wanted {n}. {_again('har')}")
-        return torch.nonzero(torch.isin(people, torch.tensor(HELD_OUT_PEOPLE))).squeeze(1)
+        held_out = torch.tensor(HELD_OUT_PEOPLE) if self.validation == "people" else people.unique()[self.validation :: FOLDS]
+        return torch.nonzero(torch.isin(people, held_out)).squeeze(1)
 
     def people(self, part: Part) -> Tensor:
         """The person, 1 to 30, of each window, int64 [N]."""
@@ -82,7 +95,13 @@ class HAR6(Normalised):
 
 @dataclass(frozen=True)
 class HAR2(HAR6):
-    """HAR with two classes: sitting, laying and walking upstairs against standing, walking and walking downstairs."""
+    """HAR with two classes: sitting, laying and walking upstairs against standing, walking and walking downstairs.
+
+    Args:
+        normalise: subtract mean and divide by standard deviation per "channel" or per "step" and channel; or "none".
+        validation: the held-out training windows: those of the last four "people", a random "fifth", or, for an int from 0 to
+            4, those of every fifth person, from this one on.
+    """
 
     paper: ClassVar[str] = "Kusupati 2018"
     merged: ClassVar[tuple[int, ...]] = (1, 0, 1, 0, 1, 0)
