@@ -191,7 +191,7 @@ def test_the_command_reproduces_an_item(tmp_path, monkeypatch, capsys):
     [
         ((), "name an item, e.g. unfading reproduce run incremental/fig6"),
         (("incremental/fig66",), "unknown item 'incremental/fig66'. Did you mean 'incremental/fig6'?"),
-        (("incremental/fig6", "moon"), "unknown item 'moon'. Known: incremental/fig2"),
+        (("incremental/fig6", "moon"), "unknown item 'moon'. Known: incremental/causes"),
     ],
 )
 def test_a_wrong_item_gives_one_sentence(items, sentence, tmp_path):
