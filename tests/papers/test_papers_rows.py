@@ -205,9 +205,7 @@ def test_a_setting_is_judged_by_the_mean_over_its_judges(tmp_path, monkeypatch):
     ]
     done = {run.key: {"valid": {"mse": scores[run.rate, run.task_options["T"]]}} for run in runs}
     line = {"status": "finished", "measure": "mse", "rising": False, "curve": []}
-    monkeypatch.setattr(
-        reproduce, "finished", lambda where, run: {**line, "best": done[run.key]} if run.key in done else None
-    )
+    monkeypatch.setattr(reproduce, "finished", lambda where, run: {**line, "best": done[run.key]} if run.key in done else None)
     assert reproduce.chosen_setting(row, options(tmp_path)) == {"rate": 0.2}
     del done[runs[-1].key]
     assert reproduce.chosen_setting(row, options(tmp_path)) is None
