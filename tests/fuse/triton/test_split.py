@@ -2,6 +2,7 @@
 
 import copy
 import os
+from contextlib import ExitStack
 from itertools import chain
 from typing import NamedTuple
 
@@ -25,7 +26,17 @@ from unfading.fuse.trace.recorder import trace
 from unfading.fuse.triton import emit_split, split_kernel, stages
 from unfading.fuse.triton import kernel as module
 from unfading.fuse.triton.frame import OWN
-from unfading.fuse.triton.launch_settings import CHUNK, H200, Candidate, Gpu, LaunchSettings, LoopShape, SplitShape, candidates
+from unfading.fuse.triton.launch_settings import (
+    CHUNK,
+    H200,
+    Candidate,
+    Gpu,
+    LaunchSettings,
+    LoopShape,
+    Matrices,
+    SplitShape,
+    candidates,
+)
 from unfading.fuse.triton.source import triton_missing
 from unfading.fuse.triton.split_frame import SplitFrame
 from unfading.fuse.triton.split_kernel import SplitLoops
@@ -61,15 +72,24 @@ def streamed(divided, monkeypatch):
     monkeypatch.setattr(module, "candidates", lambda *given, **options: [Candidate(1.0, LaunchSettings(16, 4, 32, 0, 16))])
 
 
+@pytest.fixture
+def summed(divided, monkeypatch):
+    """Programs sum up products of each other."""
+    setting = LaunchSettings(16, 4, None, 0, 16, summed=True)
+    monkeypatch.setattr(module, "candidates", lambda *given, **options: [Candidate(1.0, setting)])
+
+
 def compared(layer, x, lengths):
     exact = copy.deepcopy(layer).double()
     kernels = {triton_kernel(plan(runner).key) for runner in layer.runners}
     for kernel in kernels:
-        for loops in ("split", "streamed"):
+        for loops in ("split", "streamed", "summed"):
             vars(kernel).pop(loops, None)
         kernel._prepared.clear()
         kernel._settings.clear()
-        with cooperative(kernel.split.launcher.module), cooperative(kernel.streamed.launcher.module):
+        with ExitStack() as programs:
+            for loops in filter(None, (kernel.split, kernel.streamed, kernel.summed)):
+                programs.enter_context(cooperative(loops.launcher.module))
             for some in (None,) if lengths is None else (None, lengths):
                 agree(everything(layer, x, some, "fused"), everything(exact, x, some, "reference"))
         kernel._settings.clear()
@@ -88,6 +108,18 @@ def test_every_cell_agrees_with_the_reference_in_float64(cell):
 def test_matrices_may_be_loaded_at_every_step(cell, streamed):
     size = max(hidden_size(cell), 35) if hidden_size(cell) % 2 else 32
     compared(built(cell, size, torch.float32), torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))
+
+
+@pytest.mark.parametrize("cell", [unfading.LSTMCell, pytest.param(unfading.GRUCell, marks=pytest.mark.long)], ids=name)
+@pytest.mark.parametrize(("size", "batch"), [(35, 5), pytest.param(150, 19, marks=pytest.mark.long)])
+def test_programs_may_sum_up_products_of_each_other(cell, size, batch, summed):
+    layer = built(cell, size, torch.float32)
+    assert triton_kernel(plan(layer.runners[0]).key).summed is not None
+    compared(layer, torch.randn(3, batch, 3), torch.randint(1, 4, (batch,)))
+
+
+def test_the_gradient_of_an_input_of_one_feature_is_a_sum_over_all_programs(summed):
+    compared(built(unfading.LSTMCell, 35, torch.float32, features=1), torch.randn(3, 5, 1), torch.tensor([1, 3, 2, 3, 1]))
 
 
 def test_a_vector_may_be_read_twice_in_chunks(streamed):
@@ -268,7 +300,7 @@ def test_the_memory_of_an_nru_is_divided(short, memory, divided_tables):
     divided_tables.setattr(stages, "SHORT", short)
     layer = unfading.NRU(3, 35, memory_size=memory)
     kernel = triton_kernel(plan(layer.runners[0]).key)
-    functions = SplitLoops(kernel.programs, kernel.names, streamed=False).functions
+    functions = SplitLoops(kernel.programs, kernel.names, Matrices.ON_CHIP).functions
     assert functions["train"].shape.exchanges == 5
     assert functions["back"].shape.exchanges == 4
     assert all(by_unit for f in functions.values() for _, _, by_unit in f.shape.matrices)

@@ -1,9 +1,10 @@
 """Triton source of the loop over time with the units divided among the programs of a cooperative grid.
 
-Each program keeps its columns of every matrix on chip for all of time, or loads them in chunks at every step (`streamed`). Its
-units of the state are in registers. What other programs have computed it reads from the L2 cache (`stages.py`). The programs of
-the same rows wait for each other at every exchange: each adds one to a counter, and waits until all have done so. What nobody
-waits for stands between the two: stores of the outputs, and loads for the next step.
+Each program keeps its columns of every matrix on chip for all of time, loads them in chunks at every step, or keeps some rows
+of the columns of several programs (`summed_tiles.py`). Its units of the state are in registers. What other programs have
+computed it reads from the L2 cache (`stages.py`). The programs of the same rows wait for each other at every exchange: each
+adds one to a counter, and waits until all have done so. What nobody waits for stands between the two: stores of the outputs,
+and loads for the next step.
 
 A program waits for a limited number of rounds. Then it reports trouble, and goes on without waiting to its end.
 """
@@ -16,10 +17,11 @@ from unfading.fuse.ir.program import Program, Store, TensorKind, Value
 from unfading.fuse.plan import TensorNames
 from unfading.fuse.triton.emit import DOWN, PLACED, Around, TritonFunction, around_backward, around_forward, function, summary
 from unfading.fuse.triton.frame import indented
-from unfading.fuse.triton.launch_settings import SplitShape
+from unfading.fuse.triton.launch_settings import Matrices, SplitShape
 from unfading.fuse.triton.split_frame import SplitFrame
-from unfading.fuse.triton.split_tiles import exchange_store
+from unfading.fuse.triton.split_tiles import exchange_store, joined_factors, turns_of
 from unfading.fuse.triton.stages import short_vectors
+from unfading.fuse.triton.summed_tiles import SummedTiles
 from unfading.fuse.triton.tile_shapes import wide
 
 SHORT_MATRICES = 1 << 15  # entries of the matrices of dots that every program computes
@@ -62,11 +64,12 @@ class SplitFunction(NamedTuple):
     exchange: int  # entries of a line
     partial: int  # and further ones for each program
     for_dots: bool  # whether only dots read it
+    summed: int  # columns of the products that are summed, for each unit of a program and each row
 
 
-def emit_split_forward(name: str, program: Program, names: TensorNames, *, streamed: bool) -> SplitFunction:
+def emit_split_forward(name: str, program: Program, names: TensorNames, matrices: Matrices) -> SplitFunction:
     """The loop of a forward program."""
-    frame = SplitFrame(_rearranged(program), names, backward=False, streamed=streamed)
+    frame = SplitFrame(_rearranged(program), names, matrices, backward=False)
     around = around_forward(frame, names)
     stages = frame.tiles.stages
     start = []
@@ -82,9 +85,9 @@ def emit_split_forward(name: str, program: Program, names: TensorNames, *, strea
     )
 
 
-def emit_split_backward(name: str, program: Program, names: TensorNames, *, streamed: bool) -> SplitFunction:
+def emit_split_backward(name: str, program: Program, names: TensorNames, matrices: Matrices) -> SplitFunction:
     """The loop of a reverse program, from each row's last step to its first."""
-    frame = SplitFrame(_rearranged(program), names, backward=True, streamed=streamed)
+    frame = SplitFrame(_rearranged(program), names, matrices, backward=True)
     around = around_backward(frame, names)
     stores = [store for store in frame.program.stores if store.kind != TensorKind.D_STATE]
     body = _body(frame, around, TensorKind.D_STATE, stores)
@@ -109,9 +112,14 @@ def _rearranged(program: Program) -> Program:
 
 
 def _split(frame: SplitFrame, kernel: TritonFunction) -> SplitFunction:
-    stages = frame.tiles.stages
-    shape = SplitShape(tuple(frame.tiles.matrix_sizes), frame.tiles.read, stages.exchanges, stages.longest)
-    return SplitFunction(kernel, shape, stages.width, frame.tiles.partial, stages.for_dots)
+    tiles, stages = frame.tiles, frame.tiles.stages
+    products = [
+        (sum(v.size for v, _ in joined_factors(dots) if stages.is_divided(v)), turns_of(dots))
+        for dots in tiles.joined_products()
+    ]
+    shape = SplitShape(tuple(tiles.matrix_sizes), tiles.read, stages.exchanges, stages.longest, tuple(products))
+    summed = tiles.columns if isinstance(tiles, SummedTiles) else 0
+    return SplitFunction(kernel, shape, stages.width, tiles.partial, stages.for_dots, summed)
 
 
 def _body(frame: SplitFrame, around: Around, carried: TensorKind, stores: list[Store]) -> list[str]:

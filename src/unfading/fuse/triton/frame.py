@@ -21,7 +21,7 @@ OWN = re.compile(
     r"([vi]|W|M|col|all|at|entry|part|joined|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
     r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|part|unit|apart|slot|met|patience|counters?|exchange|trouble"
     r"|blocks?|first_block|turn_of|unit_of|peek|arrive|wait|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square"
-    r"|factor|product|T|B|ROWS|REVERSE|RESIDENT|PRECISION|FAST|UNITS|PARTS|EXCHANGE_ROW|CHUNK|chunk|entry|start|place_of|one\d+|(from|of)\d+_W\d+(_t)?|PATIENCE|range|float"
+    r"|factor|product|T|B|ROWS|REVERSE|RESIDENT|PRECISION|FAST|UNITS|PARTS|EXCHANGE_ROW|CHUNK|chunk|entry|start|place_of|products|(one|share|team)\d+|(from|of)\d+_W\d+(_t)?|PATIENCE|range|float"
 )
 
 

@@ -29,6 +29,7 @@ from unfading.fuse.triton.launch_settings import (
     Gpu,
     LaunchSettings,
     LoopShape,
+    Matrices,
     candidates,
     refused,
     resident_blocks,
@@ -123,12 +124,22 @@ class TritonKernel:
     @cached_property
     def split(self) -> SplitLoops | None:
         """The loops with their units divided among multiprocessors; None where that is never faster."""
-        return SplitLoops(self.programs, self.names, streamed=False) if self.widest >= SPLIT_FROM else None
+        return SplitLoops(self.programs, self.names, Matrices.ON_CHIP) if self.widest >= SPLIT_FROM else None
 
     @cached_property
     def streamed(self) -> SplitLoops | None:
         """The same with matrices that are loaded at every step."""
-        return None if self.split is None else SplitLoops(self.programs, self.names, streamed=True)
+        return None if self.split is None else SplitLoops(self.programs, self.names, Matrices.STREAMED)
+
+    @cached_property
+    def summed(self) -> SplitLoops | None:
+        """The same with products that are summed; None where the step has others."""
+        return SplitLoops(self.programs, self.names, Matrices.SUMMED) if self._has_products else None
+
+    @cached_property
+    def _has_products(self) -> bool:
+        """Whether all dots of all loops may be sums of products of several programs."""
+        return self.split is not None and all(function.shape.products for function in self.split.functions.values())
 
     def setting(self, name: str, precision: str, rows: tuple[int, int], device: torch.device) -> LaunchSettings | None:
         """The settings of a loop for a number of models and of their rows: those of a search, or the usual ones.
@@ -151,6 +162,8 @@ class TritonKernel:
     def candidates(self, name: str, precision: str, rows: tuple[int, int], gpu: Gpu) -> list[Candidate]:
         """The settings with which a loop may fit on a GPU, the fastest first."""
         split = None if self.split is None else self.split.functions[name].shape
+        if split is not None and not self._has_products:
+            split = split._replace(products=())
         return candidates(self.shapes[name], split, precision, rows, gpu, whole=self.whole_refused is None)
 
     def unfit(self, precision: str, device: torch.device) -> str:
@@ -206,11 +219,15 @@ class TritonKernel:
         """The divided loops of these settings; None where each program has all units."""
         if setting.units is None:
             return None
+        if setting.summed:
+            return self.summed
         return self.split if setting.width is None else self.streamed
 
-    def _parts(self, name: str, units: int | None) -> int:
-        """The number of programs that have all units of some rows; `units` is None where each has all of them."""
-        return 1 if units is None or self.split is None else self.split.functions[name].shape.parts(units)
+    def _parts(self, name: str, setting: LaunchSettings) -> int:
+        """The number of programs that have all units of some rows."""
+        if setting.units is None or self.split is None:
+            return 1
+        return self.split.functions[name].shape.parts(setting.units, summed=setting.summed)
 
     def fits(self, precision: str, rows: tuple[int, int], device: torch.device) -> bool:
         """Whether every loop has settings with which it fits on a GPU."""
@@ -313,7 +330,7 @@ class TritonKernel:
         """
         lead, T, B = _lead(extent), *extent[1:]
         blocks = -(-B // setting.rows)
-        lines = chunks * blocks * self._parts("back", setting.units)
+        lines = chunks * blocks * self._parts("back", setting)
         shapes = {PER_STEP: (*lead, T, B), SHARED: (*lead, T, blocks), CONSTANT: (*lead, 1, B)}
         d_inputs = [
             _blank(like, (*shapes[kind], width), options) if width is not None and (want or read) else None
@@ -412,9 +429,9 @@ class PreparedLoop:
     def __init__(
         self, kernel: TritonKernel, name: str, dots: str, setting: LaunchSettings, reverse: bool, device: torch.device
     ):
-        rows, self.warps, width, room, self.units = setting
+        rows, self.warps, width, room, self.units, _ = setting
         self.name, self.split, self.chunk = name, kernel.split_of(setting), width or 0
-        self.parts, self.device = kernel._parts(name, self.units), device
+        self.parts, self.device = kernel._parts(name, setting), device
         self.loops = kernel.at(width if self.split is None else None)
         self.function: TritonFunction = (self.loops if self.split is None else self.split).function(name)
         resident = resident_blocks([BYTES[dots] * size for size in self.function.sizes], room)

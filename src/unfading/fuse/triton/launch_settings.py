@@ -12,6 +12,7 @@ loops that were timed with several settings, 174 take at most 1.15 times as long
 
 import math
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 ON_CHIP = 208 * 1024  # bytes for matrices, beside the state that a dot reads
@@ -27,6 +28,8 @@ ROWS = (16, 32, 64)  # of a program with a part of the units
 UNITS = (8, 16, 32, 64)
 CHUNK = 64  # entries of each column of a matrix that a program loads at a time, where it loads all of them at every step
 CHUNKS = (32, CHUNK, 128)  # that a search tries; the source of a loop relies on the longest
+SUMMED_UNITS, SUMMED_ROWS = 8, (32, 64, 128)  # the same where products are summed
+MOST_SHARES = 16
 STAGES = 4  # chunks on chip at the same time
 
 
@@ -38,6 +41,15 @@ class LaunchSettings(NamedTuple):
     width: int | None  # of a tile, or of a chunk where `units` are divided; None for whole vectors, or matrices on chip
     room: int  # for matrices on chip, in bytes
     units: int | None = None  # of a program, where they are divided; None where each program has all of them
+    summed: bool = False  # whether programs with a part of the units sum up products of each other
+
+
+class Matrices(Enum):
+    """Where the matrices of a loop with divided units are."""
+
+    ON_CHIP = auto()  # a program has the columns of its units
+    STREAMED = auto()  # it loads them at every step
+    SUMMED = auto()  # it has some rows of the columns of several programs
 
 
 class Gpu(NamedTuple):
@@ -76,10 +88,20 @@ class SplitShape(NamedTuple):
     read: int  # entries of the row vectors of all dots
     exchanges: int  # in a step
     longest: int  # entries of the longest value of which a program has or stores a part
+    products: tuple[tuple[int, int], ...] = ()  # that may be summed: entries of their row vectors, columns of each unit
 
-    def parts(self, units: int) -> int:
-        """The number of programs that have all units of some rows."""
-        return math.ceil(self.longest / units)
+    def parts(self, units: int, *, summed: bool = False) -> int:
+        """The number of programs that have all units of some rows; whole teams where they sum up products of each other."""
+        team = max((shares_of(*product) for product in self.products), default=1) if summed else 1
+        return team * math.ceil(self.longest / (units * team))
+
+    def summing(self, rows: int, precision: str) -> int:
+        """Bytes for the matrices, and for two chunks of row vectors, where products are summed."""
+        return SUMMED_UNITS * sum(K * N for K, N in self.products) * BYTES[precision] + 2 * 4 * rows * CHUNK
+
+    def summed_entries(self, rows: int) -> int:
+        """What a program reads and stores in a step where products are summed: shares of row vectors, and products."""
+        return rows * sum(K // shares_of(K, N) + 2 * shares_of(K, N) * N * SUMMED_UNITS for K, N in self.products)
 
     def on_chip(self, rows: int, units: int, precision: str) -> int:
         """Bytes for the matrices and for the row vectors of one dot."""
@@ -98,6 +120,16 @@ class SplitShape(NamedTuple):
         """The share of divided dots with 16 columns, which do not keep four warps busy."""
         lengths = [(K, N * units < 32) for K, N, by_unit in self.matrices if by_unit]
         return sum(K for K, few in lengths if few) / max(sum(K for K, _ in lengths), 1)
+
+
+def shares_of(length: int, columns: int) -> int:
+    """The programs of a team that sum up products, so that it reads and stores as little as possible.
+
+    Args:
+        length: entries of the row vectors of the product.
+        columns: for each unit.
+    """
+    return min(1 << max(round(math.log2(length / (2 * SUMMED_UNITS * columns)) / 2), 1), MOST_SHARES)
 
 
 def usual(loop: LoopShape, precision: str) -> LaunchSettings:
@@ -160,6 +192,7 @@ def _whole(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> 
 
 
 def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
+    at_once = False  # whether all rows run at the same time with the matrices on chip
     for units in UNITS:
         parts = split.parts(units)
         for n in ROWS:
@@ -171,12 +204,24 @@ def _split(loop: LoopShape, split: SplitShape, precision: str, rows: tuple[int, 
                 fewest = units < 16 and split.on_chip(n, 16, precision) <= gpu.on_chip
                 if fewest or (units > 32 and BYTES[precision] >= 4):
                     continue
+                at_once |= turns == 1
                 yield Candidate(turns * _on_chip(loop, split, n, units), LaunchSettings(n, 4, None, 0, units))
             elif split.in_chunks(n, units) <= gpu.on_chip:
                 # Half precision is rounded from float32 after it was loaded.
                 entry = (1.25e-4 + 1.2e-3 / n) * (1.15 if BYTES[precision] < 4 else 1)
                 step = 0.3 + 1.3 * split.exchanges + entry * (n * split.read + split.entries(units))
                 yield Candidate(turns * step, LaunchSettings(n, 8, CHUNK, 0, units))
+    if split.products and not at_once:
+        yield from _summed(split, precision, rows, gpu)
+
+
+def _summed(split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> Iterator[Candidate]:
+    parts = split.parts(SUMMED_UNITS, summed=True)
+    for n in SUMMED_ROWS:
+        if parts <= gpu.multiprocessors and split.summing(n, precision) <= gpu.on_chip:
+            turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
+            step = 0.3 + 1.3 * (split.exchanges + len(split.products)) + 1.5e-4 * split.summed_entries(n)
+            yield Candidate(turns * step, LaunchSettings(n, 8, None, 0, SUMMED_UNITS, summed=True))
 
 
 def _on_chip(loop: LoopShape, split: SplitShape, rows: int, units: int) -> float:

@@ -129,7 +129,8 @@ def remember(kernel: TritonKernel, precision: str, device: torch.device) -> None
 def _name(kernel: TritonKernel, precision: str, device: torch.device) -> str:
     import triton
 
-    sources = (kernel.at(None).source, *("" if loops is None else loops.source for loops in (kernel.split, kernel.streamed)))
+    divided = (kernel.split, kernel.streamed, kernel.summed)
+    sources = (kernel.at(None).source, *("" if loops is None else loops.source for loops in divided))
     about = (*sources, triton.__version__, torch.cuda.get_device_name(device), precision)
     return f"{sha256(repr(about).encode()).hexdigest()[:32]}.json"
 

@@ -6,7 +6,9 @@ Program (part, block) of the grid has the units of `part` in the rows of `block`
 from unfading.fuse.ir.program import Program, Shape, TensorKind, Value
 from unfading.fuse.plan import TensorNames
 from unfading.fuse.triton.frame import Frame, guarded
+from unfading.fuse.triton.launch_settings import Matrices
 from unfading.fuse.triton.split_tiles import SplitTiles
+from unfading.fuse.triton.summed_tiles import SummedTiles
 from unfading.fuse.triton.tiles import Tiles
 
 COUNTER = 32  # entries from one counter to the next, a cache line
@@ -16,7 +18,7 @@ class SplitFrame(Frame):
     """Loads and stores this program's units of long vectors. What all programs have is stored by the first of them."""
 
     tiles: SplitTiles
-    arguments = ("blocks", "first_block", "exchange", "counters", "trouble")
+    arguments: tuple[str, ...] = ("blocks", "first_block", "exchange", "counters", "trouble")
     constants = (*Frame.constants, "UNITS", "PARTS", "EXCHANGE_ROW", "CHUNK")
     blocks_of_rows, block_of_rows = "blocks", "block"
     line_of_sums = "block * tl.num_programs(0) + part"
@@ -34,12 +36,16 @@ class SplitFrame(Frame):
         "met, patience = part * 0, part * 0 + PATIENCE",
     )
 
-    def __init__(self, program: Program, names: TensorNames, *, backward: bool, streamed: bool):
-        self.streamed = streamed
+    def __init__(self, program: Program, names: TensorNames, matrices: Matrices, *, backward: bool):
+        self._matrices = matrices
+        if matrices is Matrices.SUMMED:
+            self.arguments = (*self.arguments, "products")
         super().__init__(program, names, backward=backward)
 
     def new_tiles(self) -> Tiles:
-        return SplitTiles(self.program, self.blocks, streamed=self.streamed)
+        if self._matrices is Matrices.SUMMED:
+            return SummedTiles(self.program, self.blocks)
+        return SplitTiles(self.program, self.blocks, streamed=self._matrices is Matrices.STREAMED)
 
     def is_divided(self, shape: Shape) -> bool:
         return self.tiles.stages.divides(shape) or self.tiles.stages.spreads(shape)

@@ -17,6 +17,7 @@ from unfading.fuse.triton.emit import TritonFunction, source
 from unfading.fuse.triton.emit_split import BARRIER, emit_split_backward, emit_split_forward
 from unfading.fuse.triton.language import PRELUDE
 from unfading.fuse.triton.launch import LaunchConstants, Launcher
+from unfading.fuse.triton.launch_settings import Matrices
 from unfading.fuse.triton.source import module
 from unfading.fuse.triton.split_frame import COUNTER
 from unfading.fuse.triton.tile_shapes import power_of_two
@@ -28,12 +29,12 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class SplitLoops:
     """The three loops of a program: infer, train and back."""
 
-    def __init__(self, programs: Sequence[Program], names: TensorNames, *, streamed: bool):
+    def __init__(self, programs: Sequence[Program], names: TensorNames, matrices: Matrices):
         infer, train, back = programs
         self.functions = {
-            "infer": emit_split_forward("infer", infer, names, streamed=streamed),
-            "train": emit_split_forward("train", train, names, streamed=streamed),
-            "back": emit_split_backward("back", back, names, streamed=streamed),
+            "infer": emit_split_forward("infer", infer, names, matrices),
+            "train": emit_split_forward("train", train, names, matrices),
+            "back": emit_split_backward("back", back, names, matrices),
         }
         self.source = source([function.kernel for function in self.functions.values()], PRELUDE + BARRIER)
         self.launcher = Launcher(module(self.source))
@@ -68,10 +69,12 @@ class SplitLoops:
         # What only dots read is rounded at once as these round it, so that half as much is read.
         dtype = HALVES.get(constants.precision, like.dtype) if function.for_dots else like.dtype
         entries = 2 * at_once * constants.rows * line
+        summed = 2 * at_once * constants.rows * parts * units * function.summed
         try:
             exchange = like.new_empty(entries, dtype=dtype)
+            products = [like.new_empty(summed)] if summed else []
         except torch.cuda.OutOfMemoryError:
-            megabytes = dtype.itemsize * entries / 1e6
+            megabytes = (dtype.itemsize * entries + like.itemsize * summed) / 1e6
             raise NoKernel(
                 f"{like.device} has no memory left for the {megabytes:.3g} MB through which multiprocessors with the units of "
                 "one layer exchange their values"
@@ -81,7 +84,7 @@ class SplitLoops:
         for first in range(0, total, at_once):
             grid = (parts, min(at_once, total - first), 1)
             counters = torch.zeros(grid[1] * COUNTER, dtype=torch.int32, device=like.device)
-            further: tuple[Any, ...] = (T, B, blocks, first, exchange, counters, trouble)
+            further: tuple[Any, ...] = (T, B, blocks, first, exchange, counters, trouble, *products)
             self.launcher.launch(
                 function.kernel, tensors, grid, further, (*constants, *own), warps, models > 0, cooperative=True
             )

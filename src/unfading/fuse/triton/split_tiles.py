@@ -45,11 +45,13 @@ class Index(NamedTuple):
 class SplitTiles(Tiles):
     """Writes the lines of a step, stage by stage."""
 
-    def __init__(self, program: Program, blocks: dict[Block, str], *, streamed: bool):
+    summed = False  # whether dots of divided vectors are sums of products that several programs have computed
+
+    def __init__(self, program: Program, blocks: dict[Block, str], *, streamed: bool = False):
         super().__init__(program, blocks)
         self.streamed = streamed  # whether dots of divided vectors load their matrices at every step
         self.skipped = frozenset(value.id for late in self.late.values() for value in late.between)
-        self.stages = Stages(program, self.skipped)
+        self.stages = Stages(program, self.skipped, summed=self.summed)
         self.parts: dict[int, Tile] = {}  # the tiles of divided values
         self.dividing = False  # whether the lines being written are those of a divided value
         self.matrix_sizes: list[tuple[int, int, bool]] = []  # length, width, and whether the width is that of each unit
@@ -374,13 +376,28 @@ class SplitTiles(Tiles):
         most = MOST_JOINED if self.dividing else max(LONGEST_ROW // wide(value.size), 1)
         return same[start : start + most]
 
+    def joined_products(self) -> list[list[Value]]:
+        """The dots of divided vectors, those together that are one dot in the source.
+
+        Without dots of one entry. There are none where every program needs all entries of such a dot, or a sum over features.
+        """
+        dots = [dot for dot in self.stages.order if self.stages.is_product(dot) and dot.id not in self.skipped and dot.size > 1]
+        if not all(map(self.stages.is_divided, dots)) or self.stages.partial or self.stages.shared:
+            return []
+        joined: list[list[Value]] = []
+        self.dividing = True
+        for dot in dots:
+            if dot.id not in {other.id for together in joined for other in together}:
+                joined.append(self._group(dot))
+        self.dividing = False
+        return joined
+
     def _write_group(self, dots: Sequence[Value]) -> None:
         """One product for several dots, and the columns of each."""
-        total, turns = "None", 1 << (len(dots) - 1).bit_length()
+        total, turns = "None", turns_of(dots)
         name, width = f"joined{dots[0].id}", "UNITS" if self.dividing else str(wide(dots[0].size))
         # One piece is loaded at a time: each takes room on chip while it is used.
-        factors = [(v, [_vectors(dot)[k][1] for dot in dots]) for k, (v, _) in enumerate(_vectors(dots[0]))]
-        for together in self._in_one_loop(factors):
+        for together in self._in_one_loop(joined_factors(dots)):
             v, blocks = together[0]
             if self._is_streamed(v):
                 if total == "None":
@@ -392,7 +409,12 @@ class SplitTiles(Tiles):
                 matrix = self._matrix(tuple(block.rows(start, stop) for block in blocks), turns)
                 self.lines.append(f"{name} = product({self._piece(v, start, stop)}, {matrix}, {total}, PRECISION)")
                 total = name
-        columns_of = [""] * turns if total == "None" else self._in_turns(name, width, turns)
+        self._set_columns(dots, "" if total == "None" else name, width)
+
+    def _set_columns(self, dots: Sequence[Value], name: str, width: str) -> None:
+        """Find the columns of each dot in the product of all of them; `name` is empty where there is none."""
+        turns = turns_of(dots)
+        columns_of = self._in_turns(name, width, turns) if name else [""] * turns
         self._columns |= dict(zip((dot.id for dot in dots), columns_of, strict=False))
 
     def _in_turns(self, name: str, width: str, turns: int) -> list[str]:
@@ -462,7 +484,7 @@ class SplitTiles(Tiles):
     def _matrix_load(self, blocks: Sequence[Block], turns: int, down: str, rest: str) -> str:
         """Rows `down` of a matrix, of which column n * turns + k is column n of block k; `rest` is the mask of its rows."""
         number = next(self._numbers)
-        N, first = ("UNITS", "part * UNITS") if self.dividing else (str(wide(blocks[0].width)), "0")
+        N, first = self._columns_on_chip(blocks[0])
         column = f"tl.arange(0, {N} * {turns})[None, :]"
         self.before.append(f"turn_of, unit_of = {column} % {turns}, {first} + {column} // {turns}")
         loads = []
@@ -476,6 +498,10 @@ class SplitTiles(Tiles):
             at = f"{W} + model * {W}_model * {W}_ROW + from{number}_{W} + {down}"
             loads.append(f"tl.load({at}, mask=of{number}_{W}{rest}, other=0.0)")
         return " + ".join(loads)
+
+    def _columns_on_chip(self, block: Block) -> tuple[str, str]:
+        """The number of columns of a block that this program has, and the first of them."""
+        return ("UNITS", "part * UNITS") if self.dividing else (str(wide(block.width)), "0")
 
     # -- matrices that do not fit on chip ---------------------------------------------------------------------------------
 
@@ -645,6 +671,16 @@ def _in_turns(turns: Sequence[int], texts: Sequence[str]) -> str:
     for k, other in zip(turns[-2::-1], texts[-2::-1], strict=True):
         text = text if text == other else f"tl.where(turn_of == {k}, {other}, {text})"
     return text
+
+
+def turns_of(dots: Sequence[Value]) -> int:
+    """The columns for each unit in the product of several dots: a power of two."""
+    return 1 << (len(dots) - 1).bit_length()
+
+
+def joined_factors(dots: Sequence[Value]) -> list[Factor]:
+    """The row vectors of dots that read the same ones, each with its matrices."""
+    return [(v, [_vectors(dot)[k][1] for dot in dots]) for k, (v, _) in enumerate(_vectors(dots[0]))]
 
 
 def _vectors(dot: Value) -> list[tuple[Value, Block]]:

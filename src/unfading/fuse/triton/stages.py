@@ -14,6 +14,9 @@ A short vector, and a small table, is computed whole by every program, which cos
 reads is exchanged at the step before. A large table with a short last axis, such as p q^T, is *spread*: it is nowhere as a
 whole. Each program computes the entries that it needs from values that it has, or that have been exchanged: those that a view
 of the table picks, or those of its share of the sums along an axis, which are exchanged in turn.
+
+Where products are *summed* (`summed_tiles.py`), a dot takes two stages: its products of a share of the row vector, which are
+exchanged, and their sums.
 """
 
 import math
@@ -34,6 +37,7 @@ class Stages:
 
     Args:
         skipped: ids of values that are not computed in the loop.
+        summed: whether dots of divided vectors are sums of products that several programs have computed.
 
     Attributes:
         order: the values that are computed or stored, in that order; without those that are only read by index.
@@ -41,6 +45,7 @@ class Stages:
         exchanged: the values that are exchanged after each stage.
         partial: the sums and maxima along divided axes, by the stage after which their parts are exchanged.
         shared: the sums and maxima of spread tables, by the stage after which they are exchanged.
+        products: the dots whose products are summed, by the stage after which these are exchanged.
         carriers: for the id of a state that is read whole, the value that was exchanged for it at the step before.
         places: for the id of an exchanged value, the entry at which it begins in a line of the exchange.
         width: the entries of that line, without those of `partial`.
@@ -48,14 +53,15 @@ class Stages:
         longest: the entries of the longest axis that is divided.
     """
 
-    def __init__(self, program: Program, skipped: Set[int] = frozenset()):
-        self.short = short_vectors(program)
+    def __init__(self, program: Program, skipped: Set[int] = frozenset(), *, summed: bool = False):
+        self.short, self.summed = short_vectors(program), summed
         self._sources: dict[int, tuple[Value, ...]] = {}
         self.order = self._computed(program)
         self.of: dict[int, int] = {}
         self.exchanged: dict[int, list[Value]] = {}
         self.partial: dict[int, list[Value]] = {}
         self.shared: dict[int, list[Value]] = {}
+        self.products: dict[int, list[Value]] = {}
         self.carriers: dict[int, Value] = {}
         self.places: dict[int, int] = {}
         self.width = 0
@@ -76,7 +82,7 @@ class Stages:
     @property
     def exchanges(self) -> int:
         """The number of exchanges in a step."""
-        return len({*self.exchanged, *self.partial, *self.shared})
+        return len({*self.exchanged, *self.partial, *self.shared, *self.products})
 
     def divides(self, shape: Shape) -> bool:
         """Whether values of a shape are divided along their last axis."""
@@ -101,6 +107,10 @@ class Stages:
     def is_shared(self, value: Value) -> bool:
         """Whether a value is a reduction of a spread table, of which each program computes a share."""
         return value.op in REDUCTIONS and self.is_spread(value.args[0])
+
+    def is_product(self, value: Value) -> bool:
+        """Whether a value is a dot of divided vectors."""
+        return value.op is Op.DOT and any(map(self.is_divided, value.args))
 
     def is_local(self, value: Value) -> bool:
         """Whether a divided view has, in each program, entries of this program alone."""
@@ -167,6 +177,9 @@ class Stages:
             self.for_dots = False
             self.shared.setdefault(stage, []).append(value)
             self._place(value)
+            stage += 1
+        if self.summed and self.is_product(value):
+            self.products.setdefault(stage, []).append(value)
             stage += 1
         return stage
 
