@@ -118,6 +118,12 @@ def test_programs_may_sum_up_products_of_each_other(cell, size, batch, summed):
     compared(layer, torch.randn(3, batch, 3), torch.randint(1, 4, (batch,)))
 
 
+@pytest.mark.parametrize("way", ["divided", "streamed", "summed"])
+def test_one_step_of_one_row(way, request):
+    request.getfixturevalue(way)
+    compared(unfading.Recurrent(lambda size: TwiceCell(size, 35), 3), torch.randn(1, 1, 3), torch.tensor([1]))
+
+
 def test_the_gradient_of_an_input_of_one_feature_is_a_sum_over_all_programs(summed):
     compared(built(unfading.LSTMCell, 35, torch.float32, features=1), torch.randn(3, 5, 1), torch.tensor([1, 3, 2, 3, 1]))
 
