@@ -147,6 +147,18 @@ def test_parameters_are_views_of_one_matrix():
         assert all((parameter == 3.0).all() and (parameter.grad == 2.0).all() for parameter in model.parameters())
 
 
+def test_a_fleet_ends_when_all_its_models_have_reached_their_target():
+    runs = [changed(small(steps=40, valid_every=4, rate=0.05), seed=seed) for seed in range(3)]
+    whole = train_together(runs)
+    curves = [{row["step"]: row["valid"]["mse"] for row in record["curve"] if "valid" in row} for record in whole]
+    target = max(min(score for step, score in curve.items() if step <= 20) for curve in curves)  # all reach it by then
+    firsts = [min(step for step, score in curve.items() if score <= target) for curve in curves]
+    records = train_together([changed(run, stop_at=target) for run in runs])
+    assert [record["steps"] for record in records] == firsts
+    assert max(firsts) <= 20
+    assert len(set(firsts)) > 1
+
+
 def test_batches_of_several_shapes_are_taken_model_by_model():
     runs = fleet_runs()
     batches = [

@@ -148,21 +148,28 @@ def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     Labels are unique. Differences between cells, such as their learning rates, are in the table of settings.
     """
     flat = [_flat(_settings(run)) for run in runs]
+    # The values of each option among runs of one cell, and of one owner where the option has one.
+    values: dict[tuple[Path, str, str], set[str]] = {}
+    for path in dict.fromkeys(path for own in flat for path in own):
+        for run, own in zip(runs, flat, strict=True):
+            values.setdefault((path, *_peers(run, path)), set()).add(_canonical(own, path))
     texts = []
     for run, own in zip(runs, flat, strict=True):
         named = {}
         for path, value in own.items():
-            owners = ("cell", OWNERS.get(path[0], "cell"))
-            peers = [
-                one for other, one in zip(runs, flat, strict=True) if all(other.get(name) == run.get(name) for name in owners)
-            ]
-            if path != ("cell",) and len({_canonical(one, path) for one in peers}) > 1:
+            if path != ("cell",) and len(values[(path, *_peers(run, path))]) > 1:
                 bare = path[0] == "cell_options" and path[1:] not in own
                 named[".".join(path[1:] if bare else path)] = value
         # The cell's own options come first: they are part of the model, the others of its training.
         options = {name: value for name, value in named.items() if ("cell_options", name) in own}
         texts.append(_text([run["cell"]], {**options, **named}))
     return texts
+
+
+def _peers(run: Mapping[str, Any], path: Path) -> tuple[str, str]:
+    """What a run shares with those with which an option is compared: its cell, and the owner of the option."""
+    owner = OWNERS.get(path[0], "cell")
+    return json.dumps(run.get("cell")), json.dumps(run.get(owner))
 
 
 def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
