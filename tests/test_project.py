@@ -74,7 +74,8 @@ def repeated(names):
 
 
 def test_the_root_has_few_modules():
-    assert len(list(SOURCE.glob("*.py"))) <= 12
+    # The entry point of `python -m unfading` is three lines that nobody opens to follow a call.
+    assert len([path for path in SOURCE.glob("*.py") if path.stem != "__main__"]) <= 12
 
 
 def test_module_names_are_unique():

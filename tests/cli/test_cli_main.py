@@ -36,6 +36,11 @@ def test_every_command_and_every_flag_is_described(name, command):
             assert text[1][0].isupper() or text[1].split()[0] == "A", f"{name}: {flag}"
 
 
+def test_the_package_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "unfading", "--help"], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("usage: unfading")
+
+
 def test_help_imports_neither_torch_nor_what_draws():
     code = """if True:
         import sys
