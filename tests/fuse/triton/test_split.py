@@ -29,6 +29,7 @@ from unfading.fuse.triton.frame import OWN
 from unfading.fuse.triton.launch_settings import (
     CHUNK,
     H200,
+    SUMMED_UNITS,
     Candidate,
     Gpu,
     LaunchSettings,
@@ -36,11 +37,13 @@ from unfading.fuse.triton.launch_settings import (
     Matrices,
     SplitShape,
     candidates,
+    shares_of,
 )
 from unfading.fuse.triton.source import triton_missing
 from unfading.fuse.triton.split_frame import SplitFrame
 from unfading.fuse.triton.split_kernel import SplitLoops
 from unfading.fuse.triton.split_tiles import pieces
+from unfading.fuse.triton.summed_tiles import chunks
 from unfading.loop_options import LoopOptions
 
 pytestmark = [
@@ -470,6 +473,31 @@ def test_matrices_that_do_not_fit_on_chip_are_loaded_in_chunks():
     assert (few.width, few.units) == (None, 8)  # 128 programs have room for 16 MB
     assert many.width == CHUNK
     assert many.rows * many.units == 1024  # all multiprocessors but four have a part of the 128 rows
+
+
+def test_products_are_summed_where_rows_would_go_in_turns():
+    units, n = 1024, 4 * 1024 * 1024
+    whole = LoopShape("train", units, n, n, 1, True, 13)
+    split = SplitShape(((512, 4, True), (512, 4, True)), units, 1, units, ((units, 4),))
+    few, many = (candidates(whole, split, "tf32", (1, B), H200, whole=False)[0].setting for B in (16, 128))
+    assert not few.summed
+    assert many == LaunchSettings(128, 8, None, 0, 8, summed=True)
+    assert split.parts(8, summed=True) == 128
+    assert split._replace(longest=650).parts(8, summed=True) == 84  # 82 programs and two more in the last team of four
+    assert not any(each.setting.summed for each in candidates(whole, split, "tf32x3", (1, 128), H200, whole=False))
+
+
+@pytest.mark.parametrize(("length", "columns"), [(1024, 4), (1024, 2), (1024, 1), (4096, 1), (3072, 1), (650, 4), (35, 4)])
+def test_teams_read_and_store_as_little_as_possible(length, columns):
+    cost = {n: length / n + 2 * n * columns * SUMMED_UNITS for n in (2, 4, 8, 16)}
+    assert cost[shares_of(length, columns)] == min(cost.values())
+
+
+@pytest.mark.parametrize("size", [16, 48, 64, 176, 256])
+def test_chunks_of_a_share_are_powers_of_two(size):
+    cut = chunks(size)
+    assert [entry for a, b in cut for entry in range(a, b)] == list(range(size))
+    assert all((b - a).bit_count() == 1 and 16 <= b - a <= 64 for a, b in cut)
 
 
 def test_a_single_unit_is_not_divided():

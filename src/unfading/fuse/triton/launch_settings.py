@@ -97,11 +97,16 @@ class SplitShape(NamedTuple):
 
     def summing(self, rows: int, precision: str) -> int:
         """Bytes for the matrices, and for two chunks of row vectors, where products are summed."""
-        return SUMMED_UNITS * sum(K * N for K, N in self.products) * BYTES[precision] + 2 * 4 * rows * CHUNK
+        matrices = SUMMED_UNITS * sum(K * N for K, N in self.products)
+        return matrices * BYTES[precision] + 2 * rows * CHUNK * max(BYTES[precision], 4)
 
-    def summed_entries(self, rows: int) -> int:
+    def summed_bytes(self, rows: int, precision: str) -> int:
         """What a program reads and stores in a step where products are summed: shares of row vectors, and products."""
-        return rows * sum(K // shares_of(K, N) + 2 * shares_of(K, N) * N * SUMMED_UNITS for K, N in self.products)
+        total = 0
+        for K, N in self.products:
+            shares = shares_of(K, N)
+            total += rows * (K // shares * min(BYTES[precision], 4) + 2 * 4 * shares * N * SUMMED_UNITS)
+        return total
 
     def on_chip(self, rows: int, units: int, precision: str) -> int:
         """Bytes for the matrices and for the row vectors of one dot."""
@@ -220,7 +225,7 @@ def _summed(split: SplitShape, precision: str, rows: tuple[int, int], gpu: Gpu) 
     for n in SUMMED_ROWS:
         if parts <= gpu.multiprocessors and split.summing(n, precision) <= gpu.on_chip:
             turns = math.ceil(rows[0] * math.ceil(rows[1] / n) / (gpu.multiprocessors // parts))
-            step = 0.3 + 1.3 * (split.exchanges + len(split.products)) + 1.5e-4 * split.summed_entries(n)
+            step = 0.3 + 1.3 * (split.exchanges + len(split.products)) + 4e-5 * split.summed_bytes(n, precision)
             yield Candidate(turns * step, LaunchSettings(n, 8, None, 0, SUMMED_UNITS, summed=True))
 
 
