@@ -173,7 +173,7 @@ def nru(p, o, x):
         share = (k1, k2) if o.get("mean_over_heads") else (1, 1)
         change = sum(g(s) * v for s, v in zip(alpha, directions(write, k1), strict=True)) / share[0]
         change = change - sum(g(s) * v for s, v in zip(beta, directions(erase, k2), strict=True)) / share[1]
-        m = m * (1 + change) if o.get("multiplicative") else m + change
+        m = m * change if o.get("multiplicative") else m + change
         hs.append(h)
         ms.append(m)
     return states(hs, ms)

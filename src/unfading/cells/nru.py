@@ -15,9 +15,13 @@ The authors' released code differs: its heads do not read x_t, and the contribut
 (with k = 4 a quarter of the step). `NRU.released(...)` gives that form, whose counts are the paper's "23.5k" and "165k". The
 printed sum grows fast at the beginning (at the copying size, memory entries reach 1e5 to 1e9 within 100 steps); averaged heads
 grow more slowly. Both start like nn.Linear, as in the released code; the paper gives no initial values. The multiplicative
-memory, which the paper mentions for language without an equation, is here
+memory, which the paper mentions for language without an equation, is as in the authors' framework
 
-    m_t     = m_{t-1} * (1 + sum_i alpha_i v_i^w - sum_i beta_i v_i^e),    m_0 = 1
+    m_t     = m_{t-1} * (sum_i alpha_i v_i^w - sum_i beta_i v_i^e),    m_0 = 1
+
+There m_0 is 0, so that the memory stays 0 and the cell is a plain ReLU network. With m_0 = 1 the memory can be used, but the
+factors are about 0.01 at the beginning, and the memory vanishes within five steps. A factor of 1 + sum alpha v - sum beta v,
+which would retain it, overflows within 150 steps in most draws: alpha grows with m, and the memory faster than exponentially.
 
 With `normalise=True` a layer norm (`layer_norm.py`) acts on the argument of the ReLU.
 """
@@ -65,7 +69,7 @@ class NRUCell(Cell[Inputs, State, Weights]):
         relu_heads: ReLU on alpha, beta and the directions.
         heads_see_input: feed x_t to the heads, as in the printed equations.
         mean_over_heads: average the heads' contributions instead of summing them.
-        multiplicative: multiply the memory instead of adding to it.
+        multiplicative: multiply the memory by the heads' contributions instead of adding them.
         normalise: layer norm of h's pre-activation inside the step.
     """
 
@@ -149,7 +153,7 @@ class NRUCell(Cell[Inputs, State, Weights]):
         heads = inputs.heads + linear(torch.cat([h, state.m], dim=-1), weights.W_heads)
         alpha, beta, write, erase = heads.split(self.head_rows, dim=-1)
         change = self._along(alpha, write, self.heads) - self._along(beta, erase, self.erase_heads)
-        return State(h, state.m * (1 + change) if self.multiplicative else state.m + change)
+        return State(h, state.m * change if self.multiplicative else state.m + change)
 
     def _along(self, amount: Tensor, direction: Tensor, heads: int) -> Tensor:
         """sum_i amount_i v_i, [B, M], with the v_i computed from `direction`, the result of the linear map."""
