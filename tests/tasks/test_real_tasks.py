@@ -220,6 +220,20 @@ def test_a_carried_batch_goes_on_where_the_last_one_ended(task, size):
         assert torch.equal(last.target[-1][rows], following.x[0][rows])
 
 
+def test_a_carried_state_is_reset_at_regular_chunks_and_where_the_text_begins_again():
+    task = PTBCharacters(steps=11, embedding=5, reset_every=3)
+    for split in ("train", "test"):
+        n = task.length(split, 4)
+        carried = [task.carried(i, 4, split=split) for i in range(2 * n)]
+        assert n > 3
+        assert n % 3 > 0
+        assert carried == 2 * [i % 3 > 0 for i in range(n)]
+    with pytest.raises(ValueError, match="with carry=False none is carried"):
+        PTBCharacters(carry=False, reset_every=3)
+    with pytest.raises(ValueError, match="reset_every"):
+        PTBCharacters(reset_every=0)
+
+
 @pytest.mark.parametrize("task", [task for task in TEXTS if not task.carry], ids=repr)
 def test_sequences_that_begin_anew_are_the_text_in_pieces(task):
     batches = epoch(task, "test", 3)
@@ -262,6 +276,14 @@ def test_vectors_of_tokens_begin_small_and_are_dropped_in_training_alone(task):
     assert float((dropped(tokens) == 0).double().mean()) == pytest.approx(0.5, abs=0.1)
     assert torch.equal(dropped.eval()(tokens), dropped[0](tokens))
     assert replace(task, dropout=0.5).head(4).dropout.p == 0.5
+
+
+def test_vectors_of_characters_can_begin_normal_with_a_given_deviation():
+    weight = PTBCharacters(embedding=200, embedding_std=1.0).encoder().weight.detach()
+    assert float(weight.std()) == pytest.approx(1.0, abs=0.03)
+    assert float(weight.abs().max()) > 3
+    with pytest.raises(ValueError, match="embedding_std must be above 0"):
+        PTBCharacters(embedding_std=0.0)
 
 
 def test_a_random_fifth_of_the_windows_for_validation_where_asked(made):

@@ -31,6 +31,8 @@ OTHER = {
     "split_by": "segments",
     "steps": 6,
     "embedding": 3,
+    "reset_every": 3,
+    "embedding_std": 1.0,
     "reviews": 40,
     "words": 3,
     "per": "sequence",
@@ -161,7 +163,10 @@ def behaviour(task):
     prediction = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     carried = [task.carried(index, 4, split="train") for index in range(4)]
     modules = str(task.encoder()), str(task.head(2))
-    return batch, carried, shape, task.input_size, modules, task.loss(prediction, batch).item(), task.guess
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        values = [parameter.tolist() for parameter in task.encoder().parameters()]
+    return batch, carried, shape, task.input_size, modules, values, task.loss(prediction, batch).item(), task.guess
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ predict, each from those before it, and all of them count: positions that do not
     carry = False    each `steps` tokens are a sequence with zero initial state; sequences are shuffled for training
     carry = True     the text is cut into `size` streams of equal length, read side by side, `steps` tokens per batch; the
                      state is carried from batch to batch (`carried`), the gradient is not: truncated backpropagation
+    reset_every = n  with carry, the state is zero again after every n batches, for a cell whose state has no bound
 
 The incremental RNN's paper reads words in sequences of 300; NRU reads characters with truncated backpropagation over 150 steps.
 The metric is nats per word (its exp is the perplexity, which cannot be averaged over batches) or bits per character. The
@@ -25,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from unfading.data import store
-from unfading.errors import check_count, check_share
+from unfading.errors import check_count, check_positive, check_share
 from unfading.tasks.base import Batch, EveryStep, Split, Task, accuracy, check_split, cross_entropy
 from unfading.tasks.draw import stream
 
 END = "<eos>"
-# Range of the initial token vectors, as in Mikolov's and Zaremba's models.
+# Range of the initial token vectors unless `embedding_std` is given, as in Mikolov's and Zaremba's models.
 START = 0.1
 
 
@@ -45,11 +46,22 @@ class NextToken(Task):
     carry: bool
     embedding: int
     dropout: float
+    reset_every: int | None = None
+    embedding_std: float | None = None
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
         check_count("embedding", self.embedding)
         check_share("dropout", self.dropout)
+        if self.embedding_std is not None:
+            check_positive("embedding_std", self.embedding_std)
+        if self.reset_every is not None:
+            check_count("reset_every", self.reset_every)
+            if not self.carry:
+                raise ValueError(
+                    f"reset_every={self.reset_every} resets a carried state, and with carry=False none is carried. "
+                    f"Set carry=True, or leave reset_every out."
+                )
 
     @property
     @abstractmethod
@@ -109,7 +121,8 @@ class NextToken(Task):
         return Batch(tokens[place], tokens[place + 1], mask=None if all_count else mask)
 
     def carried(self, index: int, size: int, *, split: Split) -> bool:
-        return self.carry and index % self.length(split, size) > 0
+        index %= self.length(split, size)
+        return self.carry and index % (self.reset_every or self.length(split, size)) > 0
 
     def weight(self, batch: Batch) -> int:
         return batch.target.numel() if batch.mask is None else int(batch.mask.sum())
@@ -125,7 +138,10 @@ class NextToken(Task):
 
     def encoder(self) -> nn.Module:
         embedding = nn.Embedding(self.symbols, self.embedding)
-        nn.init.uniform_(embedding.weight, -START, START)
+        if self.embedding_std is None:
+            nn.init.uniform_(embedding.weight, -START, START)
+        else:
+            nn.init.normal_(embedding.weight, std=self.embedding_std)
         return nn.Sequential(embedding, nn.Dropout(self.dropout)) if self.dropout else embedding
 
     def head(self, size: int) -> nn.Module:
@@ -167,6 +183,8 @@ class PTBCharacters(NextToken):
         carry: carry the state over from chunk to chunk.
         embedding: size of the character vectors.
         dropout: dropout rate of the character vectors and of the last layer's output.
+        reset_every: reset a carried state to zero after this number of chunks; None for only where the text begins again.
+        embedding_std: standard deviation of the initial character vectors, which are then normal; None for uniform within 0.1.
     """
 
     paper: ClassVar[str] = "Mikolov 2012"
@@ -178,6 +196,8 @@ class PTBCharacters(NextToken):
     carry: bool = True
     embedding: int = 200
     dropout: float = 0.0
+    reset_every: int | None = None
+    embedding_std: float | None = None
 
     @property
     def unit(self) -> float:

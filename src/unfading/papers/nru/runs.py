@@ -30,6 +30,8 @@ COUNTS = {
     "GRU": (23_625, 165_194), "JANET": (23_542, 164_150), "SRU": (23_010, 164_770), "NRU": (23_569, 165_554),
 }  # fmt: skip
 RECALL, PIXELS, CHARACTERS = range(3)
+# The authors' character vectors start normal with deviation 1 (nn.Embedding); those of the task are ten times smaller.
+AUTHORS_VECTORS: Options = {"embedding_std": 1.0}
 PAPER_STEPS = 200_000  # of recall tasks
 
 
@@ -63,7 +65,8 @@ def pixels(cell: str, *, epochs: int = 100, **own: Any) -> Run:
 def characters(cell: str, *, lag: int = 50, **own: Any) -> Run:
     """Penn Treebank by characters, cut every 150 steps."""
     clip = {} if cell == "NRU" or cell in ("EURNN", "GORU") else {"clip_norm": 5.0}
-    return run(cell, CHARACTERS, "ptb_characters", {}, lag=lag, batch=128, epochs=20, **{**clip, **own})
+    task_options = own.pop("task_options", {})
+    return run(cell, CHARACTERS, "ptb_characters", task_options, lag=lag, batch=128, epochs=20, **{**clip, **own})
 
 
 def _cell(cell: str, kind: int, lag: int) -> tuple[str, Options]:
