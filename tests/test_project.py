@@ -31,7 +31,7 @@ LAYERS = [
     ["__init__"],
 ]
 # Module names that sibling folders share, because they hold the same part of each.
-SAME_PART = {"base", "curves", "emit", "figures", "kernel", "runs", "tables"}
+SAME_PART = {"base", "curves", "emit", "figures", "kernel", "orders", "runs", "tables"}
 # The named tuples of a cell, which have the same names in every family.
 CELL_PARTS = {"Inputs", "GatedInputs", "Weights", "GatedWeights", "State"}
 PARTICIPLES = {"found", "made", "told", "said", "seen", "kept"}

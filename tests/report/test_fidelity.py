@@ -6,61 +6,13 @@ import sys
 
 import pytest
 
+from tests.helpers.paper_lines import claim, line
 from tests.helpers.paths import ROOT
 from unfading.report import fidelity
 from unfading.report.figures import charts as figures
 from unfading.report.figures import curve_figures as curves
 from unfading.report.figures import overview
 from unfading.report.verdicts import judge, seeds_needed, sentence, setting, to_reach, trained
-
-
-def claim(**own):
-    base = {"kind": "row", "item": "p/t", "title": "A table.", "row": "r", "published": 95.0, "tolerance": 0.4, "unit": "%"}
-    return {
-        **base,
-        "seeds": 1,
-        "share": None,
-        "fails": False,
-        "settings": [],
-        "note": "",
-        "printed": "",
-        "missing": "",
-        "dataset": None,
-        "changed_after_test": "",
-        "here": True,
-        **own,
-    }
-
-
-def line(score, seed=0, **own):
-    fields = {
-        "task": "adding",
-        "task_options": {"T": 20},
-        "cell": "STAR",
-        "cell_options": {},
-        "hidden": 8,
-        "layers": 1,
-        "rates": {},
-    }
-    fields |= {
-        "optimiser": "adam",
-        "optimiser_options": {"l2": 0.01, "weight_decay": 0.0},
-        "rate": 1e-3,
-        "schedule": "constant",
-        "clip_norm": 1.0,
-        "batch": 4,
-        "steps": 100,
-        "epochs": None,
-    }
-    machine = {"cpu": "a CPU", "cores": 2, "gpu": "NVIDIA H200"}
-    base = {
-        "kind": "run", "item": "p/t", "row": "r", "budget": "paper", "place": "adding 20", "key": f"{seed}",
-        "measure": "accuracy", "rising": True, "guess": 0.1, "status": "finished", "seconds": 10.0,
-        "test": None if score is None else {"accuracy": score}, "parameters": {"all": 1000, "recurrent": 900},
-        "run": {**fields, "split": "full", "seed": seed}, "curve": [],
-        "about": {"machine": machine, "commit": "0123456789"},
-    }  # fmt: skip
-    return {**base, **own}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,16 @@ An item is a public function that can be called without arguments. Its name is P
     list[Row]   a table: rows to train and to compare with the published numbers
     Curves      a figure drawn from the records of its rows
     Item        a figure computed when the function is called
+
+Claims about several rows of an item stand in a function of the same name in `papers/PAPER/orders.py`, which returns
+list[Order | Ranking].
 """
 
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import unfading.papers
@@ -19,30 +23,42 @@ from unfading.data import store
 from unfading.data.datasets import DATASETS
 from unfading.errors import unknown
 from unfading.papers.item import Item
-from unfading.papers.row import Curves, Row
+from unfading.papers.row import Curves, Order, Ranking, Row
 from unfading.report.verdicts import setting
 
 KINDS = (Item, Curves, list[Row])
+CLAIMS = (list[Order | Ranking],)
 # Datasets of figures that have no rows.
 READS = {"incremental/fig7": "har", "incremental/fig8": "har", "incremental/step_sizes": "mnist", "star/fig3": "mnist"}
 
 
 def items() -> dict[str, Callable[..., Any]]:
     """Every item by name: papers in alphabetical order, and within a paper tables, figures, then the rest."""
+    return _functions(KINDS)
+
+
+def claims(name: str) -> list[Order | Ranking]:
+    """The claims about several rows of an item."""
+    function = _functions(CLAIMS).get(name)
+    return [] if function is None else function()
+
+
+def _functions(kinds: Sequence[Any]) -> dict[str, Callable[..., Any]]:
+    """The public functions of the papers' modules that can be called without arguments and return one of these types."""
     functions: dict[str, Callable[..., Any]] = {}
     for info in pkgutil.walk_packages(unfading.papers.__path__, f"{unfading.papers.__name__}."):
         module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             own = inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-            if own and _is_item(value):
+            if own and _returns(value, kinds):
                 functions[f"{info.name.split('.')[2]}/{name}"] = value
     return dict(sorted(functions.items(), key=lambda pair: _order(pair[0])))
 
 
-def _is_item(function: Callable[..., Any]) -> bool:
+def _returns(function: Callable[..., Any], kinds: Sequence[Any]) -> bool:
     signature = inspect.signature(function)
     optional = all(each.default is not each.empty for each in signature.parameters.values())
-    return optional and signature.return_annotation in KINDS
+    return optional and signature.return_annotation in kinds
 
 
 def item(name: str) -> Callable[..., Any]:
@@ -80,7 +96,7 @@ def describe(name: str) -> str:
 
 
 def published(names: Sequence[str]) -> list[dict[str, Any]]:
-    """The published side of these items as lines for `report/fidelity.py`: one per row, one per figure without rows."""
+    """The published side of these items as lines for `report/fidelity.py`: rows, claims, and figures without rows."""
     lines: list[dict[str, Any]] = []
     for name in names:
         function = item(name)
@@ -89,6 +105,8 @@ def published(names: Sequence[str]) -> list[dict[str, Any]]:
         for row in rows(function):
             about = {"title": title(function), "here": row.available, "printed": row.printed}
             lines.append({"kind": "row", "item": name, **about, **claim(row)})
+        for each in claims(name):
+            lines.append({"kind": type(each).__name__.lower(), "item": name, **asdict(each)})
     return lines
 
 

@@ -1,4 +1,5 @@
 """`Row`: a line of a published table or figure, with the run that reproduces it. `Curves`: a figure drawn from such rows.
+`Order` and `Ranking`: published claims about several rows.
 
 A table is a function that returns rows, `def table1() -> list[Row]`; a figure of curves is one that returns `Curves`. Calling
 it trains nothing: `papers/reproduce.py` trains rows, `report/verdicts.py` judges the results.
@@ -11,7 +12,7 @@ The tolerance is two standard errors of the published score on a test set of n r
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from unfading.data import store
 from unfading.training.run import Run
@@ -109,6 +110,45 @@ class Row:
         if self.run is None or self.counted:
             return []
         return [self.final_run(**setting) for setting in self.settings]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A published claim that rows of an item score better, learn in fewer steps or train in less time than others.
+
+    Args:
+        claim: The claim, as a sentence, and where it stands in the paper.
+        first: Names of the rows that are claimed to be ahead.
+        then: Names of the rows behind: each of `first` is ahead of each of these.
+        by: What is compared: test scores, training steps until the task is solved, or seconds of training.
+        factor: How many times fewer steps or less time.
+        bound: A bound that the rows in `first` reach: a score, or a number of steps or seconds.
+    """
+
+    claim: str
+    first: tuple[str, ...]
+    then: tuple[str, ...]
+    _: KW_ONLY
+    by: Literal["score", "steps", "seconds"] = "score"
+    factor: float = 1.0
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A published count of the tasks in which each cell is the best, or among the best two.
+
+    Args:
+        claim: The claim, as a sentence, and where it stands in the paper.
+        leader: The cell that leads the ranking.
+        tasks: For each task the names of the rows of the cells, by cell.
+        published: How often a cell is the best, and among the best two.
+    """
+
+    claim: str
+    leader: str
+    tasks: Mapping[str, Mapping[str, str]]
+    published: Mapping[str, tuple[int, int]]
 
 
 class Curves(NamedTuple):

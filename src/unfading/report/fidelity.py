@@ -1,6 +1,7 @@
 """The page `docs/papers/fidelity.md`: published and reproduced numbers of every table and figure, from JSON lines alone.
 
 papers-rows.jsonl        one line per row of an item: its published number, its data             (kind: row, figure)
+                         one line per claim about several rows                                   (kind: order, ranking)
 papers-<machine>.jsonl   one line per run of a row, per parameter count, and per drawn figure    (kind: run, count, drawn)
                          one short line per run that chose the setting of a row                  (kind: candidate)
 """
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from unfading.files.checked_json import read_objects
+from unfading.report.order_verdicts import ORDER_VERDICTS, OrderOutcome, judge_order, judge_ranking
 from unfading.report.summary import time
-from unfading.report.verdicts import COUNTED, Line, Outcome, judge, sentence, setting
+from unfading.report.verdicts import COUNTED, NOT_RUN, Line, Outcome, judge, sentence, setting
 
 ROWS = "papers-rows.jsonl"
 OVERVIEW = "fidelity.svg"
@@ -27,6 +29,11 @@ Each row compares a published number with the mean over our seeds. The verdicts 
 - **missed**: neither.
 - **refuted**: the paper says that the model fails, and it does not.
 - *measured*: there is no published number.
+
+Below a table of rows stand the paper's claims about several of them: of order, of training steps and of training time. Such
+a claim is **held** if a seed of the row that should be ahead is ahead in three quarters of all pairs of seeds, **refuted** if
+it is in a quarter of them or fewer, and *undecided* between. Scores within the tolerance and times within a tenth are ties.
+Times are those of our kernels at our number of epochs, often of many runs that shared a GPU.
 
 A claim that a cell solves a task holds if the stated share of all seeds solves it. A claim that a model does not train
 (published at chance, or as 0 for NaN) holds if at most half of the seeds end a tenth better than a guess, and is refuted
@@ -67,7 +74,8 @@ def page(lines: Sequence[Line], pictures: Collection[str] = ()) -> str:
     for item in by_item:
         papers.setdefault(item.partition("/")[0], []).append(item)
     outcomes = {item: _outcomes(by_item[item]) for item in by_item}
-    parts = [HEAD, _summary(papers, outcomes), _provenance([each for item in by_item for each in outcomes[item]])]
+    parts = [HEAD, _summary(papers, outcomes), _claims_summary(papers, by_item)]
+    parts.append(_provenance([each for item in by_item for each in outcomes[item]]))
     if OVERVIEW in pictures:
         parts.append(f"![How far the mean over our seeds is from what is published, row by row]({OVERVIEW})\n\n")
     for paper, items in papers.items():
@@ -123,6 +131,16 @@ def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequenc
     return _table(table, left=1) + "\nRows that stand in two tables count twice.\n\n"
 
 
+def _claims_summary(papers: Mapping[str, Sequence[str]], by_item: Mapping[str, Sequence[Line]]) -> str:
+    """The verdicts on claims about several rows, counted."""
+    table = [["claims about several rows", *ORDER_VERDICTS]]
+    for paper, items in papers.items():
+        verdicts = [outcome.verdict for item in items for _, outcome in claims_about(by_item[item])]
+        if verdicts:
+            table.append([paper, *(str(verdicts.count(verdict)) for verdict in ORDER_VERDICTS)])
+    return _table(table, left=1) + "\n" if len(table) > 1 else ""
+
+
 def _provenance(outcomes: Sequence[tuple[Line, Outcome]]) -> str:
     """How many of the trained rows cannot be traced to a commit, and of how many the candidates are stored."""
     trained = [(row, outcome) for row, outcome in outcomes if outcome.run is not None]
@@ -165,7 +183,26 @@ def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outco
         parts += [f"\n{machines}\n" for machines in _machines(outcomes)]
         notes = [f"- **{row['row']}**: {note}.\n" for row, outcome in outcomes if (note := _note(row, outcome))]
         parts += ["\n", *notes, "\n"]
+    claims = claims_about(lines)
+    if claims:
+        cells = [[claim["claim"], outcome.numbers or "-", _order_verdict(outcome)] for claim, outcome in claims]
+        parts += [_table([["claim", "ours", "verdict"], *cells], left=2), "\n"]
     return "".join(parts)
+
+
+def claims_about(lines: Sequence[Line]) -> list[tuple[Line, OrderOutcome]]:
+    """The claims about several rows of one item, with their outcomes."""
+    rows = {line["row"]: line for line in lines if line["kind"] == "row"}
+    runs: dict[str, list[Line]] = {}
+    for line in lines:
+        if line["kind"] == "run":
+            runs.setdefault(line["row"], []).append(line)
+    judges = {"order": judge_order, "ranking": judge_ranking}
+    return [(line, judges[line["kind"]](line, rows, runs)) for line in lines if line["kind"] in judges]
+
+
+def _order_verdict(outcome: OrderOutcome) -> str:
+    return outcome.verdict + (" (short)" if outcome.budget == "short" and outcome.verdict != NOT_RUN else "")
 
 
 def _note(row: Line, outcome: Outcome) -> str:
@@ -181,7 +218,7 @@ def _cells(row: Line, outcome: Outcome) -> list[str]:
         share = f"{'under ' if row['fails'] else ''}{row['share']:.0%}"
         published = f"{share} of seeds at most {row['published'] + row['tolerance']:.3g}"
     elif row["fails"]:
-        published = f"{'NaN' if not row['published'] else published}, does not train"
+        published = {None: "does not train", 0.0: "NaN, does not train"}.get(row["published"], f"{published}, does not train")
     if row["printed"]:
         published += f" ({row['printed']})"
     ours = "-" if outcome.mean is None else number(outcome.mean, row["unit"])

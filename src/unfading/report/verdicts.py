@@ -96,14 +96,14 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     reached, steps = None, None
     if row["share"] is not None:
         bound = row["published"] + row["tolerance"]
-        reached = sum(score <= bound and not _diverged(line) for score, line in zip(scores, runs, strict=True))
+        reached = sum(score <= bound and not diverged(line) for score, line in zip(scores, runs, strict=True))
         firsts = [first for line in runs if (first := to_reach(row, line)) is not None]
         steps = statistics.median(firsts) if firsts else None
-    if row["published"] is None:
-        verdict = MEASURED
-    elif row["fails"]:
+    if row["fails"]:
         failed = sum(map(trained, runs)) <= 0.5 * len(runs) if reached is None else reached < row["share"] * len(runs)
         verdict = HELD if failed else REFUTED
+    elif row["published"] is None:
+        verdict = MEASURED
     elif reached is not None:
         verdict = HELD if reached >= row["share"] * asked else MISSED
     else:
@@ -115,12 +115,12 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         seeds=len(scores),
         asked=asked,
         trained=sum(map(trained, runs)),
-        diverged=sum(map(_diverged, runs)),
+        diverged=sum(map(diverged, runs)),
         reached=reached,
         steps=steps,
         parameters=runs[0]["parameters"],
         seconds=statistics.median(line["seconds"] for line in runs),
-        machine=_machine(runs[0]),
+        machine=machine_of(runs[0]),
         budget=runs[0]["budget"],
         run=runs[0]["run"],
         earlier=runs[0]["budget"] == "paper" and bool(now) and setting(runs[0]["run"]) not in now,
@@ -144,9 +144,8 @@ def measurement(row: Line, lines: Sequence[Line]) -> list[Line]:
     for line in lines:
         if line["budget"] in BUDGETS:
             run = {name: value for name, value in line["run"].items() if name != "seed"}
-            groups.setdefault((line["budget"], _machine(line), repr(sorted(run.items(), key=str))), {})[line["run"]["seed"]] = (
-                line
-            )
+            group = (line["budget"], machine_of(line), repr(sorted(run.items(), key=str)))
+            groups.setdefault(group, {})[line["run"]["seed"]] = line
     if not groups:
         return []
 
@@ -175,16 +174,21 @@ def paper_score(unit: str, line: Line) -> float:
 def trained(line: Line) -> bool:
     """Whether a run ended a tenth better than a guess."""
     score, guess = (line["test"] or {}).get(line["measure"]), line["guess"]
-    if _diverged(line) or score is None or guess is None:
+    if diverged(line) or score is None or guess is None:
         return False
     return bool(score >= guess + 0.1 * (1 - guess) if line["rising"] else score <= 0.9 * guess)
 
 
 def to_reach(row: Line, line: Line) -> int | None:
     """Steps until the validation score was within the tolerance of the published number."""
+    return solved_at(row["published"] + row["tolerance"], line)
+
+
+def solved_at(bound: float, line: Line) -> int | None:
+    """Steps until the validation error was at most the bound; None if it never was."""
     for log_row in line["curve"]:
         score = (log_row.get("valid") or {}).get(line["measure"])
-        if score is not None and score <= row["published"] + row["tolerance"]:
+        if score is not None and score <= bound:
             return int(log_row["step"])
     return None
 
@@ -235,8 +239,8 @@ def _failure(outcome: Outcome) -> str:
     """The answer to a claim of failure."""
     if outcome.reached is not None:
         return f"the claim is failure; {outcome.reached} of {outcome.seeds} seeds solved the task"
-    diverged = f", {outcome.diverged} diverged" if outcome.diverged else ""
-    return f"the claim is failure; {outcome.trained} of {outcome.seeds} seeds trained{diverged}"
+    more = f", {outcome.diverged} diverged" if outcome.diverged else ""
+    return f"the claim is failure; {outcome.trained} of {outcome.seeds} seeds trained{more}"
 
 
 def _traced(line: Line) -> bool:
@@ -244,7 +248,8 @@ def _traced(line: Line) -> bool:
     return commit is not None and not commit.endswith("-dirty")
 
 
-def _diverged(line: Line) -> bool:
+def diverged(line: Line) -> bool:
+    """Whether training ended in a loss that is not finite."""
     return bool(line["status"] == "diverged")
 
 
@@ -256,6 +261,7 @@ def _counted(row: Line, lines: Sequence[Line]) -> Outcome:
     return Outcome(verdict, count, seeds=1, trained=1, parameters=lines[-1]["parameters"])
 
 
-def _machine(line: Line) -> str:
+def machine_of(line: Line) -> str:
+    """The GPU of a run, or the processor with its number of cores."""
     machine = line["about"]["machine"]
     return str(machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores")

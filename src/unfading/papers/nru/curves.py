@@ -8,7 +8,7 @@ denoising all but EURNN. Poor performance is the claim that the task is not solv
 from typing import Any
 
 from unfading.papers.nru.runs import CELLS, TOP3, pixels
-from unfading.papers.nru.tables import recalled, stuck, table3
+from unfading.papers.nru.tables import TIE, recalled, stuck, table3
 from unfading.papers.row import Curves, Row
 from unfading.report.figures.curve_figures import over_steps, to_solve
 
@@ -74,6 +74,6 @@ def fig8() -> Curves:
             setting = {**base, name: value}
             own: dict[str, Any] = {"hidden": setting.pop("hidden"), "options": setting}
             note = "the paper: more heads help up to 4 or 9, a larger memory is slower at first, small hidden sizes do harm"
-            rows.append(Row(pixels("NRU", epochs=40, **own), None, 0.0, note, name=f"psMNIST NRU {name} {value}", seeds=1))
+            rows.append(Row(pixels("NRU", epochs=40, **own), None, TIE, note, name=f"psMNIST NRU {name} {value}", seeds=1))
     caption = "Validation accuracy over training steps of NRU with m = 256, k = 4, h = 200, and one of the three varied."
     return Curves("NRU Fig. 8: heads, memory, hidden size on psMNIST", caption, rows, over_steps)
