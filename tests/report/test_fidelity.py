@@ -267,7 +267,8 @@ def test_the_page_says_from_how_many_candidates_a_setting_was_chosen():
     run = line(0.95)
     chosen = setting(run["run"])
     about = {"kind": "candidate", "item": "p/t", "row": "r", "budget": "paper"}
-    tried = [{**about, "key": key, "chosen": hash} for key, hash in (("a", chosen), ("b", chosen), ("c", "0" * 12))]
+    settings = (("a", 1e-3, chosen), ("b", 1e-2, chosen), ("c", 1e-2, chosen), ("d", 1e-1, "0" * 12))
+    tried = [{**about, "key": key, "setting": {"rate": rate}, "chosen": hash} for key, rate, hash in settings]
     several = claim(settings=[chosen, "1" * 12])
     page = fidelity.page([several, run, *tried])
     assert "the setting was chosen by validation from 2." in page

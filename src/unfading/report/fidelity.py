@@ -6,6 +6,7 @@ papers-<machine>.jsonl   one line per run of a row, per parameter count, and per
                          one short line per run that chose the setting of a row                  (kind: candidate)
 """
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,9 @@ def _outcome(row: Line, lines: Sequence[Line]) -> Outcome:
     if outcome.run is None:
         return outcome
     chosen = setting(outcome.run)
-    return outcome._replace(candidates=len({line["key"] for line in lines if line.get("chosen") == chosen}))
+    # Several runs may judge one candidate.
+    tried = {json.dumps(line["setting"], sort_keys=True) for line in lines if line.get("chosen") == chosen}
+    return outcome._replace(candidates=len(tried))
 
 
 def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequence[tuple[Line, Outcome]]]) -> str:

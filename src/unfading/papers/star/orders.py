@@ -1,8 +1,9 @@
 """Turkoglu et al. 2019 (STAR): claims about several rows of a table. A function is named as its item."""
 
 from unfading.papers.row import Order, Ranking
+from unfading.papers.star.depth import DEPTHS
 from unfading.papers.star.runs import CELLS
-from unfading.papers.star.tables import FAILED
+from unfading.papers.star.tables import FAILED, TASKS
 
 OTHERS = tuple(cell for cell in CELLS if cell != "STAR")
 
@@ -54,6 +55,31 @@ def table3() -> list[Order | Ranking]:
             (_star("pMNIST", 12),),
             ("pMNIST LSTM, 4 layers",),
         ),
+    ]
+
+
+def does_it_train() -> list[Order | Ranking]:
+    """Five epochs of networks of 1 to 20 layers."""
+    claims: list[Order | Ranking] = []
+    for place in TASKS:
+        every = tuple(_star(place, depth) for depth in DEPTHS)
+        claims.append(Order(f"{place}: STAR trains with 1 to 20 layers (section 5.1)", every, (), bound=FAILED[place]))
+        others = tuple(f"{place} {cell}, 16 layers" for cell in OTHERS)
+        claims.append(
+            Order(f"{place}: with 16 layers only STAR trains (Table 3)", (_star(place, 16),), others, bound=FAILED[place])
+        )
+    return claims
+
+
+def crops_substitute() -> list[Order | Ranking]:
+    """UCR Crop in place of the TUM crops."""
+    return [
+        Order(
+            f"STAR scores higher than all others with {depth} layers (section 5.2, per season)",
+            (_star("UCR Crop", depth),),
+            tuple(f"UCR Crop {cell}, {depth} layers" for cell in OTHERS),
+        )
+        for depth in (4, 8, 12)
     ]
 
 
