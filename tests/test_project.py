@@ -28,7 +28,7 @@ LAYERS = [
     ["bench", "diagnostics", "doctor"],
     ["papers"],
     ["cli"],
-    ["__init__"],
+    ["__init__", "__main__"],
 ]
 # Module names that sibling folders share, because they hold the same part of each.
 SAME_PART = {"base", "curves", "emit", "figures", "kernel", "orders", "runs", "tables"}
