@@ -35,7 +35,7 @@ def about(command: str) -> dict[str, Any]:
             "compiler": _compiler(),
             **(_gpu_versions() if torch.cuda.is_initialized() else {}),
         },
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
     }
@@ -74,7 +74,7 @@ def _compiler() -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout that contains this package, if there is one.
 
     "-dirty" is added if files of the package differ from the commit. Other files do not matter: results that are written into
@@ -83,8 +83,8 @@ def _commit() -> str | None:
     folder = Path(__file__).parent
     if _git(folder, "ls-files", Path(__file__).name) is None:
         return None
-    commit = _git(folder, "describe", "--always", "--abbrev=10", "--exclude=*")
-    return f"{commit}-dirty" if commit and _git(folder, "status", "--porcelain", "--", ".") else commit
+    name = _git(folder, "describe", "--always", "--abbrev=10", "--exclude=*")
+    return f"{name}-dirty" if name and _git(folder, "status", "--porcelain", "--", ".") else name
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -601,6 +601,15 @@ def test_a_wrong_argument_is_one_sentence(item, options, sentence, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("commit", "budget", "warns"), [("ab-dirty", "paper", 1), ("ab", "paper", 0), (None, "paper", 0), ("ab-dirty", "smoke", 0)]
+)
+def test_uncommitted_changes_are_mentioned_before_rows_are_trained(tmp_path, monkeypatch, capsys, commit, budget, warns):
+    monkeypatch.setattr(machine, "commit", lambda: commit)
+    cli_reproduce.run_items(("star/table2",), output=tmp_path, runs=tmp_path / "runs", rows=("STAR, 1 ",), budget=budget)
+    assert capsys.readouterr().err.count("the package has uncommitted changes") == warns
+
+
 def test_the_page_is_written_only_in_a_checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="run it in the root of a checkout"):

@@ -64,6 +64,7 @@ def run_items(
         together: Largest number of runs that are trained in one pass on a GPU.
         weights: Folder for the weights of each row's first seed.
     """
+    from unfading import machine
     from unfading.papers import reproduce
 
     if processes is not None:
@@ -72,6 +73,8 @@ def run_items(
     if minutes is not None:
         check_positive("--minutes", minutes)
     _check_items(items, "run")
+    if budget == "paper" and (machine.commit() or "").endswith("-dirty"):
+        print("unfading: the package has uncommitted changes; results will be marked. Commit them first.", file=sys.stderr)
     options = reproduce.ReproduceOptions(
         output, runs, budget, device, rows, processes if budget != "smoke" else 1, together, command=_command()
     )
