@@ -402,3 +402,16 @@ class StartWhereLarge(along_time.Along):
 
 def test_a_projection_that_depends_on_start_for_large_numbers_is_not_cut():
     assert locality.locality(StartWhereLarge(3), 20).refusal is not None
+
+
+class SingleStartWhereLarge(along_time.SinglePrecision):
+    def mixed(self, a, x, start):
+        super().mixed(a, x, start)
+        return StartWhereLarge.mixed(self, a, x, start)
+
+
+def test_rounding_of_large_numbers_in_float32_is_no_dependence_on_other_steps():
+    for seed in range(20):
+        torch.manual_seed(seed)
+        assert locality.locality(along_time.SinglePrecision(3), 20).refusal is None
+        assert locality.locality(SingleStartWhereLarge(3), 20).refusal is not None
