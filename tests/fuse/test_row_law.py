@@ -1,9 +1,11 @@
 """A cell that computes with sizes or with the index of a step runs as by the reference: compiled code knows neither."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 import unfading
@@ -16,6 +18,12 @@ from unfading.fuse.plan import interpreted, plan
 from unfading.fuse.refusal import Refusal
 
 I = 3
+
+
+class UntrainedWeights(NamedTuple):
+    U: Tensor
+    b: Tensor
+
 
 # The arguments: a = W x, x [T, B, I], the index of the first step.
 IN_PROJECT = {
@@ -258,3 +266,86 @@ def test_a_branch_that_a_trace_takes_otherwise_is_refused(form, dtype):
 def test_a_step_whose_branch_changes_nothing_is_compiled():
     cell = BranchedStep(I, lambda h, W: on_the_cpu(h, torch.tanh, lambda v: torch.tanh(1.0 * v)))
     assert not isinstance(plan(cell), Refusal)
+
+
+class Untrained(Along):
+    """A branch in small batches on a weight that hides it until training changes it."""
+
+    def __init__(self, input_size, start, form):
+        super().__init__(input_size)
+        self.b = torch.nn.Parameter(torch.full_like(self.U, start))
+        self.form = form
+
+    def weights(self):
+        return UntrainedWeights(self.U, self.b)
+
+    def step(self, inputs, state, weights):
+        h = self.form(state.h, weights.b) if len(state.h) < 3 else state.h
+        return State(torch.tanh(inputs.a + unfading.linear(h, weights.U)))
+
+
+class UntrainedProject(Untrained):
+    def mixed(self, a, x, start):
+        return self.form(a, self.b) if x.shape[1] < 3 else a
+
+    def step(self, inputs, state, weights):
+        return State(torch.tanh(inputs.a + unfading.linear(state.h, weights.U)))
+
+
+HIDING = {"zero is added": (0.0, lambda v, b: v + b[0]), "one is a factor": (1.0, lambda v, b: v * b[0])}
+HIDING |= {
+    "zero is a factor": (0.0, lambda v, b: v + b[0] * v.sin()),
+    "zero matrix": (0.0, lambda v, b: v + unfading.linear(v, b)),
+}
+
+
+@pytest.mark.parametrize(("start", "form"), HIDING.values(), ids=HIDING.keys())
+def test_a_weight_that_training_will_change_hides_no_branch(start, form):
+    for kind in (Untrained, UntrainedProject):
+        torch.manual_seed(0)
+        layer = unfading.Recurrent(lambda size, kind=kind: kind(size, start, form), I, dtype=torch.float64)
+        x = torch.randn(6, 1, I, dtype=torch.float64)
+        layer(x)
+        with torch.no_grad():
+            layer.cells[0].b.add_(0.5)
+        with unfading.use_backend("reference"):
+            want = everything(layer, x, 0)
+        for a, b in zip(everything(layer, x, 0), want, strict=True):
+            assert_close(a, b, rtol=1e-9, atol=1e-10)
+    assert isinstance(plan(Untrained(I, start, form)), Refusal)
+    assert not plan(UntrainedProject(I, start, form)).with_project
+    assert not isinstance(plan(Untrained(I, start, lambda h, b: h)), Refusal)
+
+
+def test_equal_weights_hide_no_branch():
+    class Twins(Untrained):
+        def __init__(self, input_size):
+            super().__init__(input_size, 0.0, None)
+            self.b = torch.nn.Parameter(self.U.detach().clone())
+
+        def step(self, inputs, state, weights):
+            return State(torch.tanh(inputs.a + unfading.linear(state.h, weights.U if len(state.h) > 1 else weights.b)))
+
+    assert isinstance(plan(Twins(I)), Refusal)
+
+
+class Guarded(Along):
+    """A cell that takes its own numbers only: by an error, or by NaN for others."""
+
+    def __init__(self, input_size, strict):
+        super().__init__(input_size)
+        self.one = torch.nn.Parameter(torch.ones(len(self.U)))
+        self.strict = strict
+
+    def weights(self):
+        if self.strict and (self.one > 1).any():
+            raise ValueError("one must be at most 1")
+        return UntrainedWeights(self.U, torch.sqrt(1 - self.one))
+
+    def step(self, inputs, state, weights):
+        return State(torch.tanh(inputs.a + unfading.linear(state.h, weights.U) + weights.b))
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["error", "NaN"])
+def test_a_cell_that_takes_only_its_own_numbers_is_compiled(strict):
+    assert not isinstance(plan(Guarded(I, strict)), Refusal)

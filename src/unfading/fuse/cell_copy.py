@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
+from itertools import count
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -40,6 +41,7 @@ from unfading.fuse.contents import (
     package_of,
     slots_of,
 )
+from unfading.fuse.isolation import numbers
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.unreadable import Unreadable
 from unfading.source_lines import definition_line
@@ -49,6 +51,7 @@ ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...), range, sl
 CODE = (type, FunctionType, BuiltinFunctionType, ModuleType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)
 VALUE_MODULES = frozenset(("torch", "fractions", "decimal", "datetime", "pathlib", "re", "uuid", "operator"))
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
+PERIOD = 10_007  # of the numbers by which a large tensor is varied: a prime, so that the rows of a matrix differ
 
 
 class CellCopy:
@@ -240,3 +243,27 @@ def with_data(tensor: Tensor) -> Tensor:
         entries = torch.arange(1, tensor.numel() + 1, device=tensor.device).sin()
         twin = entries.reshape(tuple(tensor.shape)).to(tensor.dtype)
     return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
+
+def varied(dtype: torch.dtype | None = None) -> Callable[[Tensor], Tensor]:
+    """Stand-ins for tests: copies with other numbers, since training will change them.
+
+    A weight that is 0 or 1, or two that are equal, may hide a branch until then. Numbers change by up to a twentieth, so that
+    products keep their size. What is positive stays so, and zeros become positive: a method may take roots and logarithms.
+
+    Args:
+        dtype: of real numbers; None for that of each tensor.
+    """
+    tensors = count()
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        twin = with_data(tensor)
+        if twin.is_floating_point():
+            data = twin.data if dtype is None else twin.data.to(dtype)
+            some = numbers(torch.zeros(1), next(tensors), min(data.numel(), PERIOD)).flatten().to(data)
+            share = some.repeat(data.numel() // PERIOD + 1)[: data.numel()].reshape(data.shape)
+            summed = data[0].numel() if data.dim() > 1 and len(data) else 1  # by a product with a matrix
+            twin.data = torch.where(data == 0, (0.5 + share) / summed, data * (0.95 + 0.1 * share))
+        return twin
+
+    return stand_in

@@ -18,7 +18,6 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,7 +28,7 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
-from unfading.fuse.cell_copy import CellCopy, with_data
+from unfading.fuse.cell_copy import CellCopy, varied, with_data
 from unfading.fuse.contents import HOOKS, Contents
 from unfading.fuse.isolation import WithoutDraws, apart, numbers
 from unfading.fuse.recorded_start import RecordedStart
@@ -133,7 +132,7 @@ class _Test:
 
     def __init__(self, contents: Contents, T: int, sample: Callable[..., Tensor], dtype: torch.dtype | None):
         # Two copies: what a projection stores when it sees the whole sequence must not help it with the pieces.
-        self.copies = [CellCopy(contents, with_data if dtype is None else partial(_changed, dtype), example=True) for _ in "12"]
+        self.copies = [CellCopy(contents, with_data if dtype is None else varied(dtype), example=True) for _ in "12"]
         self.cell, self.other = (each.cell for each in self.copies)
         for module in (*self.cell.modules(), *self.other.modules()):  # hooks observe the calls of the user, not a test
             vars(module).update({kind: OrderedDict() for kind in HOOKS})
@@ -310,15 +309,6 @@ class Noise(WithoutDraws):
         index = torch.arange(self.start, self.start + T) if self.moving else torch.zeros(T)
         drawn = numbers(index, self.draws, like.numel() // T).reshape(T, *rest)
         return drawn.flatten(0, 1).movedim(0, axis).to(like)
-
-
-def _changed(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """A tensor of the copy, with numbers a little different: what is positive stays so, and nothing is zero for certain."""
-    twin = with_data(tensor)
-    if twin.is_floating_point():
-        shift = 0.5 + numbers(torch.zeros(1), 0, twin.numel()).reshape(twin.shape).to(twin.device)
-        twin.data = twin.data.to(dtype) + 0.1 * shift * (1 + twin.data.abs())
-    return twin
 
 
 def _heavy_tailed(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:

@@ -196,6 +196,11 @@ class StepExample:
         return self.run(self.leaves, self.state, self.weights)
 
     @cached_property
+    def finite(self) -> float:
+        """The share of finite numbers in the state after the step."""
+        return torch.cat(list(self.whole), 1).isfinite().double().mean().item()
+
+    @cached_property
     def repetitive(self) -> bool:
         """Whether most numbers of an input are equal for random x, so that projected rows show little of the step."""
         rows = [leaf[:PROJECTED].sort(0).values for leaf in self.leaves if len(leaf) == ROWS]
