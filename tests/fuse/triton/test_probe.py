@@ -1,6 +1,7 @@
 """Settings that a GPU does not accept, under Triton's interpreter: the next ones are used, or one clear sentence says why."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -98,6 +99,33 @@ def test_an_error_of_another_kind_is_not_hidden(refuse, monkeypatch):
     refuse({("train", 32)}, "RuntimeError")
     with unfading.use_backend("fused"), pytest.raises(RuntimeError, match="too many blocks"):
         unfading.LSTM(3, 5)(torch.randn(4, 2, 3))
+
+
+def test_loops_are_compiled_side_by_side():
+    both = threading.Barrier(2)
+
+    def test(name):
+        both.wait(timeout=30)
+        return f"no {name}" if name == "back" else None
+
+    assert probe.side_by_side(test, ["train", "back"]) == "no back"
+
+
+def test_a_backward_loop_is_tested_without_a_forward_loop(monkeypatch):
+    cell_plan = plan(unfading.LSTM(3, 5).runners[0])
+    kernel = triton_kernel(cell_plan.key)
+    launched = []
+    launch = Launcher.launch
+
+    def noted(self, function, *rest, **options):
+        launched.append(function.name)
+        return launch(self, function, *rest, **options)
+
+    monkeypatch.setattr(Launcher, "launch", noted)
+    trial = probe.Trial(kernel, cell_plan, DEVICE, LoopOptions(dots="tf32x3"), T=1, B=5)
+    trial.set_blank()
+    trial.run("back")
+    assert launched == ["back"]
 
 
 def test_without_settings_that_fit_the_reason_is_one_sentence(refuse):

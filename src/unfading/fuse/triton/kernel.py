@@ -147,12 +147,13 @@ class TritonKernel:
         None where no settings fit on the GPU.
         """
         key = (name, precision, rows, device)
-        if key not in self._settings:
+        known = self._settings  # which another thread may replace: loops are tested side by side
+        if key not in known:
             searched = self.settings.get((name, precision, size_class(rows), device))
             usual = (candidate.setting for candidate in self.candidates(name, precision, rows, gpu(device)))
             every = usual if searched is None else (searched, *usual)
-            self._settings[key] = next((one for one in every if self._accepted(name, precision, device, one)), None)
-        return self._settings[key]
+            known[key] = next((one for one in every if self._accepted(name, precision, device, one)), None)
+        return known[key]
 
     def _accepted(self, name: str, precision: str, device: torch.device, setting: LaunchSettings) -> bool:
         """Whether a GPU has not refused these settings."""
@@ -212,8 +213,7 @@ class TritonKernel:
         self._excluded.add((name, precision, device, setting))
         if setting.units is not None and is_unsupported(error):
             self._undivided_on.add(device)
-        self._settings.clear()
-        self._slower.clear()
+        self._settings, self._slower = {}, {}
 
     def split_of(self, setting: LaunchSettings) -> SplitLoops | None:
         """The divided loops of these settings; None where each program has all units."""

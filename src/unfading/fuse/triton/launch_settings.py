@@ -184,11 +184,13 @@ def _whole(loop: LoopShape, precision: str, rows: tuple[int, int], gpu: Gpu) -> 
         step, chain = 0.48 + entry * work + 0.11 * max(loop.operations - 30, 0), 0.1 if loop.widest <= 128 else 2.2
     else:
         step, chain = 0.37 + 4.5e-5 * work + 1e-4 * loop.operations * loop.widest, 0.1 if loop.widest <= 128 else 0.7
-    crowd = 1
+    crowd = 1.0
     if not loop.flat and loop.name != "back":  # values of several axes do not fit into the registers
         crowd = 10
-    elif first.width is not None and loop.widest > 128 and loop.widest % TILE:  # nor do vectors that end in a short piece
+    elif first.width is not None and loop.widest > 128 and 0 < loop.widest % TILE <= 16:  # nor do those that end in a short one
         crowd = 30
+    elif first.width is not None and loop.cut and loop.depth == 1 and loop.entries > 2 * 128**2:  # nor three gates at once
+        crowd = 1.2
     # Without matrices on chip, the rest of a loop may fit where it does not fit beside them.
     for room in (first.room, 0) if size else (first.room,):
         loaded = max(size - min(room, WHOLE), 0)

@@ -6,7 +6,8 @@ seconds to compile. Settings with which a kernel does not compile, does not fit 
 the next best are tried.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakKeyDictionary
 
 import torch
@@ -83,25 +84,51 @@ def _trouble(
 ) -> str | None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is too old: the kernels need compute capability 8.0 or higher"
-    reason = None
     with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.no_grad():
         trial = Trial(kernel, cell_plan, device, options, T=1, B=batch)
-        for name in loops:
-            while (name, setting := kernel.setting(name, options.dots, (1, batch), device)) not in passed:
-                if setting is None:
-                    return reason or kernel.unfit(options.dots, device)
-                try:
-                    trial.run(name)
-                    trial.wait()
-                except torch.cuda.OutOfMemoryError:
-                    raise
-                except NoKernel as error:
-                    return str(error)
-                except Exception as error:  # Triton and the driver have many types
-                    reason = f"the kernel does not run on {device}: {type(error).__name__}: {first_line(error)}"
-                    kernel.exclude(name, options.dots, device, setting, error)
-                else:
-                    passed.add((name, setting))
+        settings = {name: kernel.setting(name, options.dots, (1, batch), device) for name in loops}
+        untested = [name for name, setting in settings.items() if (name, setting) not in passed]
+        if device.type == "cuda" and len(untested) > 1:
+            # Compiled side by side, each in a thread. What they share is built before.
+            for setting in filter(None, settings.values()):
+                kernel.split_of(setting)
+            trial.set_blank()
+            stream = torch.cuda.current_stream(device)
+
+            def test(name: str) -> str | None:
+                with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
+                    return _trouble_of(name, trial, options, batch, passed)
+
+            return side_by_side(test, untested)
+        return next(filter(None, (_trouble_of(name, trial, options, batch, passed) for name in untested)), None)
+
+
+def side_by_side(test: Callable[[str], str | None], names: Sequence[str]) -> str | None:
+    """Test all loops at the same time; the first reason why one of them does not run."""
+    with ThreadPoolExecutor(len(names)) as threads:
+        return next(filter(None, [*threads.map(test, names)]), None)
+
+
+def _trouble_of(
+    name: str, trial: "Trial", options: LoopOptions, batch: int, passed: set[tuple[str, LaunchSettings | None]]
+) -> str | None:
+    """The reason why a loop runs with no settings; None where it does with some."""
+    kernel, device, reason = trial.kernel, trial.device, None
+    while (name, setting := kernel.setting(name, options.dots, (1, batch), device)) not in passed:
+        if setting is None:
+            return reason or kernel.unfit(options.dots, device)
+        try:
+            trial.run(name)
+            trial.wait()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except NoKernel as error:
+            return str(error)
+        except Exception as error:  # Triton and the driver have many types
+            reason = f"the kernel does not run on {device}: {type(error).__name__}: {first_line(error)}"
+            kernel.exclude(name, options.dots, device, setting, error)
+        else:
+            passed.add((name, setting))
     return None
 
 
@@ -120,10 +147,19 @@ class Trial:
         inputs = [zeros(1, *sizes[kind], n) for kind, n in zip(signature.kinds, signature.inputs, strict=True)]
         states = [zeros(1, B, n) for n in signature.states]
         weights = [zeros(1, *shape) for shape in signature.weights]
-        self.kernel, self.options, self.arguments = kernel, options, (inputs, states, weights)
+        self.kernel, self.options, self.arguments, self.device = kernel, options, (inputs, states, weights), device
         self.wanted = [True] * (len(inputs) + len(states) + len(weights))
         self.wanted[0] = not cell_plan.with_project
         self.trajectory: list[torch.Tensor] = []
+        self.saved: torch.Tensor | None = None
+        self.steps = T
+
+    def set_blank(self) -> None:
+        """Let the backward loop run on zeros, without a forward loop before it."""
+        like = self.arguments[1][0]
+        B, kernel, T = like.shape[-2], self.kernel, self.steps
+        self.trajectory = [like.new_zeros((1, T, B, n)) for n in kernel.states]
+        self.saved = like.new_zeros((1, T, B, kernel.saved)) if kernel.saved else None
 
     def run(self, name: str) -> None:
         """Run a loop by name."""
@@ -140,9 +176,8 @@ class Trial:
 
     def wait(self) -> None:
         """Until the loops have run."""
-        device = self.arguments[1][0].device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def remember_graphs(cell: Cell, B: int, *, keep: bool, faster: bool) -> None:
