@@ -48,12 +48,12 @@ def test_a_seed_gives_the_same_cell_and_the_same_calls():
 
 
 def test_cells_are_called_in_every_way():
-    cells = [user_cells.write(seed) for seed in range(120)]
+    cells = [user_cells.write(seed) for seed in range(240)]
     calls = [call for cell in cells for call in scenario(cell).calls]
     assert {call.kind for call in calls} == set(KINDS)
     assert {call.around for call in calls} == {"", *SURROUNDINGS}
-    assert sum(call.change.startswith("change") for call in calls) > 60
-    assert 20 < sum(not cell.local for cell in cells) < 80
+    assert sum(call.change.startswith("change") for call in calls) > 120
+    assert 40 < sum(not cell.local for cell in cells) < 160
 
 
 # -- the attacker notices -----------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def change(module: Any, layer: Any, call: Call) -> None:
     elif call.change == "update":
         with torch.no_grad():
             for parameter in layer.parameters():
-                parameter.mul_(0.75)
+                parameter.mul_(0.75).add_(0.1)  # what is 0 or 1 before training does not stay so
 
 
 # -- one call -----------------------------------------------------------------------------------------------------------------

@@ -423,6 +423,8 @@ WEIGHTS = [
     ("b", "0.3 * torch.randn({H})", "self.b", "value"),
     ("s", "torch.tensor(0.7)", "torch.sigmoid(self.s)", "value"),
     ("K", "0.5 * torch.randn(2, {H}, {H})", "self.K", "value"),
+    ("zero", "torch.zeros({H})", "self.zero", "value"),
+    ("gain", "torch.ones({H})", "self.gain", "value"),
     ("unused", "torch.randn({H}, {H})", "self.unused", ""),
     ("same", "", "self.U", "matrix"),
     ("rows", "", "self.U[:1]", "matrix"),
