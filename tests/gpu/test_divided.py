@@ -118,8 +118,11 @@ def test_captured_twice(layer_of, device):
         with torch.cuda.graph(graph):
             results = call()
         captures.append((graph, results))
-    for k in range(6):
+    for _ in range(3):
         x.normal_()
-        graph, results = captures[k % 2]
-        graph.replay()
-        assert all(torch.equal(got, want) for got, want in zip(results, call(), strict=True))
+        for graph, _ in captures:
+            graph.replay()
+        torch.cuda.synchronize()
+        for first, second, want in zip(captures[0][1], captures[1][1], call(), strict=True):
+            assert torch.equal(first, second)
+            assert (first - want).norm() <= CLOSE * want.norm()  # cuBLAS may take other products after the loop in a capture
