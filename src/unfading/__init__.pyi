@@ -10,6 +10,9 @@ from unfading.backends.choose import use_backend
 from unfading.cells import (
     antisymmetric,
     continuous,
+    conv_gru,
+    conv_lstm,
+    conv_star,
     elman,
     equilibrium,
     fast,
@@ -28,6 +31,10 @@ from unfading.cells import (
 from unfading.cells.antisymmetric import AntisymmetricRNNCell, GatedAntisymmetricRNNCell
 from unfading.cells.base import Cell
 from unfading.cells.continuous import ContinuousRNNCell
+from unfading.cells.conv_gru import ConvGRUCell
+from unfading.cells.conv_lstm import ConvForgetLSTMCell, ConvLSTMCell
+from unfading.cells.conv_star import ConvSTARCell
+from unfading.cells.convolution import Convolution, ConvolutionalCell, convolve
 from unfading.cells.deep import DeepTransitionCell
 from unfading.cells.elman import ElmanCell, IdentityRNNCell, LinearRNNCell, OrthogonalRNNCell
 from unfading.cells.equilibrium import EquilibriumRNNCell
@@ -74,6 +81,17 @@ __all__ = [
     "compare",
     "ContinuousRNN",
     "ContinuousRNNCell",
+    "ConvForgetLSTM",
+    "ConvForgetLSTMCell",
+    "ConvGRU",
+    "ConvGRUCell",
+    "ConvLSTM",
+    "ConvLSTMCell",
+    "Convolution",
+    "ConvolutionalCell",
+    "convolve",
+    "ConvSTAR",
+    "ConvSTARCell",
     "DeepTransition",
     "DeepTransitionCell",
     "detach",
@@ -207,6 +225,117 @@ class ContinuousRNN(Layer[continuous.State]):
         gap: float = 0.1,
         gaps_in_input: bool = False,
         exponential: bool = False,
+    ) -> None: ...
+
+class ConvForgetLSTM(Layer[conv_lstm.ForgetState]):
+    """LSTM over frames with only a forget gate."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int | Sequence[int] = 3,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Literal["same"] = "same",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        max_lag: int | None = None,
+    ) -> None: ...
+
+class ConvGRU(Layer[conv_gru.State]):
+    """Gated recurrent unit over frames."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int | Sequence[int] = 3,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Literal["same"] = "same",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> None: ...
+
+class ConvLSTM(Layer[conv_lstm.State]):
+    """Long short-term memory over frames."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int | Sequence[int] = 3,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Literal["same"] = "same",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        max_lag: int | None = None,
+    ) -> None: ...
+
+class ConvSTAR(Layer[conv_star.State]):
+    """Stackable recurrent cell over frames."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int | Sequence[int] = 3,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Literal["same"] = "same",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        max_lag: int | None = None,
     ) -> None: ...
 
 class DeepTransition(Layer[incremental.State]):

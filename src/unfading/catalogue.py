@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 from dataclasses import fields
@@ -14,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import unfading.cells
 import unfading.tasks
-from unfading.cells.base import Cell
+from unfading.cells.base import Cell, in_frame
+from unfading.cells.convolution import ConvolutionalCell
 from unfading.data import store
 from unfading.fuse.ir.differentiate import differentiate
 from unfading.fuse.ir.program import InputKind, TensorKind
@@ -26,8 +28,13 @@ Kind = TypeVar("Kind")
 
 
 def cells() -> list[type[Cell]]:
-    """Every cell of the library, in the order of names. Wrappers, which are constructed from another cell, are left out."""
+    """Every cell of the library over feature vectors, in the order of names, without wrappers of another cell."""
     return list(_cells())
+
+
+def convolutional_cells() -> list[type[ConvolutionalCell]]:
+    """Every cell of the library over frames, in the order of names."""
+    return _concrete(unfading.cells, ConvolutionalCell)  # type: ignore[type-abstract]
 
 
 @cache  # every run asks
@@ -60,11 +67,11 @@ def _concrete(folder: ModuleType, kind: type[Kind]) -> list[type[Kind]]:
 
 
 class Entry(NamedTuple):
-    """The size and cost of a cell, at one input size, hidden size and length."""
+    """The size and cost of a cell, at one input size, hidden size, length and, for a convolutional cell, frame."""
 
     name: str  # of its layer class
-    state: dict[str, int]  # size of each part of the state
-    recurrent_matrices: float  # products inside the step, in units of one hidden x hidden matrix
+    state: dict[str, int]  # features or channels of each part of the state
+    recurrent_matrices: float  # products inside the step, in units of one hidden x hidden matrix or convolution
     parameters: int  # without a head
     multiply_adds_per_step: int  # in matrix products, including the projection of the input and the output
     multiply_adds_per_sequence: int  # of all steps, and of building the weights once
@@ -81,14 +88,22 @@ def _stored_bytes(cell: Cell) -> int | None:
     return 4 * (inputs + sum(signature.states) + forward.widths.get((TensorKind.SAVED, 0), 0))
 
 
-def entry(kind: type[Cell], *, input_size: int, hidden_size: int, length: int) -> Entry:
-    """Measure a cell with its default options. Products are counted while it runs, not computed from a formula."""
+def entry(kind: type[Cell], *, input_size: int, hidden_size: int, length: int, frame: tuple[int, ...] = ()) -> Entry:
+    """Measure a cell with its default options. Products are counted while it runs, not computed from a formula.
+
+    Args:
+        kind: the class of the cell.
+        input_size: features of the input, or channels.
+        hidden_size: of the cell, or its channels.
+        length: steps of a sequence.
+        frame: height and width of the input of a convolutional cell.
+    """
     cell = kind(input_size, hidden_size)
-    state = cell.initial_state(1)
+    state = in_frame(cell.initial_state(1), cell.state_frame(frame))
     with torch.no_grad(), FlopCounterMode(display=False) as weights_counter:
         weights = cell.weights()
     with torch.no_grad(), FlopCounterMode(display=False) as project_counter:
-        inputs = cell.project(torch.ones(1, 1, input_size))
+        inputs = cell.project(torch.ones(1, 1, input_size, *frame))
     with torch.no_grad(), FlopCounterMode(display=False) as output_counter:
         cell.output(state)
     with torch.no_grad(), FlopCounterMode(display=False) as step_counter:
@@ -97,10 +112,14 @@ def entry(kind: type[Cell], *, input_size: int, hidden_size: int, length: int) -
     counters = (weights_counter, project_counter, step_counter, output_counter)
     build, project, step, output = (counter.get_total_flops() // 2 for counter in counters)
     per_step = project + step + output
+    # The multiply-adds of one recurrent matrix, or of one convolution of the state.
+    of_one = hidden_size**2
+    if isinstance(cell, ConvolutionalCell):
+        of_one *= math.prod((*cell.kernel_size, *cell.state_frame(frame)))
     return Entry(
         name=kind.__name__.removesuffix("Cell"),
         state={name: part.shape[1] for name, part in zip(state._fields, state, strict=True)},
-        recurrent_matrices=step / hidden_size**2,
+        recurrent_matrices=step / of_one,
         parameters=sum(parameter.numel() for parameter in cell.parameters()),
         multiply_adds_per_step=per_step,
         multiply_adds_per_sequence=build + length * per_step,

@@ -104,7 +104,7 @@ def _where(source: Source) -> str:
 
 def explanations() -> list[Explanation]:
     """The explanation of every cell of the library."""
-    return [explain(cell) for cell in catalogue.cells()]
+    return [explain(cell) for cell in (*catalogue.cells(), *catalogue.convolutional_cells())]
 
 
 class GpuCall(NamedTuple):

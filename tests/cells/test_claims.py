@@ -73,7 +73,7 @@ def test_lstm_gain_of_the_whole_state_is_larger_than_with_c_fixed():
 @pytest.mark.parametrize(("cell", "options"), every_cell_that_claims("bounded_state"))
 def test_declared_bound_of_the_output(cell, options):
     instance = laws.make(cell, options)
-    x = 50 * torch.randn(200, 8, laws.I, dtype=torch.float64)
+    x = 50 * torch.randn(200, 8, laws.I, *(laws.FRAME if instance.example_frame else ()), dtype=torch.float64)
     with torch.no_grad():
         for parameter in instance.parameters():
             parameter.mul_(3)

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 import unfading
-from unfading import LastStep, Model
+from unfading import LastStep, Model, catalogue
 
 
 def count(rnn, answers):
@@ -89,3 +89,19 @@ def test_fast_har2():
     assert count(unfading.FastGRNN(9, 80, input_rank=5, rank=40), 2) == 7_169
     assert count(unfading.FastGRNN(9, 80), 2) == 7_444
     assert count(unfading.Elman(9, 80), 2) == 7_362
+
+
+def test_convolutional_cells_at_the_sizes_of_the_gesture_network():
+    """3 x 3 kernels, 64 filters, on 3 and on 64 channels: counted by hand, since STAR's paper prints none."""
+    kernel, wide = 3 * 64 * 9, 64 * 64 * 9
+    first = {"ConvSTAR": 2 * kernel + wide, "ConvForgetLSTM": 2 * (kernel + wide), "ConvLSTM": 4 * (kernel + wide)}
+    later = {"ConvSTAR": 3 * wide, "ConvForgetLSTM": 4 * wide, "ConvLSTM": 8 * wide}
+    biases = {"ConvSTAR": 2 * 64, "ConvForgetLSTM": 2 * 64, "ConvLSTM": 4 * 64}
+    for name in first:
+        layer = getattr(unfading, name)(3, 64, 3, num_layers=12)
+        parameters = sum(parameter.numel() for parameter in layer.parameters())
+        assert parameters == first[name] + 11 * later[name] + 12 * biases[name]
+        for cell, convolutions in ((layer.cells[0], first), (layer.cells[1], later)):
+            entry = catalogue.entry(type(cell), input_size=cell.input_size, hidden_size=64, length=32, frame=(112, 112))
+            assert entry.multiply_adds_per_step == 112 * 112 * convolutions[name]
+            assert entry.multiply_adds_per_sequence == 32 * entry.multiply_adds_per_step

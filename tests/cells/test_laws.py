@@ -1,4 +1,4 @@
-"""Every law for every cell of the library, with its defaults and with its options, in float64."""
+"""Every law for every cell of the library, over vectors and over frames, with its defaults and with its options, in float64."""
 
 import inspect
 
@@ -8,11 +8,12 @@ import torch
 import unfading
 from tests.helpers import laws
 from tests.helpers.twins import TWINS
-from tests.helpers.variants import OPTIONS, every_cell, name
+from tests.helpers.variants import OPTIONS, every_cell, every_convolutional_cell, name
 from unfading import catalogue
 from unfading.layers import library
 
-each = pytest.mark.parametrize(("cell", "options"), every_cell())
+each = pytest.mark.parametrize(("cell", "options"), [*every_cell(), *every_convolutional_cell()])
+ALL = [*catalogue.cells(), *catalogue.convolutional_cells()]
 
 
 @each
@@ -101,11 +102,13 @@ OTHER = {
     "gate_activation": "tanh",
     "memory_size": 16,
     "heads": 5,
+    "kernel_size": 5,
+    "padding": 0,
 }
 
 
 def test_every_variant_names_a_cell_that_exists():
-    assert set(OPTIONS) <= {name(cell) for cell in catalogue.cells()}
+    assert set(OPTIONS) <= {name(cell) for cell in ALL}
 
 
 def options_of(cell):
@@ -113,9 +116,8 @@ def options_of(cell):
     return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
-@pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+@pytest.mark.parametrize("cell", ALL, ids=name)
 def test_every_option_changes_parameters_or_output(cell):
-    x = laws.random_input()
     for option in options_of(cell):
         if option.name == "heads" and name(cell) == "NRU":  # which are not groups of units
             other = 1
@@ -130,15 +132,16 @@ def test_every_option_changes_parameters_or_output(cell):
         else:
             pytest.fail(f"no other value known for {name(cell)}'s option {option.name}")
         before, after = laws.make(cell, {}), laws.make(cell, {option.name: other})
+        x = laws.random_input(before)
         sizes = [[p.shape for p in instance.parameters()] for instance in (before, after)]
         if sizes[0] == sizes[1]:
             a, b = (laws.run(instance, x)[0][0] for instance in (before, after))
             penalties = before.penalty(), after.penalty()
-            differ = not torch.equal(a, b) or penalties[0] != penalties[1]
+            differ = a.shape != b.shape or not torch.equal(a, b) or penalties[0] != penalties[1]
             assert differ, f"{name(cell)}({option.name}={other!r}) does what {option.default!r} does"
 
 
-@pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+@pytest.mark.parametrize("cell", ALL, ids=name)
 def test_every_cell_has_its_public_names_its_twin_and_its_paper(cell):
     line = f"{name(cell)} = layer({cell.__name__})"
     assert getattr(library, name(cell), None) is unfading.layer(cell), f"layers/library.py lacks the line: {line}"
@@ -149,10 +152,11 @@ def test_every_cell_has_its_public_names_its_twin_and_its_paper(cell):
     assert cell.paper
 
 
-@pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+@pytest.mark.parametrize("cell", ALL, ids=name)
 def test_every_cell_has_the_common_signature_and_documents_its_options(cell):
     parameters = list(inspect.signature(cell).parameters)
-    assert parameters[:3] == ["input_size", "hidden_size", "bias"]
+    sizes = ["in_channels", "hidden_channels"] if cell in catalogue.convolutional_cells() else ["input_size", "hidden_size"]
+    assert parameters[:3] == [*sizes, "bias"]
     for option in options_of(cell)[1:]:
         assert f"    {option.name}: " in cell.__doc__, f"{name(cell)} does not document {option.name}"
         assert option.default is not inspect.Parameter.empty

@@ -1,10 +1,13 @@
 """Each law fails for a cell that breaks it."""
 
+import dataclasses
 import sys
 
 import torch
+from torch.nn import functional
 
 from tests.helpers import laws
+from unfading.cells.conv_lstm import ConvLSTMCell
 from unfading.cells.elman import ElmanCell
 from unfading.cells.incremental import IncrementalRNNCell
 from unfading.cells.lstm import LSTMCell
@@ -15,6 +18,20 @@ class SwapsTwoGates(LSTMCell):
     def step(self, inputs, state, weights):
         i, f, z, o = inputs.a.chunk(4, dim=-1)
         return super().step(inputs._replace(a=torch.cat([f, i, z, o], dim=-1)), state, weights)
+
+
+class MirrorsTheKernel(ConvLSTMCell):
+    def weights(self):
+        (W_h,) = super().weights()
+        return type(super().weights())(dataclasses.replace(W_h, weight=W_h.weight.flip(2)))
+
+
+class GivesGatesToGroups(ConvLSTMCell):
+    def step(self, inputs, state, weights):
+        W_h = weights.W_h
+        a = inputs.a + functional.conv2d(state.h, W_h.weight, padding=1, groups=W_h.groups)
+        W_h = dataclasses.replace(W_h, weight=0 * W_h.weight)
+        return super().step(inputs._replace(a=a), state, weights._replace(W_h=W_h))
 
 
 class DropsTheStart(IncrementalRNNCell):
@@ -69,6 +86,16 @@ class NeverUsesItsMatrix(ElmanCell):
 def test_swapped_gates_break_the_twin_law():
     cell = laws.make(SwapsTwoGates, {})
     laws.fails(laws.equation_is_the_papers, cell, "LSTM", {})
+
+
+def test_a_mirrored_kernel_and_gates_divided_among_groups_break_the_twin_law():
+    laws.fails(laws.equation_is_the_papers, laws.make(MirrorsTheKernel, {}), "ConvLSTM", {})
+    for groups in (1, 2):
+        cell = laws.make(GivesGatesToGroups, {"groups": groups})
+        if groups == 1:
+            laws.equation_is_the_papers(cell, "ConvLSTM", {"groups": groups})
+        else:
+            laws.fails(laws.equation_is_the_papers, cell, "ConvLSTM", {"groups": groups})
 
 
 def test_a_forgotten_bias_breaks_the_twin_law():

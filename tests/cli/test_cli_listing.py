@@ -16,7 +16,9 @@ def test_cells_as_a_table_and_as_json():
     assert max(len(line) for line in table.stdout.splitlines()) <= 80
     answer = run("cells", "--json", "--hidden-size", "16", "--input-size", "3", "--length", "100")
     entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
-    assert set(entries) == {cell.__name__.removesuffix("Cell") for cell in catalogue.cells()}
+    cells = [*catalogue.cells(), *catalogue.convolutional_cells()]
+    assert set(entries) == {cell.__name__.removesuffix("Cell") for cell in cells}
+    assert entries["ConvSTAR"]["multiply_adds_per_step"] == 32 * 32 * 9 * (2 * 3 * 16 + 16 * 16)
     for name in entries:
         assert name in table.stdout
     lstm = entries["LSTM"]

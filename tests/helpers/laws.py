@@ -12,6 +12,7 @@ from torch.utils import _pytree
 
 from tests.helpers.twins import TWINS
 from tests.helpers.variants import hidden_size
+from unfading.cells.base import in_frame
 from unfading.layers.recurrent import Recurrent
 from unfading.lengths import zero_past
 from unfading.reference import scan
@@ -20,6 +21,7 @@ from unfading.reference import scan
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 T, B, I = 7, 3, 2
+FRAME = (6, 5)  # height and width of the input of convolutional cells
 
 
 def make(cell, options, seed=0):
@@ -33,16 +35,17 @@ def make(cell, options, seed=0):
 
 
 def run(cell, x, state=None, start=0, **kw):
-    state = cell.initial_state(x.shape[1]) if state is None else state
+    state = in_frame(cell.initial_state(x.shape[1]), cell.state_frame(tuple(x.shape[3:]))) if state is None else state
     return scan(cell, cell.project(x, start), state, cell.weights(), **kw)
 
 
-def random_input(T=T, B=B):
-    return torch.randn(T, B, I, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+def random_input(cell=None, *, T=T, B=B):
+    frame = FRAME if cell is not None and cell.example_frame else ()
+    return torch.randn(T, B, I, *frame, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
 
 def two_halves_make_the_whole(cell):
-    x = random_input()
+    x = random_input(cell)
     whole, final = run(cell, x, start=2)
     first, state = run(cell, x[:3], start=2)
     second, end = run(cell, x[3:], state, start=5)
@@ -53,7 +56,7 @@ def two_halves_make_the_whole(cell):
 
 
 def the_future_does_not_reach_back(cell):
-    x = random_input()
+    x = random_input(cell)
     changed = x.clone()
     changed[4:] += 1.0
     for before, after in zip(run(cell, x)[0], run(cell, changed)[0], strict=True):
@@ -62,7 +65,7 @@ def the_future_does_not_reach_back(cell):
 
 
 def batch_rows_do_not_mix(cell):
-    x = random_input()
+    x = random_input(cell)
     for row in range(B):
         changed = x.clone()
         changed[:, row] += 1.0
@@ -73,8 +76,8 @@ def batch_rows_do_not_mix(cell):
 
 
 def step_has_the_right_gradient(cell, *, entry_by_entry=False):
-    inputs = cell.project(random_input()[:1])
-    state = run(cell, random_input())[1]
+    inputs = cell.project(random_input(cell)[:1])
+    state = run(cell, random_input(cell))[1]
     pieces, tree = _pytree.tree_flatten((type(inputs)(*(f[0] for f in inputs)), state, cell.weights()))
     leaves = [piece.detach().clone().requires_grad_() for piece in pieces]
 
@@ -86,7 +89,7 @@ def step_has_the_right_gradient(cell, *, entry_by_entry=False):
 
 
 def every_parameter_gets_a_gradient(cell):
-    states, _ = run(cell, random_input())
+    states, _ = run(cell, random_input(cell))
     weighted = sum((part * torch.randn_like(part)).sum() for part in (*states, cell.output(states)))
     weighted.backward()
     for name, parameter in cell.named_parameters():
@@ -98,7 +101,7 @@ def padding_changes_nothing(cell, reverse=False):
     """Row b of a padded batch is that row alone, whatever stands in the padding, in every gradient too."""
     layer = Recurrent(lambda size: cell, I)
     lengths = torch.tensor([7, 2, 4])
-    x = random_input()
+    x = random_input(cell)
     for b, length in enumerate(lengths.tolist()):
         x[length:, b] = float("nan")
     x.requires_grad_()
@@ -129,7 +132,7 @@ def same_seed_same_weights(make_it):
 
 def survives_copying(cell):
     """deepcopy, pickle, state_dict and a change of dtype after a first call."""
-    x = random_input()
+    x = random_input(cell)
     want, _ = run(cell, x)
     clone = copy.deepcopy(cell)
     with torch.no_grad():
@@ -146,7 +149,7 @@ def survives_copying(cell):
 
 
 def equation_is_the_papers(cell, name, options):
-    x = random_input()
+    x = random_input(cell)
     got, _ = run(cell, x)
     parameters = {key: value.numpy() for key, value in cell.state_dict().items()}
     for b in range(B):
@@ -156,7 +159,7 @@ def equation_is_the_papers(cell, name, options):
 
 
 def nan_stays_in_its_row(cell):
-    x = random_input()
+    x = random_input(cell)
     x[3, 1] = float("nan")
     for part in run(cell, x)[0]:
         assert torch.isfinite(part[:, ::2]).all()

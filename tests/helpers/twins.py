@@ -1,13 +1,14 @@
 """The papers' equations once more, in NumPy, one row of the batch at a time: written from the papers, not from the cells.
 
 `twin(parameters, options, x)` takes the arrays of a cell's state_dict and x [T, I]; it returns the states after every step,
-one array [T, n] per part of the state.
+one array [T, n] per part of the state. The twins of convolutional cells take x [T, C, height, width].
 """
 
 from functools import partial
 
 import numpy as np
 
+from tests.helpers import twins_convolutional as convolutional
 from tests.helpers import twins_structured as structured
 from tests.helpers.twins_common import PHI, affine, gates, norms, relu, sigmoid, states, whole
 
@@ -182,6 +183,10 @@ def nru(p, o, x):
 TWINS = {
     "AntisymmetricRNN": structured.antisymmetric,
     "ContinuousRNN": structured.continuous,
+    "ConvForgetLSTM": convolutional.forget_lstm,
+    "ConvGRU": convolutional.gru,
+    "ConvLSTM": convolutional.lstm,
+    "ConvSTAR": convolutional.star,
     "DeepTransition": structured.deep_transition,
     "Elman": elman,
     "EquilibriumRNN": structured.equilibrium,

@@ -6,6 +6,10 @@ from unfading import catalogue
 
 OPTIONS = {
     "AntisymmetricRNN": [{"epsilon": 0.3, "gamma": 0.1, "sigma": 2.0}],
+    "ConvForgetLSTM": [{"max_lag": 30}, {"groups": 2}],
+    "ConvGRU": [{"stride": [2, 1], "padding": [0, 2], "kernel_size": [1, 3]}, {"groups": 2}],
+    "ConvLSTM": [{"max_lag": 30}, {"kernel_size": [1, 3], "dilation": [1, 2]}, {"stride": 2, "groups": 2}],
+    "ConvSTAR": [{"max_lag": 30}, {"stride": 2}, {"padding": 0, "dilation": 2}, {"groups": 2}],
     "ContinuousRNN": [
         {"exponential": True, "tau": 2.0, "alpha": 0.5, "gap": 0.7},
         {"gaps_in_input": True, "activation": "relu"},
@@ -65,7 +69,8 @@ def name(cell):
 
 def hidden_size(cell, options=None):
     """A size that divides nothing, where the cell and its options allow one."""
-    if name(cell) != "NRU" and 5 % (options or {}).get("heads", 1):
+    options = options or {}
+    if name(cell) != "NRU" and 5 % options.get("heads", options.get("groups", 1)):
         return 6
     return 8 if name(cell) in ("EURNN", "GORU") else 5
 
@@ -80,15 +85,24 @@ def _label(options):
 
 
 def every_cell():
-    """(cell class, options) for every cell and variant, as pytest parameters."""
-    found = [(cell, o) for cell in catalogue.cells() for o in [{}, {"bias": False}, *OPTIONS.get(name(cell), [])]]
+    """(cell class, options) for every cell over feature vectors and every variant, as pytest parameters."""
+    return _variants(catalogue.cells())
+
+
+def every_convolutional_cell():
+    """The same, of the cells over frames."""
+    return _variants(catalogue.convolutional_cells())
+
+
+def _variants(cells):
+    found = [(cell, o) for cell in cells for o in [{}, {"bias": False}, *OPTIONS.get(name(cell), [])]]
     return [pytest.param(c, o, id=f"{name(c)}-{_label(o)}" if o else name(c)) for c, o in found]
 
 
 def every_cell_that_claims(claim):
     """The same, of those that declare the claim."""
     found = []
-    for param in every_cell():
+    for param in [*every_cell(), *every_convolutional_cell()]:
         cell, options = param.values
         if getattr(cell(2, hidden_size(cell, options), **options), claim) is not None:
             found.append(param)

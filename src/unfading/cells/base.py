@@ -12,6 +12,9 @@ A cell is one recurrent update and nothing else. `project` computes what depends
     for t in range(T):
         state = cell.step(inputs at t, state, weights)
         output[t] = cell.output(state)
+
+A convolutional cell reads frames: x is [T, B, I, height, width] with I channels, each input field [T, B, n, height, width] and
+each part of the state [B, n, height, width].
 """
 
 import inspect
@@ -97,6 +100,9 @@ class Cell(nn.Module, Generic[Inputs, State, Weights], metaclass=CellClass):
     constant: tuple[str, ...] = ()
     """Input fields that are [1, B, n], equal for all time steps, such as a dropout mask."""
 
+    example_frame: tuple[int, ...] = ()
+    """Height and width of frames with which the library tests a convolutional cell; empty for cells that read vectors."""
+
     paper: ClassVar[str] = ""
     """Where the equation comes from: first author, year."""
 
@@ -137,11 +143,18 @@ class Cell(nn.Module, Generic[Inputs, State, Weights], metaclass=CellClass):
 
     @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """The state before the first step, each part [batch, n], on the device and in the dtype of the parameters."""
+        """The state before the first step, each part [batch, n], on the device and in the dtype of the parameters.
+
+        A convolutional cell returns parts [batch, n, 1, 1], which the library expands to the size of the frames.
+        """
 
     @abstractmethod
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
         """The equation, line for line: the state after one step. A pure function; inputs and state have no time axis."""
+
+    def state_frame(self, frame: tuple[int, ...]) -> tuple[int, ...]:
+        """Height and width of the state for input frames of this height and width; raises ValueError if they do not fit."""
+        return frame
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Always raises: a cell is one step and not a layer."""
@@ -159,3 +172,8 @@ class Cell(nn.Module, Generic[Inputs, State, Weights], metaclass=CellClass):
         """The part of a state that the next layer reads. Accepts any leading axes, so that it runs once for all time."""
         first: Tensor = state[0]
         return first
+
+
+def in_frame(state: Any, frame: tuple[int, ...]) -> Any:
+    """A state of `initial_state` with frames of this size; the state itself where the frame is empty."""
+    return type(state)(*(part.expand(*part.shape[:2], *frame) for part in state)) if frame else state

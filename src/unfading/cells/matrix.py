@@ -1,6 +1,7 @@
 """The matrices of a step: low-rank, block-diagonal and masked forms beside dense tensors, and `linear`, their product."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,9 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from unfading.errors import check_count, check_heads, check_type
+
+if TYPE_CHECKING:
+    from unfading.cells.convolution import Convolution
 
 
 @dataclass(frozen=True)
@@ -86,15 +90,15 @@ class Masked:
     """The matrix W diag(mask), with a separate mask for each row of the batch: used by recurrent dropout.
 
     Args:
-        matrix: W, [n, m].
-        mask: [B, m].
+        matrix: W, [n, m], or a convolution of m channels.
+        mask: [B, m], or [B, m, 1, 1] for a convolution.
     """
 
-    matrix: "Tensor | LowRank | BlockDiagonal | Masked"
+    matrix: "Tensor | LowRank | BlockDiagonal | Convolution | Masked"
     mask: Tensor
 
     def __getitem__(self, rows: slice) -> "Masked":
-        if isinstance(self.matrix, LowRank | BlockDiagonal):
+        if not isinstance(self.matrix, Tensor | Masked):
             name = type(self.matrix).__name__
             raise TypeError(f"rows of a {name} matrix cannot be selected; store each matrix of a step in its own field.")
         return Masked(self.matrix[rows], self.mask)
@@ -105,7 +109,7 @@ def linear(v: Tensor, W: Tensor | LowRank | BlockDiagonal | Masked) -> Tensor:
     if not isinstance(v, Tensor):
         raise TypeError(f"linear takes a Tensor v; got {type(v).__name__}.")
     if isinstance(W, Masked):
-        return linear(v * W.mask, W.matrix)
+        return linear(v * W.mask, W.matrix)  # type: ignore[arg-type]  # a convolution is refused below
     if isinstance(W, Tensor):
         if W.dim() != 2 or v.dim() == 0 or v.shape[-1] != W.shape[1]:
             raise _mismatch(v, W)

@@ -2,7 +2,8 @@
 
     recurrent dropout:  W h_{t-1}  becomes  W (m * h_{t-1}) in every product of the step, m = Bernoulli(1 - rate) / (1 - rate),
                         one mask per row and matrix for all time (Gal & Ghahramani 2016). The state itself is not dropped, nor
-                        the values inside DeepTransition's network; EquilibriumRNN has no product in its step.
+                        the values inside DeepTransition's network; EquilibriumRNN has no product in its step. The masks of
+                        convolutional cells drop whole channels.
     zoneout:            s_t = m_t * s_{t-1} + (1 - m_t) * step(s_{t-1}), m_t = Bernoulli(rate) for each step and each entry of
                         every part of the state (Krueger et al. 2017); in evaluation m_t is its expectation, the rate.
 
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unfading.cells.base import Cell
+from unfading.cells.base import Cell, in_frame
+from unfading.cells.convolution import Convolution
 from unfading.cells.matrix import BlockDiagonal, LowRank, Masked
 from unfading.errors import check_share, check_type
 
@@ -33,6 +35,7 @@ class WrapperCell(Cell[Inputs, Any, Any]):
         check_share("rate", rate)
         self.cell = cell
         self.rate = rate
+        self.example_frame = cell.example_frame
         self.shared = tuple(f"inner.{name}" for name in cell.shared)
 
     @property
@@ -46,6 +49,9 @@ class WrapperCell(Cell[Inputs, Any, Any]):
     def initial_state(self, batch: int) -> Any:
         return self.cell.initial_state(batch)
 
+    def state_frame(self, frame: tuple[int, ...]) -> tuple[int, ...]:
+        return self.cell.state_frame(frame)
+
     def output(self, state: Any) -> Tensor:
         return self.cell.output(state)
 
@@ -57,7 +63,7 @@ class RecurrentDropoutCell(WrapperCell):
     """Variational dropout on the inputs of a cell's recurrent matrices.
 
     Args:
-        cell: the cell to wrap; its step must compute its products with `unfading.linear`.
+        cell: the cell to wrap; its step must compute its products with `unfading.linear`, or with `unfading.convolve`.
         rate: probability of dropping an entry.
     """
 
@@ -70,7 +76,7 @@ class RecurrentDropoutCell(WrapperCell):
         self.columns = {
             name: W.shape[1]
             for name, W in zip(weights._fields, weights, strict=True)
-            if isinstance(W, LowRank | BlockDiagonal) or (isinstance(W, Tensor) and W.dim() == 2)
+            if isinstance(W, LowRank | BlockDiagonal | Convolution) or (isinstance(W, Tensor) and W.dim() == 2)
         }
         if not self.columns:
             raise ValueError(f"{type(cell).__name__} has no recurrent matrix for recurrent dropout to act on.")
@@ -85,7 +91,8 @@ class RecurrentDropoutCell(WrapperCell):
         if not self.noisy:
             return Inputs(inner, ())
         keep, state = 1 - self.rate, self.cell.initial_state(1)[0]
-        return Inputs(inner, tuple(_bernoulli(state, keep, (1, x.shape[1], n)) / keep for n in self.columns.values()))
+        pixel = (1,) * len(self.example_frame)
+        return Inputs(inner, tuple(_bernoulli(state, keep, (1, x.shape[1], n, *pixel)) / keep for n in self.columns.values()))
 
     def step(self, inputs: Inputs, state: Any, weights: Any) -> Any:
         if not inputs.masks:
@@ -97,10 +104,11 @@ class RecurrentDropoutCell(WrapperCell):
         except (TypeError, AttributeError) as error:
             if "Masked" not in str(error):
                 raise
-            name = type(self.cell).__name__
+            name, product = type(self.cell).__name__, "convolve" if self.example_frame else "linear"
             raise TypeError(
-                f"recurrent dropout acts where {name}.step calls unfading.linear(v, W); it uses one of "
-                f"{', '.join(self.columns)} in another way ({error}). Write that product with linear, or leave out the dropout."
+                f"recurrent dropout acts where {name}.step calls unfading.{product}(v, W); it uses one of "
+                f"{', '.join(self.columns)} in another way ({error}). Write that product with {product}, or leave out the "
+                "dropout."
             ) from error
 
 
@@ -117,7 +125,7 @@ class ZoneoutCell(WrapperCell):
         return tuple(f"inner.{name}" for name in self.cell.constant)
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
-        state = self.cell.initial_state(x.shape[1])
+        state = in_frame(self.cell.initial_state(x.shape[1]), self.state_frame(x.shape[3:]))
         if self.noisy:
             masks = tuple(_bernoulli(part, self.rate, (x.shape[0], *part.shape)) for part in state)
         else:

@@ -18,20 +18,27 @@ if TYPE_CHECKING:
 Name = Annotated[str, arg(metavar="NAME")]
 
 
-def list_cells(input_size: int = 1, hidden_size: int = 128, length: int = 784, json: bool = False) -> None:
+def list_cells(
+    input_size: int = 1, hidden_size: int = 128, length: int = 784, frame_size: int = 32, json: bool = False
+) -> None:
     """List every cell: state sizes, recurrent matrices per step, parameters, multiply-adds, paper.
 
     Args:
-        input_size: Number of input features.
-        hidden_size: Hidden size at which the cells are measured.
+        input_size: Number of input features, or channels of convolutional cells.
+        hidden_size: Hidden size, or channels, at which the cells are measured.
         length: Sequence length, in time steps.
+        frame_size: Height and width of the frames of convolutional cells.
         json: Print JSON instead of a table.
     """
     from unfading import catalogue
 
     _check_sizes(input_size, hidden_size, length)
+    check_count("--frame-size", frame_size)
+    frame = (frame_size, frame_size)
+    measured = [(cell, ()) for cell in catalogue.cells()] + [(cell, frame) for cell in catalogue.convolutional_cells()]
     entries = [
-        catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length) for cell in catalogue.cells()
+        catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length, frame=of_cell)
+        for cell, of_cell in measured
     ]
     if json:
         print(dumps([entry._asdict() for entry in entries], indent=2))
@@ -40,7 +47,8 @@ def list_cells(input_size: int = 1, hidden_size: int = 128, length: int = 784, j
         f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
         "mats: matrix products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
         "products, including the input projection. saved/step: bytes that one step of one batch row saves for the backward "
-        "pass, fused, in float32.",
+        f"pass, fused, in float32. Convolutional cells: channels for features, frames of {frame_size} x {frame_size}, and "
+        "convolutions for matrices.",
     )
     table.add_column("cell", style="bold", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -53,22 +61,33 @@ def list_cells(input_size: int = 1, hidden_size: int = 128, length: int = 784, j
             _state(entry),
             f"{entry.recurrent_matrices:.3g}",
             f"{entry.parameters:,}",
-            f"{entry.multiply_adds_per_step:,}",
-            f"{entry.multiply_adds_per_sequence / 1e6:,.1f} M",
+            f"{entry.multiply_adds_per_step:,}"
+            if entry.multiply_adds_per_step < 1e8
+            else _millions(entry.multiply_adds_per_step),
+            _millions(entry.multiply_adds_per_sequence),
             "-" if entry.bytes_kept_per_step is None else f"{entry.bytes_kept_per_step:,}",
             entry.paper,
         )
     _print(table)
 
 
-def show_cell(name: Name, /, input_size: int = 1, hidden_size: int = 128, length: int = 784, json: bool = False) -> None:
+def show_cell(
+    name: Name,
+    /,
+    input_size: int = 1,
+    hidden_size: int = 128,
+    length: int = 784,
+    frame_size: int = 32,
+    json: bool = False,
+) -> None:
     """Show one cell: its equation, its options with their defaults, and its sizes.
 
     Args:
         name: Name of a cell, as printed by `unfading cells list`, or a class of your own: my.py:MyCell.
-        input_size: Number of input features.
-        hidden_size: Hidden size at which the cell is measured.
+        input_size: Number of input features, or channels of a convolutional cell.
+        hidden_size: Hidden size, or channels, at which the cell is measured.
         length: Sequence length, in time steps.
+        frame_size: Height and width of the frames of a convolutional cell.
         json: Print JSON instead of text.
     """
     import sys
@@ -76,11 +95,14 @@ def show_cell(name: Name, /, input_size: int = 1, hidden_size: int = 128, length
     from textwrap import fill
 
     from unfading import catalogue
+    from unfading.cells.convolution import ConvolutionalCell
     from unfading.training.names import layer_class
 
     _check_sizes(input_size, hidden_size, length)
+    check_count("--frame-size", frame_size)
     cell = layer_class(name).cell
-    entry = catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length)
+    frame = (frame_size, frame_size) if issubclass(cell, ConvolutionalCell) else ()
+    entry = catalogue.entry(cell, input_size=input_size, hidden_size=hidden_size, length=length, frame=frame)
     summary = (getdoc(cell) or "").partition("\n")[0]
     equation = cleandoc(sys.modules[cell.__module__].__doc__ or "")
     options = _options(cell)
@@ -92,7 +114,7 @@ def show_cell(name: Name, /, input_size: int = 1, hidden_size: int = 128, length
     sizes = {
         "state": _state(entry),
         "parameters": f"{entry.parameters:,}",
-        "recurrent matrices": f"{entry.recurrent_matrices:.3g}, in units of hidden x hidden",
+        "recurrent matrices": f"{entry.recurrent_matrices:.3g}, in units of hidden x hidden{' convolutions' if frame else ''}",
         "multiply-adds": f"{entry.multiply_adds_per_step:,} per step, {entry.multiply_adds_per_sequence:,} per sequence",
         "saved for backward": "-" if saved is None else f"{saved:,} bytes per step and batch row",
     }
@@ -101,7 +123,8 @@ def show_cell(name: Name, /, input_size: int = 1, hidden_size: int = 128, length
         print(f"  {option}={default!r}")
         if text:
             print(fill(text, 100, initial_indent="      ", subsequent_indent="      "))
-    print(f"\nSizes at input size {input_size}, hidden size {hidden_size}, {length} steps, default options")
+    frames = f", frames of {frame_size} x {frame_size}" if frame else ""
+    print(f"\nSizes at input size {input_size}, hidden size {hidden_size}, {length} steps{frames}, default options")
     print("\n".join(f"  {label:20} {value}" for label, value in sizes.items()))
 
 
@@ -235,6 +258,10 @@ def _print_on_gpu(cells: "list[diagnosis.OnGPU]", call: "diagnosis.GpuCall", gpu
         for loop in cell.loops if every else ():
             time = "cannot run" if loop.microseconds is None else f"{duration(loop.microseconds)} a step"
             print(f"        {loop.loop:24} {time}: {loop.detail}")
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f} M" if count < 1e10 else f"{count / 1e9:,.1f} G"
 
 
 def _check_sizes(input_size: int, hidden_size: int, length: int) -> None:

@@ -22,7 +22,7 @@ from unfading.diagnostics.measures import Measures, measure
 from unfading.diagnostics.remedy import Advice
 from unfading.diagnostics.verdict import Finding
 from unfading.errors import check_count, check_seed
-from unfading.layers.recurrent import Recurrent
+from unfading.layers.recurrent import Recurrent, check_reads_vectors
 from unfading.report import diagnosis_page
 from unfading.tasks.base import Batch, cross_entropy
 
@@ -105,6 +105,7 @@ def diagnose(
         raise TypeError(f"diagnose takes a Tensor, a PackedSequence or a Batch; got {type(x).__name__}.")
     if loss is not None and not isinstance(x, Batch):
         raise TypeError("a loss needs targets; pass a Batch(x, target) instead of the tensor, or leave out the loss.")
+    check_reads_vectors(model, "diagnose")
     batch = x if isinstance(x, Batch) else Batch(x, torch.empty(0))  # type: ignore[arg-type]
     # Evaluation mode for everything, because measuring Jacobians runs projections again.
     with evaluation_mode(model):

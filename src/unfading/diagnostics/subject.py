@@ -11,7 +11,7 @@ from unfading.data.arrays import read_npy
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
 from unfading.training import checkpoint
-from unfading.training.names import build, layer_class, parse, task_class, user_object
+from unfading.training.names import build, layer_class, parse, sizes, task_class, user_object
 from unfading.training.run_dir import read_run
 from unfading.training.weights import trained_model
 
@@ -61,8 +61,8 @@ def on_data(model: nn.Module, x: Tensor, target: Path | None) -> Subject:
 def stack(cell: str, input_size: int, layers: int, hidden: int) -> Any:
     """A new stack of a cell: NAME,option=value."""
     name, options = parse(cell)
-    sizes = {"input_size": input_size, "hidden_size": hidden, "num_layers": layers}
-    return build("cell", name, layer_class(name), {**sizes, **options})
+    kind = layer_class(name)
+    return build("cell", name, kind, {**sizes(kind, input_size, hidden, layers), **options})
 
 
 def user_model(name: str) -> nn.Module:

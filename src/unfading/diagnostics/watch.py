@@ -44,7 +44,7 @@ def gradients(model: Model, task: Task, batch: Batch) -> dict[str, Any]:
         T, B = y.shape[:2]
         times = evenly_spaced(T, TIMES)
         nodes: list[Tensor] = []
-        for cell, state in zip(rnn.runners, rnn.initial_states(B), strict=True):
+        for cell, state in zip(rnn.runners, rnn.initial_states(B, tuple(y.shape[3:])), strict=True):
             y = _run_layer(cell, y, state, times, batch.lengths, rnn.backend, nodes)
         loss = task.loss(model.head(y, batch.lengths), batch)
         parameters = [[p for p in cell.parameters() if p.requires_grad] for cell in rnn.cells]

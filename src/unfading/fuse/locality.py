@@ -138,7 +138,7 @@ class _Test:
             vars(module).update({kind: OrderedDict() for kind in HOOKS})
         like = self.cell.initial_state(1)[0]
         rows = max(rows for rows, _ in ROWS_AND_STARTS)
-        x = sample((T, rows, self.cell.input_size), torch.Generator().manual_seed(0))
+        x = sample((T, rows, self.cell.input_size, *self.cell.example_frame), torch.Generator().manual_seed(0))
         self.x = x.to(like.device, dtype or like.dtype)
         self.tolerance = TOLERANCE.get(self.x.dtype, 1e-2)
         self.sample, self.random = sample, False
@@ -311,12 +311,12 @@ class Noise(WithoutDraws):
         return drawn.flatten(0, 1).movedim(0, axis).to(like)
 
 
-def _heavy_tailed(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+def _heavy_tailed(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Normal numbers, with steps of very different sizes."""
-    T = shape[0]
-    return torch.randn(shape, generator=generator) * torch.randn(T, 1, 1, generator=generator).exp()
+    sizes = torch.randn(shape[0], *[1] * (len(shape) - 1), generator=generator).exp()
+    return torch.randn(shape, generator=generator) * sizes
 
 
-def _tokens(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+def _tokens(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Zeros and ones, for a projection that looks rows up in a table."""
     return torch.randint(0, 2, shape, generator=generator).float()

@@ -87,6 +87,8 @@ class _Example:
     def __init__(self, contents: Contents):
         example = CellCopy(contents, with_data, example=True)
         cell = self.cell = example.cell
+        if cell.example_frame:
+            raise NotFusable("a convolutional cell is not compiled")
         with WithoutDraws(), torch.no_grad():
             self.state = state = cell.initial_state(2)
             dtype, self.target = state[0].dtype, _target(state[0])

@@ -2,6 +2,9 @@
 
 from unfading.cells.antisymmetric import AntisymmetricRNNCell, GatedAntisymmetricRNNCell
 from unfading.cells.continuous import ContinuousRNNCell
+from unfading.cells.conv_gru import ConvGRUCell
+from unfading.cells.conv_lstm import ConvForgetLSTMCell, ConvLSTMCell
+from unfading.cells.conv_star import ConvSTARCell
 from unfading.cells.deep import DeepTransitionCell
 from unfading.cells.elman import ElmanCell, IdentityRNNCell, LinearRNNCell, OrthogonalRNNCell
 from unfading.cells.equilibrium import EquilibriumRNNCell
@@ -23,6 +26,10 @@ from unfading.layers.factory import layer
 
 AntisymmetricRNN = layer(AntisymmetricRNNCell)
 ContinuousRNN = layer(ContinuousRNNCell)
+ConvForgetLSTM = layer(ConvForgetLSTMCell)
+ConvGRU = layer(ConvGRUCell)
+ConvLSTM = layer(ConvLSTMCell)
+ConvSTAR = layer(ConvSTARCell)
 DeepTransition = layer(DeepTransitionCell)
 Elman = layer(ElmanCell)
 EquilibriumRNN = layer(EquilibriumRNNCell)

@@ -6,6 +6,8 @@ Inside, x is [T, B, I] with lengths, and each layer and direction has its own st
 form that torch.nn accepts, and the output has the same form. They hold one state: the cell's NamedTuple with parts
 [layers * directions, B, n] in torch.nn's order, or, where the cells of a stack differ, a tuple with one state per layer and
 direction. The layer itself stores no state.
+
+Convolutional cells read frames: every x, output and part of a state has two more axes at its end, height and width.
 """
 
 import warnings
@@ -21,7 +23,7 @@ from typing_extensions import TypeVar
 
 from unfading import allocation
 from unfading.backends.choose import check_backend, output_of, outputs, run, stack_outputs
-from unfading.cells.base import Cell
+from unfading.cells.base import Cell, in_frame
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_flag, check_share, check_type
 from unfading.layers.exported_state import exported_class
@@ -101,7 +103,7 @@ class Recurrent(nn.Module, Generic[State]):
         if dropout and num_layers == 1:
             warnings.warn(
                 f"dropout={dropout} acts between layers and has no effect with num_layers=1.",
-                stacklevel=2 if type(self) is Recurrent else 3,
+                stacklevel=1 + sum("__init__" in vars(each) for each in type(self).__mro__ if issubclass(each, Recurrent)),
             )
         self.input_size = input_size
         self.num_layers = num_layers
@@ -130,8 +132,14 @@ class Recurrent(nn.Module, Generic[State]):
         self._noisy = [(cell, _with_noise(cell, recurrent_dropout, zoneout)) for cell in cells]
 
         initial = [_checked_initial_state(cell) for cell in cells]
+        self.frame_axes = len(cells[0].example_frame)
+        if any(len(cell.example_frame) != self.frame_axes for cell in cells):
+            raise ValueError(
+                f"all cells of a stack read frames, or none does; got {', '.join(type(c).__name__ for c in cells)}."
+            )
         # One stacked state where all cells have the same state; a tuple of states where they differ.
-        self.stacked_state = len({(type(s), tuple(part.shape for part in s)) for s in initial}) == 1
+        one_size = num_layers == 1 or all(map(_keeps_frames, cells))
+        self.stacked_state = one_size and len({(type(s), tuple(part.shape for part in s)) for s in initial}) == 1
         for state in initial:
             exported_class(type(state))  # torch.export(strict=True) does not see a class that is registered while it traces
         self.learned_state = (
@@ -146,7 +154,8 @@ class Recurrent(nn.Module, Generic[State]):
         """Run over x; return the output of the last layer and the final state.
 
         Args:
-            x: [T, B, I] ([B, T, I] with batch_first), [T, I] unbatched, or a PackedSequence.
+            x: [T, B, I] ([B, T, I] with batch_first), [T, I] unbatched, or a PackedSequence. Frames have height and width
+                behind the channels I.
             state: the state that an earlier call returned; None starts from the initial state.
             lengths: int64 [B], in 1..T, in any order. The output past the end of a row is 0, its final state is that of its
                 last step, and the reverse direction starts at its end.
@@ -175,7 +184,14 @@ class Recurrent(nn.Module, Generic[State]):
         sequences, _, _ = self._run(x, state, lengths, start, trajectories)
         return _join_states(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
 
-    def stream(self, batch: int = 1, state: State | tuple[Tensor, ...] | None = None, *, start: int = 0) -> "Stream":
+    def stream(
+        self,
+        batch: int = 1,
+        state: State | tuple[Tensor, ...] | None = None,
+        *,
+        start: int = 0,
+        frame: tuple[int, ...] = (),
+    ) -> "Stream":
         """Run the layer one step at a time: `push(x)` takes x [batch, I] and returns the output [batch, n].
 
         The stream copies the parameters; a later change of the layer does not affect it.
@@ -184,19 +200,23 @@ class Recurrent(nn.Module, Generic[State]):
             batch: number of rows.
             state: the state that a call returned; None starts from the initial state.
             start: absolute index of the first step.
+            frame: height and width of the input, for convolutional cells.
         """
         name = type(self).__name__
         check_count("batch", batch)
+        if len(frame) != self.frame_axes:
+            wanted = "needs the size of its frames: stream(frame=(height, width))" if self.frame_axes else "reads no frames"
+            raise ValueError(f"a stream of {name} {wanted}; got frame={frame!r}.")
         if self.bidirectional:
             raise ValueError(f"{name} is bidirectional: its reverse direction begins at the end, which a stream does not have.")
         # Imported here, since it loads the compiler.
         from unfading.layers.stream import Stream
 
         with allocation.refuse_large(f"a stream of {batch} rows", "batch"):
-            states = self.initial_states(batch)
+            states = self.initial_states(batch, frame)
             if state is not None:
                 states = _split_state(state, states, name, stacked=self.stacked_state, batched=True)
-            return Stream(self.runners, states, start, self.backend)
+            return Stream(self.runners, states, start, self.backend, frame)
 
     def check_chunks(self, steps: int, every: int) -> None:
         """Raise ValueError if separate calls of `every` steps would differ from one call: a projection may need all steps."""
@@ -219,8 +239,9 @@ class Recurrent(nn.Module, Generic[State]):
         The states of every step are appended to `trajectories`, if given.
         """
         name, cells = type(self).__name__, self.runners
-        sequences = _checked_input(x, lengths, start, name, self.input_size, batch_first=self.batch_first)
-        states = self._initial_states(cells, sequences.x.shape[1])
+        sequences = _checked_input(x, lengths, start, name, self.input_size, self.frame_axes, batch_first=self.batch_first)
+        frame = tuple(sequences.x.shape[3:]) if self.frame_axes else ()
+        states = self._initial_states(cells, sequences.x.shape[1], frame)
         _check_device_and_dtype(sequences.x, states[0][0], name)
         if state is not None:
             states = _split_state(state, states, name, stacked=self.stacked_state, batched=sequences.batched)
@@ -244,14 +265,14 @@ class Recurrent(nn.Module, Generic[State]):
                     trajectory, final = run(cells[i], output, states[i], options)
                     trajectories.append(trajectory)
                     side = output_of(cells[i], trajectory, lengths)
-                if side.shape[-1] != cells[i].output_size:
+                if side.shape[2] != cells[i].output_size:
                     raise ValueError(
                         f"{type(self.cells[i]).__name__} declares output_size={cells[i].output_size}, and its output has "
-                        f"{side.shape[-1]} features."
+                        f"{side.shape[2]} features."
                     )
                 sides.append(side)
                 finals.append(final)
-            output = torch.cat(sides, dim=-1) if self.bidirectional else sides[0]
+            output = torch.cat(sides, dim=2) if self.bidirectional else sides[0]
         return sequences, output, finals
 
     @property
@@ -262,16 +283,31 @@ class Recurrent(nn.Module, Generic[State]):
                 self._noisy[i] = (cell, _with_noise(cell, self.recurrent_dropout, self.zoneout))
         return [runner for _, runner in self._noisy]
 
-    def initial_states(self, batch: int) -> list[Any]:
-        """The state of every layer and direction before the first step, each part [batch, n]."""
-        return self._initial_states(self.runners, batch)
+    def initial_states(self, batch: int, frame: tuple[int, ...] = ()) -> list[Any]:
+        """The state of every layer and direction before the first step, each part [batch, n], or [batch, n, height, width].
 
-    def _initial_states(self, cells: list[Cell], batch: int) -> list[Any]:
+        Args:
+            batch: number of rows.
+            frame: height and width of the input, for convolutional cells.
+        """
+        return self._initial_states(self.runners, batch, frame)
+
+    def _initial_states(self, cells: list[Cell], batch: int, frame: tuple[int, ...]) -> list[Any]:
         states = [cell.initial_state(batch) for cell in cells]
+        if frame:
+            frames = [size for size in self.frames(frame)[1:] for _ in range(self.directions)]
+            states = [in_frame(state, size) for state, size in zip(states, frames, strict=True)]
         if self.learned_state is None:
             return states
         learned = iter(self.learned_state)
         return [type(s)(*(next(learned).expand_as(part) for part in s)) for s in states]
+
+    def frames(self, frame: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Height and width of the input of every layer, and of the output, for input frames of this height and width."""
+        frames = [frame]
+        for cell in cast(list[Cell], list(self.cells[:: self.directions])):
+            frames.append(cell.state_frame(frames[-1]) if frame else ())
+        return frames
 
     def penalty(self) -> Tensor | None:
         """The sum of the cells' penalties, which training adds to the loss; None where no cell has one."""
@@ -288,6 +324,13 @@ class Recurrent(nn.Module, Generic[State]):
 def detach(state: Any) -> Any:
     """The same state without its history in the autograd graph: for truncated backpropagation through time."""
     return _pytree.tree_map_only(Tensor, torch.Tensor.detach, state)
+
+
+def check_reads_vectors(module: nn.Module, what: str) -> None:
+    """Raise ValueError if a layer of the module reads frames."""
+    for layer in module.modules():
+        if isinstance(layer, Recurrent) and layer.frame_axes:
+            raise ValueError(f"{what} takes layers over feature vectors; {type(layer).__name__} reads frames.")
 
 
 def _with_noise(cell: Cell, recurrent_dropout: float, zoneout: float) -> Cell:
@@ -324,6 +367,12 @@ def _checked_initial_state(cell: Cell) -> Any:
     return state
 
 
+def _keeps_frames(cell: Cell) -> bool:
+    """Whether the state of a cell has frames of the size of its input. Of two sizes: a stride may keep one of them."""
+    frames = [tuple(n + more for n in cell.example_frame) for more in (0, 2)]
+    return all(cell.state_frame(frame) == frame for frame in frames)
+
+
 @contextmanager
 def _defaults(device: torch.device | str | None, dtype: torch.dtype | None) -> Iterator[None]:
     """Create parameters on `device` and in `dtype`. Casting them later would make an orthogonal start inexact in float64."""
@@ -348,9 +397,16 @@ def _defaults(device: torch.device | str | None, dtype: torch.dtype | None) -> I
 
 
 def _checked_input(
-    x: Tensor | PackedSequence, lengths: Tensor | None, start: int, name: str, input_size: int, *, batch_first: bool
+    x: Tensor | PackedSequence,
+    lengths: Tensor | None,
+    start: int,
+    name: str,
+    input_size: int,
+    frame_axes: int,
+    *,
+    batch_first: bool,
 ) -> Sequences:
-    """Check the input and bring it to [T, B, I]."""
+    """Check the input and bring it to [T, B, I], or [T, B, I, height, width]."""
     if type(start) is not int or start < 0:
         check_count("start", start, least=0)
     packed = None
@@ -361,10 +417,10 @@ def _checked_input(
         x, lengths = pad_packed_sequence(packed)
     elif not isinstance(x, Tensor):
         raise TypeError(f"{name} takes a Tensor or a PackedSequence; got {type(x).__name__}.")
-    elif batch_first and x.dim() == 3:
+    elif batch_first and x.dim() == 3 + frame_axes:
         x = x.transpose(0, 1)
-    _check_shape(x, name, input_size, batch_first)
-    batched = x.dim() == 3
+    _check_shape(x, name, input_size, frame_axes, batch_first)
+    batched = x.dim() == 3 + frame_axes
     if not batched:
         if lengths is not None:
             raise ValueError("lengths= needs a batch; got unbatched input. Cut the sequence to its length instead.")
@@ -443,17 +499,24 @@ def _kind(value: Any) -> str:
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
-def _check_shape(x: Tensor, name: str, input_size: int, batch_first: bool) -> None:
-    wanted = f"[{'B, T' if batch_first else 'T, B'}, {input_size}], or [T, {input_size}] unbatched"
+def _check_shape(x: Tensor, name: str, input_size: int, frame_axes: int, batch_first: bool) -> None:
+    batched = x.dim() == 3 + frame_axes
+    if (batched or x.dim() == 2 + frame_axes) and x.shape[-1 - frame_axes] == input_size and 0 not in x.shape[: 1 + batched]:
+        return
+    features = f"{input_size}{', height, width' if frame_axes else ''}"
+    wanted = f"[{'B, T' if batch_first else 'T, B'}, {features}], or [T, {features}] unbatched"
     # x has been transposed for batch_first; the message shows the shape that the caller passed.
-    shape = list(x.shape if not batch_first or x.dim() != 3 else x.transpose(0, 1).shape)
-    if x.dim() not in (2, 3):
+    shape = list(x.transpose(0, 1).shape if batch_first and batched else x.shape)
+    if x.dim() not in (2 + frame_axes, 3 + frame_axes):
         raise ValueError(f"{name} takes input of shape {wanted}; got {shape}.")
-    if x.shape[-1] != input_size:
-        raise ValueError(f"{name} was built with input_size={input_size}; got {x.shape[-1]} features in input {shape}.")
+    if x.shape[-1 - frame_axes] != input_size:
+        built, kind = (
+            (f"for {input_size} channels", "channels") if frame_axes else (f"with input_size={input_size}", "features")
+        )
+        raise ValueError(f"{name} was built {built}; got {x.shape[-1 - frame_axes]} {kind} in input {shape}.")
     if x.shape[0] == 0:
         raise ValueError(f"{name} needs at least one time step; got input of shape {shape}, wanted {wanted}.")
-    if x.dim() == 3 and x.shape[1] == 0:
+    if batched and x.shape[1] == 0:
         raise ValueError(f"{name} needs at least one row in the batch; got input of shape {shape}, wanted {wanted}.")
 
 

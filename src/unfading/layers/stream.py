@@ -2,7 +2,7 @@
 
     stream = layer.eval().stream()
     for sample in source:
-        output = stream.push(sample)          # [B, I] -> [B, n]
+        output = stream.push(sample)          # [B, I] -> [B, n]; [B, I, height, width] for a stream with a frame
 
 Matrices are built and packed once, when the stream is created; a push does little more than the step. There are no gradients.
 A stream has one state, so one thread uses it at a time; a call during another thread's call raises a RuntimeError.
@@ -39,9 +39,10 @@ class Stream:
         states: the state of each cell before the first step.
         start: absolute index of the first step.
         backend: the layer's backend.
+        frame: height and width of the input, for convolutional cells.
     """
 
-    def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str):
+    def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str, frame: tuple[int, ...] = ()):
         if any(isinstance(cell, WrapperCell) and cell.noisy for cell in cells):
             raise ValueError(
                 "a stream draws no noise, and the layer is in training mode with dropout or zoneout; call eval() first."
@@ -49,14 +50,16 @@ class Stream:
         self.start = start
         originals, cells = cells, copy.deepcopy(cells)  # a later change of the layer does not affect the stream
         self._first = [type(state)(*(part.detach().clone() for part in state)) for state in states]
+        self._shape = (states[0][0].shape[0], cells[0].input_size, *frame)
         self._steps: list[OneStep | ReferenceStep] = []
         with torch.no_grad():
             for cell in cells:
                 on_cpu = states[0][0].device.type == "cpu"
-                self._steps.append(OneStep(cell) if on_cpu and runs_compiled(choose(cell, backend)) else ReferenceStep(cell))
+                compiled = on_cpu and runs_compiled(choose(cell, backend))
+                self._steps.append(OneStep(cell) if compiled else ReferenceStep(cell, frame))
+                frame = cell.state_frame(frame)
         untested = [cell for cell, step in zip(originals, self._steps, strict=True) if not step.local]
         check_local(untested, STEPS, "in a stream")
-        self._shape = (states[0][0].shape[0], cells[0].input_size)
         self._dtype, self._device = states[0][0].dtype, states[0][0].device
         lock = threading.Lock()
         self._acquire, self._release = lock.acquire, lock.release  # bound once: a push takes a few microseconds
@@ -84,7 +87,7 @@ class Stream:
             self._release()
 
     def push(self, x: Tensor) -> Tensor:
-        """Take the input of the next step, x [B, I]; return the output of the last layer."""
+        """Take the input of the next step, x [B, I] or [B, I, height, width]; return the output of the last layer."""
         if not isinstance(x, Tensor):
             raise TypeError(f"push takes a Tensor of shape {list(self._shape)}; got {type(x).__name__}.")
         if x.shape != self._shape or x.dtype != self._dtype or x.device != self._device:
@@ -109,15 +112,15 @@ class ReferenceStep:
 
     local = False
 
-    def __init__(self, cell: Cell):
-        self.cell = cell
+    def __init__(self, cell: Cell, frame: tuple[int, ...]):
+        self.cell, self.frame = cell, frame
         self.weights = cell.weights()
         self._state: Any = None
 
     def begin(self, state: Any) -> None:
         self._state = state
         B = state[0].shape[0]
-        self.constants = constants_of(self.cell, state[0].new_zeros(1, B, self.cell.input_size), 0)
+        self.constants = constants_of(self.cell, state[0].new_zeros(1, B, self.cell.input_size, *self.frame), 0)
 
     def state(self) -> Any:
         return self._state

@@ -43,7 +43,7 @@ def truncated(network: Recurrent | Model, x: Tensor, every: int, *, state: Any =
         raise ValueError(f"x must have a time axis and features, [T, B, I] or [T, I]; got shape {list(x.shape)}.")
     if rnn.bidirectional:
         raise ValueError("a bidirectional network cannot pass its state from chunk to chunk; got one. Use one direction.")
-    time = 1 if rnn.batch_first and x.dim() == 3 else 0
+    time = 1 if rnn.batch_first and x.dim() == 3 + rnn.frame_axes else 0
     rnn.check_chunks(x.shape[time], every)
     return _chunks(network, x.split(every, dim=time), time, state, start)
 

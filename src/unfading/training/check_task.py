@@ -267,9 +267,10 @@ def _encode(task: Task, model: Model, batch: Batch, place: Place) -> Tensor:
         hint = " For tokens, return an nn.Embedding from encoder." if plain else ""
         got = encoded.dtype if isinstance(encoded, Tensor) else _kind(encoded)
         raise TaskError(f"{what} of {got}, and the recurrent stack reads floating-point numbers ({place}).{hint}")
-    if encoded.dim() != 3 or encoded.shape[1] != B or encoded.shape[2] != features:
+    if encoded.dim() != 3 + model.rnn.frame_axes or encoded.shape[1] != B or encoded.shape[2] != features:
+        frames = ", height, width" if model.rnn.frame_axes else ""
         raise TaskError(
-            f"{what} of shape {list(encoded.shape)}, and the recurrent stack reads [T, {B}, {features}]: input_size is "
+            f"{what} of shape {list(encoded.shape)}, and the recurrent stack reads [T, {B}, {features}{frames}]: input_size is "
             f"{features} ({place})."
         )
     return encoded

@@ -60,10 +60,16 @@ def layer_class(name: str, code: UserCode | None = None) -> type[Layer]:
     """The layer of that name (STAR, LSTM, ...), or the layer of a user's cell, from `code` or else from its file."""
     if place_of(name):
         return layer(_user_class(name, code, Cell, "cell"))  # type: ignore[type-abstract]
-    known = {cell.__name__.removesuffix("Cell"): cell for cell in catalogue.cells()}
+    known = {cell.__name__.removesuffix("Cell"): cell for cell in (*catalogue.cells(), *catalogue.convolutional_cells())}
     if name not in known:
         raise ValueError(unknown("cell", name, known))
     return layer(known[name])
+
+
+def sizes(kind: type[Layer], input_size: int, hidden: int, layers: int) -> dict[str, int]:
+    """The sizes of a layer under the names of its arguments: features and units, or channels."""
+    size, units, *_ = inspect.signature(kind).parameters
+    return {size: input_size, units: hidden, "num_layers": layers}
 
 
 def check_options(what: str, name: str, kind: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from unfading.layers.model import Model
 from unfading.tasks.base import Task
 from unfading.training import check_task
 from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
-from unfading.training.names import build, check_options, layer_class, place_of, task_class
+from unfading.training.names import build, check_options, layer_class, place_of, sizes, task_class
 from unfading.training.optimise import OPTIMISERS, Optimiser
 from unfading.training.settings import ADDED, FIELDS, Settings, check
 from unfading.training.user_code import UserCode, read_code
@@ -84,11 +84,12 @@ class Run(Settings):
     def make_model(self) -> Model:
         """Build the model with its initial weights, which depend only on the seed. It is built on the CPU."""
         task, dtype = self.make_task(), torch.float64 if self.dtype == "float64" else torch.float32
-        sizes = {"input_size": check_task.input_size(task), "hidden_size": self.hidden, "num_layers": self.layers}
+        kind = self._layer_class()
+        of_layer = sizes(kind, check_task.input_size(task), self.hidden, self.layers)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            options = {**sizes, **self.cell_options, "backend": self.backend, "dtype": dtype}
-            rnn = build("cell", self.cell, self._layer_class(), options)
+            options = {**of_layer, **self.cell_options, "backend": self.backend, "dtype": dtype}
+            rnn = build("cell", self.cell, kind, options)
             encoder, head = check_task.module(task, "encoder"), check_task.module(task, "head", rnn.output_size)
             model = Model(encoder, rnn, head).to(dtype)
         return model

@@ -18,7 +18,10 @@ from unfading.files.checked_json import brief
 Options = dict[str, Any]
 
 # Options of a layer that a run or its task sets.
-RESERVED = ("batch_first", "device", "dtype", "backend", "num_layers", "hidden_size", "input_size")
+RESERVED = (
+    *("batch_first", "device", "dtype", "backend", "num_layers"),
+    *("hidden_size", "input_size", "hidden_channels", "in_channels"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True))

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_tr
 from unfading.backends.cuda_graph import capture
 from unfading.backends.cuda_graph.capture import NotGraphable, NotNow, Watch
 from unfading.backends.cuda_graph.chunks import CallKind, Gradients, Parts, RecordedLoop, gradients
-from unfading.cells.base import Cell
+from unfading.cells.base import Cell, in_frame
 from unfading.errors import cannot_run
 from unfading.fuse.contents import Contents
 from unfading.lengths import flip
@@ -90,9 +90,9 @@ def graph_refusal(cell: Cell) -> str | None:
 
 def unrecordable(cell: Cell) -> str | None:
     """The reason why a cell's step cannot be recorded, from a run over two rows on the cell's device; None if it can be."""
-    state = cell.initial_state(2)
+    state = in_frame(cell.initial_state(2), cell.state_frame(cell.example_frame))
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # project may draw masks
-        example = (cell.project(state[0].new_zeros(1, 2, cell.input_size)), state, cell.weights())
+        example = (cell.project(state[0].new_zeros(1, 2, cell.input_size, *cell.example_frame)), state, cell.weights())
     # Copies, so that a parameter which the step reads by itself is no argument.
     arguments = _pytree.tree_map_only(Tensor, torch.clone, example)
     try:
@@ -199,6 +199,7 @@ def _sorted(cell: Cell, inputs: Any, state: Any, weights: Any, lengths: Tensor |
             matmul.fp32_precision,
             matmul.allow_fp16_reduced_precision_reduction,
             matmul.allow_bf16_reduced_precision_reduction,
+            torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
             torch.are_deterministic_algorithms_enabled(),
         ),
     )

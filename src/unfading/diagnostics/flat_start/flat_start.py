@@ -36,6 +36,7 @@ from unfading.diagnostics.measure.lattice import Flatness, flatness, lattice_fun
 from unfading.diagnostics.measure.lattice_step import Parameters
 from unfading.errors import check_count, check_number, check_positive, check_seed, check_type
 from unfading.layers.model import Model
+from unfading.layers.recurrent import check_reads_vectors
 from unfading.tasks.base import Batch
 
 # Matrices have a larger penalty than biases: large matrices saturate gates and states, and few rows may not show it.
@@ -72,6 +73,7 @@ def flat_start(model: Model, data: Tensor | Batch, *, within: float = 1.5, round
         seed: seed of the loss, a random linear function of the prediction.
     """
     check_type("model", model, Model)
+    check_reads_vectors(model, "flat_start")
     check_number("within", within)
     check_positive("within - 1", within - 1)
     check_count("rounds", rounds)

@@ -166,7 +166,7 @@ def table5() -> list[Row]:
             None,
             score,
             0.0,
-            "no convolutional cell here yet",
+            "no task reads these data yet",
             name=f"{cell}, {depth} layers",
             missing="20BN-Jester",
             fails=_fails("Jester", score),
