@@ -3,7 +3,7 @@
 Each row is held against the published number of the row that it repeats. Its setting is ours and was found after the test
 score of the earlier row was known, so it is marked; within a row validation chooses, never the test.
 
-    words                    the published start has ||P U|| of 8 or so at 256 units, and eta = 0.01 moves the state by a hundredth
+    words                    the published start has ||P U|| near 8 at 256 units, and eta = 0.01 moves the state by a hundredth
                              of what a word asks for: V, H ~ N(0, 0.01^2) and eta = 0.5
     noisy, FastRNN           at its authors' start the state of step 28 is multiplied by beta^972 = 1e-20: beta = 0.999
     noisy, Antisymmetric     at epsilon = 0.1 the cell adds up noise: a smaller epsilon
