@@ -87,6 +87,7 @@ def test_generator_decides_the_initial_values(cell, options):
 
 # Another valid value for an option, where no rule by type gives one.
 OTHER = {
+    "std": 0.5,
     "max_lag": 20,
     "rank": 3,
     "input_rank": 1,
