@@ -1,5 +1,6 @@
 """`train --watch gradients`: the norms agree with autograd, and watching does not change training."""
 
+import html
 import json
 
 import pytest
@@ -132,7 +133,7 @@ def test_the_report_draws_what_was_watched(tmp_path):
     through = [row for row in specs["through_time"]["datasets"]["watched"] if row["setting"].startswith("LSTM")]
     assert [row["value"] for row in through if row["step"] == 200] == by_cell["LSTM"][2]["states"][-1]
     text = page.build(runs)
-    assert "Gradient of each layer&#x27;s parameters over training" in text
+    assert "Gradient of each layer's parameters over training" in html.unescape(text)
     written = page.write(runs, tmp_path / "page.html", png=True)
     assert {path.name for path in written} >= {"page-gradients.png", "page-through_time.png"}
 
