@@ -105,7 +105,8 @@ def test_captured_twice(layer_of, device):
 
     def call():
         output, _ = layer(x)
-        return [output, *torch.autograd.grad(output.square().sum(), parameters)]
+        # Detached: a graph that lives on keeps the nodes of its parameters on the stream of an earlier call.
+        return [output.detach(), *torch.autograd.grad(output.square().sum(), parameters)]
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

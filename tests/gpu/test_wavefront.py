@@ -29,8 +29,9 @@ def device(request, monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """For every run of a stack side by side, whether it is captured."""
+    """For every run of a stack side by side, whether it is captured. No stack was rehearsed before, not even one of its shape."""
     runs = []
+    monkeypatch.setattr(wavefront, "_rehearsals", {})
     forward = wavefront_run.WavefrontRun.forward
 
     def counted(self, *, keep):

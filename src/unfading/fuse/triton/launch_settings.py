@@ -31,6 +31,8 @@ CHUNKS = (32, CHUNK, 128)  # that a search tries; the source of a loop relies on
 SUMMED_UNITS, SUMMED_ROWS = 8, (32, 64, 128)  # the same where products are summed
 MOST_SHARES = 16
 STAGES = 4  # chunks on chip at the same time
+MANY = 60  # operations of a backward loop: beyond, tiles of 64 and of 32 entries fill the registers twice over
+RAGGED = 1.35  # how much longer 64 rows take backward where a row vector is cut into several pieces
 
 
 class LaunchSettings(NamedTuple):
@@ -140,7 +142,7 @@ def shares_of(length: int, columns: int) -> int:
 def usual(loop: LoopShape, precision: str) -> LaunchSettings:
     """The settings of a loop in which each program has all units that were fastest on an H200, over cells and sizes."""
     warps = 8 if loop.widest > TILE else 4
-    if loop.cut:
+    if loop.cut and not (loop.name == "back" and loop.operations > MANY):
         if loop.sums:
             return LaunchSettings(16, 4, None, WHOLE)
         return LaunchSettings(16, 8 if loop.name == "back" and loop.depth > 1 else 4, TILE, ON_CHIP)
@@ -237,7 +239,8 @@ def _on_chip(loop: LoopShape, split: SplitShape, rows: int, units: int) -> float
     tiles, narrow, values = rows / 16, 6e-4 * split.narrow(units), loop.operations * rows * units / 128
     if loop.name == "back":
         step = 0.25 + 1.2 * split.exchanges + split.read * (0.0015 + 0.0016 * tiles + narrow)
-        return step + 0.13 * len(split.matrices) + 0.0044 * values + 0.12 * max(values - 280, 0)
+        step += 0.13 * len(split.matrices) + 0.0044 * values + 0.12 * max(values - 280, 0)
+        return step * (RAGGED if rows == 64 and split.longest % TILE else 1)
     parts = split.parts(units)
     step = 0.14 + (0.95 + 0.013 * parts) * split.exchanges + split.read * (0.0013 + 0.0009 * tiles + narrow)
     return step + 0.2 * len(split.matrices) + 0.008 * values + 0.055 * max(values - 350, 0)
