@@ -82,3 +82,13 @@ def test_tune_compares_settings_and_graphs(device):
     assert [choice.loop for choice in choices[:3]] == ["infer", "train", "back"]
     assert all(choice.milliseconds <= choice.usual for choice in choices[:3])
     assert [type(choice) for choice in choices[3:]] == [AgainstGraphs] * 2
+
+
+def test_rounding_to_tf32_is_no_dependence_on_other_rows(device, monkeypatch):
+    """The sign of a number near zero decides a jump of b, and products of three digits decide that sign."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    layer = unfading.EURNN(3, 256).to(device)
+    with torch.no_grad():
+        layer.cells[0].b.fill_(0.5)
+    assert runs_compiled(choose(layer.cells[0], "fused", 10))
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"

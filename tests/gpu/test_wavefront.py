@@ -29,7 +29,7 @@ def device(request, monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """For every run of a stack side by side, whether it is captured. No stack was rehearsed before, not even one of its shape."""
+    """For every run of a stack side by side, whether it is captured. No stack was rehearsed before, of whatever shape."""
     runs = []
     monkeypatch.setattr(wavefront, "_rehearsals", {})
     forward = wavefront_run.WavefrontRun.forward

@@ -3,7 +3,8 @@
 A trial runs in a thread of its own. Modes, autocast, inference mode, the transforms of torch.func and hooks for saved tensors
 belong to a thread, so a trial begins without those of the caller. An exception that interrupts the caller at any point, as
 Ctrl-C does, finds no mode of a trial in the caller's thread that would have to be taken back. Only the default device, and the
-stream of a GPU, are handed on.
+stream of a GPU, are handed on. On a GPU all threads compute float32 products exactly while a trial runs: torch has one setting
+for all of them.
 
 Random numbers are not drawn: an operation that would draw some returns ones.
 """
@@ -25,6 +26,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from unfading.torch_state import float32_products
 
 Result = TypeVar("Result")
 
@@ -65,6 +68,8 @@ def apart(trial: Callable[[], Result]) -> Result:
                     stack.enter_context(device)
                 if stream is not None:
                     stack.enter_context(torch.cuda.stream(stream))
+                    # With factors of three digits, a sign that rounding decides looks like a dependence on other rows.
+                    stack.enter_context(float32_products("ieee"))
                 stack.enter_context(_random_streams_restored())
                 result = context.run(trial)
             results.append(result)

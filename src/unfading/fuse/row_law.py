@@ -32,7 +32,6 @@ SCALES = (0.25, 0.05, 1.0)  # of one row after the other: numbers near 0, and nu
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the largest entry: how far a program may be from its step
 OF_GRADIENTS = 10.0  # times as far
 SMALLEST = 0.02  # a tensor's largest entry counts as at least this part of that of all tensors
-TF32_TOLERANCE = 1e-2  # on a GPU whose float32 products round their factors to three digits
 
 
 def check_rows_of_project(cell: Cell, like: Tensor) -> None:
@@ -51,18 +50,18 @@ def check_rows_of_project(cell: Cell, like: Tensor) -> None:
         part = fields_of(cell, x[: T * B].reshape(T, B, -1), start)
         for name in part.keys() - {*cell.shared}:
             rows = part[name].flatten(0, 1)
-            if not same(rows, whole[name].flatten(0, 1)[: T * B], _tolerance(rows)):
+            if not same(rows, whole[name].flatten(0, 1)[: T * B], TOLERANCE[rows.dtype]):
                 reason = f"the field {name} of project depends on other rows, on their number or on the index of the step"
                 raise NotFusable(reason, line)
     for some in unusual(x[:8]):
         whole_of_some = fields_of(cell, some, 0)
         for start in (1, 7, *(start for _, _, start in branches)):
             for name, rows in fields_of(cell, some, start).items():
-                if name not in cell.shared and not same(rows, whole_of_some[name], _tolerance(rows)):
+                if name not in cell.shared and not same(rows, whole_of_some[name], TOLERANCE[rows.dtype]):
                     raise NotFusable(f"the field {name} of project depends on the index of the step", line)
     other = fields_of(cell, _random(tuple(x.shape), like, seed=1), 0)
     for name in cell.shared:
-        if not same(other[name], whole[name], _tolerance(whole[name])):
+        if not same(other[name], whole[name], TOLERANCE[whole[name].dtype]):
             raise NotFusable(f"the shared field {name} of project depends on x, hence on one row or on all of them", line)
 
 
@@ -74,7 +73,7 @@ def check_rows_of_step(example: "StepExample") -> None:
         if not all(expected.isfinite().any() for _, expected in parts):
             reason = "a state after a step has no finite number for random inputs, so that the step cannot be tested"
             raise NotFusable(reason, definition_line(example.cell.step))
-        if not all(same(rows, expected, _tolerance(rows)) for rows, expected in parts):
+        if not all(same(rows, expected, TOLERANCE[rows.dtype]) for rows, expected in parts):
             reason = (
                 "a row's state depends on other rows, on how many there are, or on how they lie in memory; a compiled step "
                 "knows one row"
@@ -146,7 +145,7 @@ def _equal(got: Sequence[Tensor], want: Sequence[Tensor], times: float) -> list[
     sizes = [part.nan_to_num(0.0, 0.0, 0.0).abs().amax().item() for part in want]
     floor = SMALLEST * max(sizes, default=0.0)
     return [
-        torch.isclose(a, b, rtol=0.0, atol=times * _rounding(b) * max(size, floor), equal_nan=True)
+        torch.isclose(a, b, rtol=0.0, atol=times * ROUNDING[b.dtype] * max(size, floor), equal_nan=True)
         for a, b, size in zip(got, want, sizes, strict=True)
     ]
 
@@ -259,15 +258,3 @@ def _apart(rows: Tensor) -> Tensor:
 
 def _random(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
     return 4 * (numbers(torch.zeros(1), seed, math.prod(shape)).reshape(tuple(shape)) - 0.5).to(like)
-
-
-def _tolerance(tensor: Tensor) -> float:
-    return TF32_TOLERANCE if _in_tf32(tensor) else TOLERANCE[tensor.dtype]
-
-
-def _rounding(tensor: Tensor) -> float:
-    return 10 * TF32_TOLERANCE if _in_tf32(tensor) else ROUNDING[tensor.dtype]
-
-
-def _in_tf32(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
