@@ -9,7 +9,7 @@ from tests.helpers.random_steps import some
 from tests.helpers.variants import hidden_size, name
 from unfading import catalogue
 from unfading.fuse.ir.interpret import next_states
-from unfading.fuse.ir.passes import dots_side_by_side, narrow, states_as_stored
+from unfading.fuse.ir.passes import dots_of_pieces, dots_side_by_side, narrow, states_as_stored
 from unfading.fuse.ir.program import Op, TensorKind
 from unfading.fuse.plan import PROGRAMS, plan
 from unfading.fuse.trace.recorder import trace
@@ -18,6 +18,7 @@ PASSES = {
     "narrow": lambda program: narrow(program, 3),
     "dots_side_by_side": lambda program: dots_side_by_side(program, lambda dots: True),
     "states_as_stored": states_as_stored,
+    "dots_of_pieces": lambda program: dots_of_pieces(states_as_stored(program)),
 }
 
 
@@ -58,3 +59,12 @@ def test_states_are_read_in_the_pieces_that_are_stored():
     read = [v.leaf[1:] for v in program.values() if v.op is Op.LEAF and v.leaf.kind == TensorKind.STATE]
     assert read
     assert set(read) <= stored
+
+
+def test_a_dot_of_a_state_in_pieces_is_a_sum_over_them():
+    """Joined on a GPU, the five averages of an SRU fill the registers of a thread many times over."""
+    program = PROGRAMS[plan(unfading.StatisticalRNNCell(3, 4)).key]
+    before, after = ([v for v in p.values() if v.op is Op.DOT] for p in (program, dots_of_pieces(states_as_stored(program))))
+    assert not any(arg.op is Op.CAT for dot in after for arg in dot.args)
+    assert max(len(dot.args) for dot in after) == 5
+    assert sorted(sum(b.length for b in dot.blocks) for dot in after) == sorted(sum(b.length for b in d.blocks) for d in before)

@@ -1,8 +1,9 @@
 """Compiler passes: rewrites of a whole program that leave its results as they are.
 
 `join_dots` serves both emitters and runs on every traced program. `narrow` serves a GPU, which keeps as many blocks of
-matrices on chip as it has room for: the smaller they are, the less room is left over. `dots_side_by_side` and
-`states_as_stored` serve loops on a GPU whose units are divided among multiprocessors.
+matrices on chip as it has room for: the smaller they are, the less room is left over. `states_as_stored` and `dots_of_pieces`
+serve a GPU too, on which joining pieces of a vector is slow. `dots_side_by_side` serves loops whose units are divided among
+multiprocessors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -127,6 +128,30 @@ def states_as_stored(program: Program) -> Program:
         if cut:
             new[value.id] = cut[0] if len(cut) == 1 else Value(Op.CAT, tuple(cut), 0, value.shape, next(numbers))
     return _with_new_values(program, new, numbers)
+
+
+def dots_of_pieces(program: Program) -> Program:
+    """The same program with dots of joined vectors as sums over the pieces.
+
+    y = cat(u, v) W^T        becomes        y = u W[:, :n]^T + v W[:, n:]^T        for u of n entries
+    """
+    numbers = _new_numbers(program)
+    new: dict[int, Value] = {}
+    for value in program.values():
+        args = tuple(new.get(arg.id, arg) for arg in value.args)
+        if value.op is Op.DOT and any(arg.op is Op.CAT for arg in args):
+            factors = [
+                (piece, block.rows(start, stop))
+                for arg, block in zip(args, value.blocks, strict=True)
+                for start, stop, piece in pieces_of(arg.args if arg.op is Op.CAT else (arg,), 0)
+            ]
+            pieces, blocks = zip(*factors, strict=True)
+            new[value.id] = Value(Op.DOT, pieces, blocks, value.shape, next(numbers))
+        elif args != value.args:
+            new[value.id] = Value(value.op, args, value.attr, value.shape, next(numbers))
+    return program._replace(
+        stores=tuple(store._replace(value=new.get(store.value.id, store.value)) for store in program.stores)
+    )
 
 
 def _new_numbers(program: Program) -> Iterator[int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unfading.errors import NoKernel
 from unfading.fuse.ir.differentiate import differentiate
-from unfading.fuse.ir.passes import narrow
+from unfading.fuse.ir.passes import dots_of_pieces, narrow, states_as_stored
 from unfading.fuse.ir.program import ELEMENTWISE, InputKind, Op, Program, TensorKind
 from unfading.fuse.plan import TensorNames, float32_dots
 from unfading.fuse.refusal import NotFusable
@@ -60,7 +60,9 @@ class TritonLoops:
     """The three loops of a program with tiles of one width: infer, train (which saves what the gradient needs) and back."""
 
     def __init__(self, programs: Sequence[Program], names: TensorNames, width: int | None):
-        infer, train, back = programs if width is None else (narrow(program, width) for program in programs)
+        infer, train, back = (
+            dots_of_pieces(states_as_stored(program)) if width is None else narrow(program, width) for program in programs
+        )
         functions = [
             emit_forward("infer", infer, names),
             emit_forward("train", train, names),
