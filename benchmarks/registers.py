@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--options", default="{}", help='of the cells, as JSON: {"inner_steps": 5}')
     arguments = parser.parse_args()
     driver.set_active(NoDriver())
-    kernels.gpu = lambda device: H200
+    setattr(kernels, "gpu", lambda device: H200)  # noqa: B010
     compiled: list[dict[str, Any]] = []
     compile_instead(compiled)
     for cell in arguments.cells:

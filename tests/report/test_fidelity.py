@@ -176,6 +176,26 @@ def test_the_larger_budget_on_one_machine_is_judged():
     assert judge(claim(), [line(0.5, 0), line(0.96, 0)]).seeds == 1
 
 
+@pytest.mark.parametrize(
+    ("fails", "score", "verdict"),
+    [
+        (False, 0.90, "open"),  # more steps may reach 95
+        (False, 0.95, "held"),
+        (True, 0.98, "refuted"),  # it trains, at whatever budget
+        (True, 0.1135, "open"),  # it may train later
+        (True, None, "held"),  # its loss is no longer finite
+    ],
+)
+def test_a_short_run_decides_only_what_more_steps_would_not_change(fails, score, verdict):
+    status = "diverged" if score is None else "finished"
+    row, short = claim(fails=fails), line(score, budget="short", status=status, guess=0.1135)
+    outcome = judge(row, [short])
+    assert outcome.verdict == verdict
+    if not fails and verdict == "open":
+        assert sentence(row, outcome).startswith("-5 points from the published number; at a tenth")
+    assert f"| {verdict} | short |" in fidelity.page([row, short])
+
+
 def test_trained_is_a_tenth_better_than_a_guess():
     assert trained(line(0.2))
     assert not trained(line(0.18))
@@ -210,7 +230,7 @@ def test_the_page_shows_every_row_from_the_records_alone(tmp_path):
     assert ".png" not in page
     assert "A figure.\n\n![A figure.](q-fig2.png)\n" in fidelity.page(fidelity.read(tmp_path), ["q-fig2.png", "p-t2.png"])
     assert "on NVIDIA H200." in page
-    assert "| p | 0 | 0 | 1 | 0 | 1 | 1 | 0 |" in page
+    assert "| p | 0 | 0 | 1 | 0 | 0 | 1 | 1 | 0 |" in page
 
 
 def test_marks_say_how_a_row_was_measured():

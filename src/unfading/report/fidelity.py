@@ -29,6 +29,8 @@ Each row compares a published number with the mean over our seeds. The verdicts 
   seeds, of the test set on which we score, and of the test set on which the paper scored. One seed beats nothing.
 - **missed**: neither.
 - **refuted**: the paper says that the model fails, and it does not.
+- *open*: a short run, of a tenth of the paper's steps, has not reached the number; or it has not trained, where the paper says
+  that the model fails. More steps may change that.
 - *measured*: there is no published number.
 
 Below a table of rows stand the paper's claims about several of them: of order, of training steps and of training time. Such
@@ -92,7 +94,7 @@ TITLES = {
     "star": "STAR (Turkoglu et al. 2019)",
     "nru": "NRU (Chandar et al. 2019)",
 }
-VERDICTS = ("beaten", "held", "missed", "refuted", "measured", "data not available", "not run")
+VERDICTS = ("beaten", "held", "missed", "refuted", "open", "measured", "data not available", "not run")
 
 
 def answers(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:

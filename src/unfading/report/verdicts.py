@@ -18,6 +18,10 @@ that a model does not train (a score of chance, or NaN) or, with a share, that f
     held      at most half of the seeds train; with a share, less than that share of the seeds solves the task
     refuted   else
 
+A run at the budget short, a tenth of the paper's steps, can show that a model trains, not that more steps would be in vain:
+
+    open      missed, or a claim of failure that is held by seeds that did not diverge, at the budget short
+
 A seed trains if it ends a tenth better than a guess (`trained`), and one that diverges does not, so one lucky seed of three
 refutes nothing. A number of parameters is held within its tolerance on either side. No seed is left out: one that ended without
 a score counts as a guess, and as not solved. Lines are dicts of JSON values.
@@ -39,7 +43,7 @@ Line = Mapping[str, Any]
 UNITS = {"%": lambda score: 100 * score, "perplexity": lambda score: math.exp(min(score, 700.0))}
 HIGHER_IS_BETTER = ("%",)
 COUNTED = "thousand parameters"
-NOT_RUN, NO_DATA, MEASURED = "not run", "data not available", "measured"
+NOT_RUN, NO_DATA, MEASURED, OPEN = "not run", "data not available", "measured", "open"
 HELD, BEATEN, MISSED, REFUTED = "held", "beaten", "missed", "refuted"
 # A row that asks for FEW_SEEDS needs MORE_SEEDS if they differ by more than WIDE points.
 FEW_SEEDS, MORE_SEEDS, WIDE = 3, 5, 1.0
@@ -108,6 +112,9 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
         verdict = HELD if reached >= row["share"] * asked else MISSED
     else:
         verdict = _verdict(row, mean, spread, len(scores))
+    unsuccessful = verdict == MISSED or (verdict == HELD and row["fails"] and not all(map(diverged, runs)))
+    if runs[0]["budget"] == "short" and unsuccessful:
+        verdict = OPEN
     return Outcome(
         verdict=verdict,
         mean=mean,
@@ -227,9 +234,9 @@ def _difference(row: Line, outcome: Outcome) -> str:
     """How far the result is from the published number; empty if it is held."""
     if row["fails"]:
         return _failure(outcome) if outcome.answered else ""
-    if outcome.verdict == MISSED and outcome.reached is not None:
+    if outcome.verdict in (MISSED, OPEN) and outcome.reached is not None:
         return f"{outcome.reached} of {outcome.asked} seeds came to {row['published'] + row['tolerance']:.3g}"
-    if outcome.verdict in (MISSED, BEATEN) and outcome.mean is not None:
+    if outcome.verdict in (MISSED, OPEN, BEATEN) and outcome.mean is not None:
         gap = outcome.mean - row["published"]
         return f"{gap:+.3g} {'points' if row['unit'] == '%' else row['unit']} from the published number"
     return ""
