@@ -244,7 +244,7 @@ class SensitiveStep(SizedStep):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", SENSITIVE.values(), ids=SENSITIVE.keys())
 def test_rounding_of_unusual_numbers_refuses_no_cell(form, dtype):
-    for seed in range(5):
+    for seed in range(2):
         torch.manual_seed(seed)
         assert not isinstance(plan(SensitiveStep(I, form).to(dtype)), Refusal)
         assert plan(SizedProject(I, lambda a, x, start: form(a)).to(dtype)).with_project

@@ -22,7 +22,7 @@ def _nothing_is_stored(monkeypatch):
     monkeypatch.setenv("UNFADING_CACHE", "/dev/null/none")
 
 
-@pytest.mark.parametrize("first", [0, 20, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (20, 40))])
 def test_users_cells_agree_with_the_reference(first):
     reports, calls = attack.run_all(range(first, first + 20))
     assert not reports
