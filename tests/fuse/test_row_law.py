@@ -182,6 +182,74 @@ def test_a_branch_that_only_small_numbers_show_is_refused():
     assert isinstance(plan(LargeStep(I, None)), Refusal)
 
 
+# In small batches alone: v is an input or a state.
+ONLY_UNUSUAL = {
+    "large numbers": lambda v: v.clamp(-50, 50),
+    "very large numbers": lambda v: v.clamp(-5e3, 5e3),
+    "zeros": lambda v: torch.where(v == 0, 0.5, v),
+    "rows of zeros": lambda v: v + (v == 0).all(-1, keepdim=True),
+    "large rows": lambda v: v / (v.norm(dim=-1, keepdim=True) / 60).clamp(min=1),
+}
+
+
+class UnusualStep(SizedStep):
+    def step(self, inputs, state, weights):
+        a, h = (self.form(v) if len(v) < 3 else v for v in (inputs.a, state.h))
+        return State(0.5 * h + 0.1 * a + torch.tanh(unfading.linear(h, weights.U)))
+
+
+class UnusualInputs(SizedStep):
+    def step(self, inputs, state, weights):
+        a = self.form(inputs.a) if len(inputs.a) < 3 else inputs.a
+        return State(0.5 * a + torch.tanh(unfading.linear(state.h, weights.U)))
+
+
+class UnusualProject(SizedProject):
+    def mixed(self, a, x, start):
+        return self.form(a) if x.shape[1] == 1 and len(x) < 3 else a
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", ONLY_UNUSUAL.values(), ids=ONLY_UNUSUAL.keys())
+@pytest.mark.parametrize("kind", [UnusualStep, UnusualInputs], ids=name)
+def test_a_branch_that_only_unusual_numbers_show_is_refused(kind, form, dtype):
+    torch.manual_seed(0)
+    assert isinstance(plan(kind(I, form).to(dtype)), Refusal)
+    assert not isinstance(plan(kind(I, lambda v: v).to(dtype)), Refusal)
+
+
+@pytest.mark.parametrize("form", [form for key, form in ONLY_UNUSUAL.items() if "zeros" not in key])
+def test_such_a_projection_is_not_compiled_into_the_loop(form):
+    torch.manual_seed(0)
+    assert not plan(UnusualProject(I, form)).with_project
+    assert plan(UnusualProject(I, lambda v: v)).with_project
+
+
+# Of large numbers these have no digits, or other ones in another shape; all are computed row by row.
+SENSITIVE = {
+    "sine": lambda v: torch.sin(1e3 * v),
+    "exponential": lambda v: torch.exp(v) / (1 + torch.exp(v)),
+    "comparison": lambda v: torch.where(torch.sin(v) > 0, v, -v),
+    "softmax": lambda v: torch.softmax(1e3 * v, -1),
+    "norm": lambda v: torch.nn.functional.layer_norm(v, v.shape[-1:]),
+    "cancellation": lambda v: (v + 1e6) - 1e6,
+}
+
+
+class SensitiveStep(SizedStep):
+    def step(self, inputs, state, weights):
+        return State(self.form(inputs.a + unfading.linear(state.h, weights.U)) + self.form(state.h))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", SENSITIVE.values(), ids=SENSITIVE.keys())
+def test_rounding_of_unusual_numbers_refuses_no_cell(form, dtype):
+    for seed in range(2):
+        torch.manual_seed(seed)
+        assert not isinstance(plan(SensitiveStep(I, form).to(dtype)), Refusal)
+        assert plan(SizedProject(I, lambda a, x, start: form(a)).to(dtype)).with_project
+
+
 def test_noise_hides_no_branch():
     """Zoneout that keeps the whole state, or dropout that drops it, would hide the step."""
     for wrapper in (unfading.ZoneoutCell, unfading.RecurrentDropoutCell):

@@ -22,7 +22,7 @@ def _nothing_is_stored(monkeypatch):
     monkeypatch.setenv("UNFADING_CACHE", "/dev/null/none")
 
 
-@pytest.mark.parametrize("first", [0, 20, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (20, 40))])
 def test_users_cells_agree_with_the_reference(first):
     reports, calls = attack.run_all(range(first, first + 20))
     assert not reports
@@ -177,6 +177,37 @@ def test_rounding_inside_a_sum_is_not_counted_as_wrong(monkeypatch):
     monkeypatch.setattr("unfading.fuse.make_plan.check_program", lambda *given, **options: None)
     cell, plan = planted("return State(0.5 * state.h + inputs.a.sum([1], keepdim=True))")
     assert attack.attack(cell, plan).verdict == "wrong"
+
+
+def test_a_sum_inside_an_operation_is_rounded_too():
+    """One entry of a softmax is 1: its gradient g - sum(g y) is 0 if g and the sum are rounded alike, as torch does."""
+    y, g = torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[0.03, 0.07, 0.03]])
+    assert not torch.ops.aten._softmax_backward_data(g, y, -1, torch.float32).any()
+    with attack.Rounding(0):
+        noisy = torch.ops.aten._softmax_backward_data(g, y, -1, torch.float32)
+    assert 0 < noisy.abs().max() < 1e-6 * g.max()
+
+
+SATURATED = "torch.softmax(inputs.a, 1).mean(1, keepdim=True)"  # its gradient is 0, up to rounding
+BROKEN = {
+    "beside rounding": (Op.ERF, f"torch.erf(state.h) + {SATURATED}"),
+    "inside a softmax": (Op.EXP, f"0.5 * state.h + torch.softmax(1e-3 * inputs.a, 1) + {SATURATED}"),
+    "under rounding": (Op.SIN, "0.5 * state.h + torch.sin(1e5 * inputs.a)"),  # of which float32 has no digits
+}
+
+
+@pytest.mark.parametrize(("op", "line"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_wrong_gradient_is_noticed_among_large_numbers_of_float32(op, line, monkeypatch):
+    cell, plan = planted(f"return State({line})")
+    plan = plan._replace(dtype=torch.float32, quantised=False, calls=(ONCE._replace(data="large"),))
+    assert attack.attack(cell, plan).verdict in ("agrees", "undecided")
+    right = rules.RULES[op]
+    monkeypatch.setitem(rules.RULES, op, lambda b, *given: [b.map(Op.MUL, 1.001, part) for part in right(b, *given)])
+    monkeypatch.setattr("unfading.fuse.plan._c_kernels", {})
+    outcome = attack.attack(cell, plan)
+    assert outcome.verdict == "wrong"
+    assert "output" not in outcome.message
+    assert ("in float64" in outcome.message) == (op is not Op.ERF)  # where float32 itself shows nothing
 
 
 @pytest.mark.parametrize(

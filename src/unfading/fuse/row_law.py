@@ -2,11 +2,15 @@
 
 A trace shows which operations a method runs on tensors of two large sizes. A method may still branch on a size or on the index
 of a step (`if x.shape[0] == 1`), or reach other rows in a way that the trace takes for its own row. So `project` and `step` are
-run on random rows in tensors of several shapes, from several starts. A row must give the same result in all of them.
+run on random rows in tensors of several shapes, from several starts. A row must give the same result in all of them. Some rows
+are of zeros or of large numbers, which alone show a branch such as `h.clamp(-50, 50)`. The function of a large number may have
+no digits: a product rounds otherwise in another shape, and sin(1e8) in float32 is arbitrary. A row of large numbers that
+changes when its last digits change tells nothing.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +35,11 @@ BATCHES = ((0, 1), (1, 2), (2, 4), (4, 7), (7, 11), (11, 18))  # of the first ro
 SCALES = (0.25, 0.05, 1.0)  # of one row after the other: numbers near 0, and numbers for which functions such as tanh are flat
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the largest entry: how far a program may be from its step
 OF_GRADIENTS = 10.0  # times as far
+# Factors of the rows of x, in turn: zeros and large numbers. And the first of these rows in tensors of T, B.
+UNUSUAL_INPUTS = ((0.0,), (1e2,), (-1e4,))
+UNUSUAL_SHAPES = ((0, 1, 1), (1, 1, 1), (2, 1, 1), (3, 2, 1), (4, 1, 2), (6, 3, 2), (12, 1, 4), (16, 4, 3))
+# Factors of the inputs and of the state of a step, in turn.
+UNUSUAL = ((0.0, 1.0), (1.0, 0.0), (1e2, 1.0), (1.0, 1e2), (1e4, 1.0), (1.0, 1e4))
 SMALLEST = 0.02  # a tensor's largest entry counts as at least this part of that of all tensors
 
 
@@ -59,26 +68,43 @@ def check_rows_of_project(cell: Cell, like: Tensor) -> None:
             for name, rows in fields_of(cell, some, start).items():
                 if name not in cell.shared and not same(rows, whole_of_some[name], TOLERANCE[rows.dtype]):
                     raise NotFusable(f"the field {name} of project depends on the index of the step", line)
+    _check_unusual_rows_of_project(cell, x, [name for name in whole if name not in cell.shared])
     other = fields_of(cell, _random(tuple(x.shape), like, seed=1), 0)
     for name in cell.shared:
         if not same(other[name], whole[name], TOLERANCE[whole[name].dtype]):
             raise NotFusable(f"the shared field {name} of project depends on x, hence on one row or on all of them", line)
 
 
+def _check_unusual_rows_of_project(cell: Cell, x: Tensor, names: Sequence[str]) -> None:
+    x = x * _repeated(UNUSUAL_INPUTS, x)[:, :, None]
+    wholes = [fields_of(cell, each, 0) for each in (x, _with_other_digits(x))]
+    parts = [fields_of(cell, x[a : a + T * B].reshape(T, B, -1), 0) for a, T, B in UNUSUAL_SHAPES]
+    chosen = torch.cat([torch.arange(a, a + T * B) for a, T, B in UNUSUAL_SHAPES])
+    for name in names:
+        rows = torch.cat([part[name].flatten(0, 1) for part in parts])
+        expected, other = (whole[name].flatten(0, 1)[chosen] for whole in wholes)
+        if _differs([rows], [expected], [other]):
+            reason = f"the field {name} of project depends on other rows or on their number"
+            raise NotFusable(reason, definition_line(cell.project))
+
+
 def check_rows_of_step(example: "StepExample") -> None:
     """Raise NotFusable if a state after a step depends on other rows, on how many there are, or on how they lie in memory."""
+    reason = "a row's state depends on other rows, on their number or on how they lie in memory; a compiled step knows one row"
     for a, b in BATCHES:
         chosen = example.telling[a:b]
         parts = [(rows, all_rows[chosen]) for rows, all_rows in zip(example.step(chosen), example.whole, strict=True)]
         if not all(expected.isfinite().any() for _, expected in parts):
-            reason = "a state after a step has no finite number for random inputs, so that the step cannot be tested"
-            raise NotFusable(reason, definition_line(example.cell.step))
+            untested = "a state after a step has no finite number for random inputs, so that the step cannot be tested"
+            raise NotFusable(untested, definition_line(example.cell.step))
         if not all(same(rows, expected, TOLERANCE[rows.dtype]) for rows, expected in parts):
-            reason = (
-                "a row's state depends on other rows, on how many there are, or on how they lie in memory; a compiled step "
-                "knows one row"
-            )
             raise NotFusable(reason, definition_line(example.cell.step))
+    some, other = example.unusual()
+    batches = some.unusual_batches()
+    got = [torch.cat(parts) for parts in zip(*(some.step(chosen) for chosen in batches), strict=True)]
+    whole, noisy = ([part[torch.cat(batches)] for part in each.whole] for each in (some, other))
+    if _differs(got, whole, noisy):
+        raise NotFusable(reason, definition_line(example.cell.step))
 
 
 def check_program(example: "StepExample", program: Program, tensors: Sequence[Tensor], *, projected: bool) -> None:
@@ -167,7 +193,7 @@ class StepExample:
 
     def __init__(self, cell: Cell, weights: Sequence[Tensor], tree: Callable[[list[Tensor]], Any], like: Tensor):
         self.cell, self.weights, self._tree_of_weights = cell, weights, tree
-        scales = torch.tensor(SCALES).to(like).repeat(ROWS // len(SCALES) + 1)[:ROWS, None]
+        self._scales = scales = torch.tensor(SCALES).to(like).repeat(ROWS // len(SCALES) + 1)[:ROWS, None]
         x = scales * _random((2, ROWS, cell.input_size), like, seed=0)
         self.x = x[1]
         inputs = [self._project(part) for part in x.tensor_split(SMALL, 1)]
@@ -188,6 +214,29 @@ class StepExample:
         self.state = [_finite(rows) + scales * _random(rows.shape, like, seed=i + 1) for i, rows in enumerate(state)]
         for rows in self.state:
             rows[PROJECTED:] = _some_positive(rows[PROJECTED:])
+
+    def unusual(self) -> tuple["StepExample", "StepExample"]:
+        """The same step with rows of zeros and of large numbers, and with other last digits."""
+        kinds = _repeated([each for each in UNUSUAL for _ in range(2)], self._scales)  # one of every two rows is positive
+        factors = torch.where(kinds > 1, kinds / self._scales, kinds)
+        leaves = [rows if len(rows) == 1 else _finite(rows) * factors[:, :1] for rows in self.leaves]
+        state = [rows * factors[:, 1:] for rows in self.state]
+        return self._with(leaves, state), self._with(*([_with_other_digits(rows) for rows in each] for each in (leaves, state)))
+
+    def _with(self, leaves: list[Tensor], state: list[Tensor]) -> "StepExample":
+        other = copy(self)
+        for name in ("whole", "finite", "repetitive", "telling"):
+            vars(other).pop(name, None)
+        other.leaves, other.state = leaves, state
+        return other
+
+    def unusual_batches(self) -> list[Tensor]:
+        """Rows of every kind of unusual numbers, one by one and in small batches; those with the most finite results."""
+        poles = (~torch.cat(list(self.whole), 1).isfinite()).sum(1)
+        kinds = torch.arange(ROWS, device=poles.device) // 2 % len(UNUSUAL)
+        ordered = torch.argsort(poles + torch.arange(ROWS, device=poles.device) / ROWS)
+        first, second = torch.stack([ordered[kinds[ordered] == kind][:2] for kind in range(len(UNUSUAL))], 1)
+        return [*first.split(1), second[:2], second[1:4], second[2:], second]
 
     @cached_property
     def whole(self) -> Any:
@@ -244,6 +293,33 @@ class StepExample:
 
 def _finite(rows: Tensor) -> Tensor:
     return rows.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _repeated(rows: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+    """ROWS rows: these, again and again."""
+    return torch.tensor(rows).to(like).repeat(ROWS // len(rows) + 1, 1)[:ROWS]
+
+
+def _with_other_digits(rows: Tensor) -> Tensor:
+    """The same numbers up to a few units in the last place."""
+    noise = 2 * numbers(torch.zeros(1), 0, rows.numel()).reshape(rows.shape) - 1
+    return rows * (1 + 8 * torch.finfo(rows.dtype).eps * noise).to(rows)
+
+
+def _differs(got: Sequence[Tensor], want: Sequence[Tensor], noisy: Sequence[Tensor]) -> bool:
+    """Whether a row differs from what is wanted, which other last digits of its numbers change by less than a tenth of that."""
+    sizes = torch.stack([part.nan_to_num(0.0, 0.0, 0.0).abs().amax(1) for part in want])
+    sizes = sizes.maximum(SMALLEST * sizes.amax(0))
+
+    def equal(others: Sequence[Tensor], times: float) -> Tensor:
+        """Which rows are equal in all tensors."""
+        rows = []
+        for a, b, size in zip(others, want, sizes, strict=True):
+            near = (a - b).abs() <= times * TOLERANCE[b.dtype] * size[:, None]
+            rows.append((near | (a == b) | (a.isnan() & b.isnan())).all(1))
+        return torch.stack(rows).all(0)
+
+    return bool((~equal(got, 1.0) & equal(noisy, 0.1)).any())
 
 
 def _some_positive(rows: Tensor) -> Tensor:
