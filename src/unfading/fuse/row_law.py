@@ -41,6 +41,7 @@ UNUSUAL_SHAPES = ((0, 1, 1), (1, 1, 1), (2, 1, 1), (3, 2, 1), (4, 1, 2), (6, 3, 
 # Factors of the inputs and of the state of a step, in turn.
 UNUSUAL = ((0.0, 1.0), (1.0, 0.0), (1e2, 1.0), (1.0, 1e2), (1e4, 1.0), (1.0, 1e4))
 SMALLEST = 0.02  # a tensor's largest entry counts as at least this part of that of all tensors
+NOTHING = 1e-6  # and that of a row as at least this part of a usual one: what should be 0 may be the rounding of a sum
 
 
 def check_rows_of_project(cell: Cell, like: Tensor) -> None:
@@ -309,7 +310,7 @@ def _with_other_digits(rows: Tensor) -> Tensor:
 def _differs(got: Sequence[Tensor], want: Sequence[Tensor], noisy: Sequence[Tensor]) -> bool:
     """Whether a row differs from what is wanted, which other last digits of its numbers change by less than a tenth of that."""
     sizes = torch.stack([part.nan_to_num(0.0, 0.0, 0.0).abs().amax(1) for part in want])
-    sizes = sizes.maximum(SMALLEST * sizes.amax(0))
+    sizes = sizes.maximum(SMALLEST * sizes.amax(0)).maximum(NOTHING * sizes.median())
 
     def equal(others: Sequence[Tensor], times: float) -> Tensor:
         """Which rows are equal in all tensors."""
