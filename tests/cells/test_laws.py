@@ -54,6 +54,13 @@ def test_padding_changes_no_result(cell, options, reverse):
 
 
 @each
+def test_a_call_moves_no_numbers_to_or_from_the_host(cell, options):
+    if cell is unfading.EquilibriumRNNCell:
+        pytest.skip("EquilibriumRNN iterates until the host sees that it has converged")
+    laws.a_call_can_be_captured(laws.make(cell, options))
+
+
+@each
 def test_same_seed_same_weights(cell, options):
     laws.same_seed_same_weights(lambda seed: laws.make(cell, options, seed))
 

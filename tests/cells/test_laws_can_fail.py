@@ -49,6 +49,11 @@ class SeesTheFuture(ElmanCell):
         return super().project(x + x.mean(0))
 
 
+class TakesNumbersFromTheHost(ElmanCell):
+    def project(self, x, start=0):
+        return super().project(x * x.new_tensor([2.0]))
+
+
 class DetachesTheState(STARCell):
     def step(self, inputs, state, weights):
         return super().step(inputs, state._replace(h=state.h.detach()), weights)
@@ -112,6 +117,10 @@ def test_mixed_rows_break_the_law_of_rows():
 
 def test_reading_the_future_breaks_causality():
     laws.fails(laws.the_future_does_not_reach_back, laws.make(SeesTheFuture, {}))
+
+
+def test_numbers_of_the_host_break_the_law_of_captures():
+    laws.fails(laws.a_call_can_be_captured, laws.make(TakesNumbersFromTheHost, {}))
 
 
 def test_a_detached_state_breaks_the_gradient():

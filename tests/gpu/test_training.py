@@ -8,6 +8,7 @@ import torch
 import unfading
 from unfading.training import captured_step as step_graph
 from unfading.training.loop import train_together
+from unfading.training.options import TrainOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
 
@@ -44,7 +45,8 @@ def test_captured_steps_are_the_steps_that_would_have_run(options, together, mon
     assert curves(train_together(runs(**options), together=together)) == first
 
 
-def test_every_step_after_the_first_is_captured(monkeypatch):
+@pytest.mark.parametrize("cell", ["STAR", "StatisticalRNN", "NRU", "IncrementalRNN", "EURNN"])
+def test_every_step_after_the_first_is_captured(cell, monkeypatch):
     troubles = []
     capture = step_graph.CapturedStep._capture
 
@@ -53,8 +55,23 @@ def test_every_step_after_the_first_is_captured(monkeypatch):
         troubles.append(self.trouble)
 
     monkeypatch.setattr(step_graph.CapturedStep, "_capture", noted)
-    train_together(runs())
+    train_together(runs(cell=cell))
     assert troubles == [None]
+
+
+def test_a_step_that_cannot_be_captured_is_reported(monkeypatch):
+    weights = unfading.STARCell.weights
+
+    def from_the_host(self):
+        own = weights(self)
+        return own._replace(**{own._fields[0]: own[0] * own[0].new_tensor([1.0])})
+
+    monkeypatch.setattr(unfading.STARCell, "weights", from_the_host)
+    said = []
+    with unfading.use_backend("reference"):
+        records = train_together(runs(), TrainOptions(say=said.append))
+    assert [record["status"] for record in records] == ["finished"] * 3
+    assert sum("cannot be captured as a CUDA graph" in sentence for sentence in said) == 1
 
 
 def test_a_model_that_diverges_stands_still_and_the_others_go_on():

@@ -49,6 +49,7 @@ class StatisticalRNNCell(Cell[Inputs, State, Weights]):
     """
 
     paper = "Oliva 2017"
+    keep: Tensor
 
     def __init__(
         self,
@@ -77,6 +78,9 @@ class StatisticalRNNCell(Cell[Inputs, State, Weights]):
         self.to_summary = nn.Linear(len(scales) * statistics, summary_size, bias=bias)
         self.W_phi = nn.Parameter(torch.empty(statistics, summary_size))
         self.to_output = nn.Linear(len(scales) * statistics, hidden_size, bias=bias)
+        # A buffer: numbers that come from the host at every call cannot be captured in a CUDA graph.
+        keep = torch.tensor(self.scales, dtype=self.W_phi.dtype).repeat_interleave(statistics)
+        self.register_buffer("keep", keep, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
@@ -90,9 +94,8 @@ class StatisticalRNNCell(Cell[Inputs, State, Weights]):
         return Inputs(self.from_input(x))
 
     def weights(self) -> Weights:
-        keep = self.W_phi.new_tensor(self.scales).repeat_interleave(self.statistics)
         b_r = self.to_summary.bias if self.to_summary.bias is not None else self.W_phi.new_zeros(self.W_phi.shape[1])
-        return Weights(self.to_summary.weight, b_r, self.W_phi, keep)
+        return Weights(self.to_summary.weight, b_r, self.W_phi, self.keep)
 
     def initial_state(self, batch: int) -> State:
         return State(self.W_phi.new_zeros(batch, len(self.scales) * self.statistics))

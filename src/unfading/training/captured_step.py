@@ -5,7 +5,7 @@ step to step lies in tensors at fixed addresses on the GPU: the batches, the ste
 still move.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -70,10 +70,11 @@ class CapturedStep:
         update: their optimisers.
         clock: step number and rates.
         truncate: as `Model` takes it.
+        say: called with a message for the user.
     """
 
-    def __init__(self, fleet: Fleet, update: Update, clock: StepClock, truncate: int | None):
-        self.fleet, self.update, self.clock, self.truncate = fleet, update, clock, truncate
+    def __init__(self, fleet: Fleet, update: Update, clock: StepClock, truncate: int | None, say: Callable[[str], None]):
+        self.fleet, self.update, self.clock, self.truncate, self.say = fleet, update, clock, truncate, say
         self.batches: list[Batch] = []  # the tensors from which the graph reads
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream: torch.cuda.Stream | None = None  # of the steps before the capture
@@ -124,6 +125,9 @@ class CapturedStep:
                 self._run(self.batches)
         except RuntimeError as error:  # the step synchronises with the GPU, or a graph does not fit in memory beside it
             self.trouble = str(error).splitlines()[0]
+            self.say(
+                f"Steps cannot be captured as a CUDA graph; the host launches every kernel, which is slower: {self.trouble}"
+            )
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             return

@@ -46,7 +46,7 @@ class Training:
     def __init__(self, active: Sequence[ActiveRun], options: TrainOptions, *, together: bool):
         self.options = options
         self.state = TrainingState(active, together=together)
-        self.stepper = Stepper(self.state)
+        self.stepper = Stepper(self.state, options.say)
         self.checkpoints = Checkpoints(self.state)
         self.monitor = Monitor(self.state, self.checkpoints, options)
         self.observed = False  # whether the backends of this process are known

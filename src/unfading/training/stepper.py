@@ -1,6 +1,7 @@
 """Training steps: draw the batches, compute gradients, update the parameters, carry the recurrent state."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,16 +22,17 @@ class Stepper:
 
     Args:
         state: of training; a step changes it.
+        say: called with a message for the user.
     """
 
-    def __init__(self, state: TrainingState):
+    def __init__(self, state: TrainingState, say: Callable[[str], None]):
         self.state = state
         self._sent: dict[str, tuple[list[Any], Tensor]] = {}
         self.captured: CapturedStep | None = None
         device = state.fleet.w.device
         if device.type == "cuda":
             clock = StepClock(state.active, device)
-            self.captured = CapturedStep(state.fleet, state.update, clock, state.active[0].run.truncate)
+            self.captured = CapturedStep(state.fleet, state.update, clock, state.active[0].run.truncate, say)
 
     def take(self, running: list[int]) -> None:
         """Take one step with these runs, and count its time."""
