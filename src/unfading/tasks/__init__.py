@@ -2,6 +2,7 @@
 
 from unfading.tasks.crops import TUMCrops
 from unfading.tasks.images import Digits, NoisyCIFAR, NoisyMNIST, PermutedMNIST, PixelMNIST
+from unfading.tasks.moving_digits import MovingMNIST, MovingMNISTDirection
 from unfading.tasks.reviews import Yelp5
 from unfading.tasks.sensors import DSA19, HAR2, HAR6
 from unfading.tasks.speech import Google12, Google30
@@ -20,6 +21,8 @@ __all__ = [
     "Google30",
     "HAR2",
     "HAR6",
+    "MovingMNIST",
+    "MovingMNISTDirection",
     "NoisyCIFAR",
     "NoisyMNIST",
     "PTBCharacters",
