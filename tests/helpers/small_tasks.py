@@ -9,6 +9,7 @@ SMALL = {
     "adding": {"T": 10},
     "copying": {"T": 7},
     "denoising": {"T": 12},
+    "jester": {"T": 4, "size": 6},
     "moving_mnist": {"T": 5, "size": 9, "digit_size": 7},
     "moving_mnist_direction": {"T": 5, "size": 9, "digit_size": 7},
     "noisy_cifar": {"T": 40},

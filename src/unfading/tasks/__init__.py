@@ -1,6 +1,7 @@
 """Tasks: each owns its data, loss, metrics and output head, and is independent of the model."""
 
 from unfading.tasks.crops import TUMCrops
+from unfading.tasks.gestures import Jester
 from unfading.tasks.images import Digits, NoisyCIFAR, NoisyMNIST, PermutedMNIST, PixelMNIST
 from unfading.tasks.moving_digits import MovingMNIST, MovingMNISTDirection
 from unfading.tasks.reviews import Yelp5
@@ -21,6 +22,7 @@ __all__ = [
     "Google30",
     "HAR2",
     "HAR6",
+    "Jester",
     "MovingMNIST",
     "MovingMNISTDirection",
     "NoisyCIFAR",
