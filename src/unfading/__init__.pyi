@@ -64,7 +64,7 @@ from unfading.layers.truncated import truncated
 from unfading.layers.tune import tune
 from unfading.reference import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
-from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame
+from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame, MeanFrame
 from unfading.training.compare import compare
 from unfading.training.run import Run
 from unfading.training.train import train
@@ -139,6 +139,7 @@ __all__ = [
     "LowRank",
     "LSTM",
     "LSTMCell",
+    "MeanFrame",
     "MeanOverTime",
     "Model",
     "NRU",

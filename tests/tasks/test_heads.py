@@ -66,7 +66,7 @@ def test_model_passes_state_and_start_on():
     assert_close(torch.cat([first, second]), whole)
 
 
-FRAME_HEADS = (unfading.LastFrame, unfading.EveryFrame, unfading.GestureHead)
+FRAME_HEADS = (unfading.LastFrame, unfading.MeanFrame, unfading.EveryFrame, unfading.GestureHead)
 frame_head = pytest.mark.parametrize("head", FRAME_HEADS)
 
 
@@ -82,7 +82,8 @@ def test_a_padded_clip_has_the_prediction_of_the_clip_alone(head):
 
 def test_what_each_head_over_frames_reads():
     output = torch.randn(T, B, n, 4, 3)
-    last, every, gesture = (head(n, 2) for head in FRAME_HEADS)
+    last, mean, every, gesture = (head(n, 2) for head in FRAME_HEADS)
+    assert_close(mean(output), mean.answer(output.mean(dim=(0, 3, 4))))
     assert_close(last(output), last.answer(output[-1].mean(dim=(2, 3))))
     assert every(output).shape == (T, B, 2, 4, 3)
     pixel = every.answer.weight[:, :, 0, 0] @ output[2, 1, :, 3, 0] + every.answer.bias

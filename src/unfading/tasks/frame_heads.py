@@ -1,6 +1,7 @@
 """Heads that read the output of convolutional cells, [T, B, n, height, width].
 
     LastFrame      the mean over the pixels of the last step, then a linear layer: one prediction per sequence
+    MeanFrame      the mean over time and pixels, then a linear layer: one prediction per sequence
     EveryFrame     a linear layer at every pixel of every step (a convolution of one pixel): one frame per step
     GestureHead    the mean over time, four convolutions, the mean over pixels, a linear layer: the gesture network of STAR
 
@@ -71,6 +72,18 @@ class LastFrame(FrameHead):
         return self.answer(last.mean(dim=(2, 3)))
 
 
+class MeanFrame(FrameHead):
+    """One prediction per sequence, from the mean over the pixels of each row's own steps: [B, answers]."""
+
+    def __init__(self, size: int, answers: int):
+        super().__init__(size, answers)
+        with refuse_large("MeanFrame", "size or number of answers"):
+            self.answer = nn.Linear(size, answers)
+
+    def predict(self, output: Tensor, lengths: Tensor | None) -> Tensor:
+        return self.answer(_mean_over_time(output, lengths).mean(dim=(2, 3)))
+
+
 class EveryFrame(FrameHead):
     """A frame at each step: [T, B, answers, height, width]. Past a row's end it reads zeros; ignore it there."""
 
@@ -97,10 +110,14 @@ class GestureHead(FrameHead):
             self.answer = nn.Linear(channels[-1], answers)
 
     def predict(self, output: Tensor, lengths: Tensor | None) -> Tensor:
-        if lengths is None:
-            frame = output.mean(dim=0)
-        else:
-            frame = zero_past(output, lengths).sum(dim=0) / lengths.reshape(-1, 1, 1, 1)
+        frame = _mean_over_time(output, lengths)
         for convolution in self.convolutions:
             frame = functional.relu(convolution(frame))
         return self.answer(frame.mean(dim=(2, 3)))
+
+
+def _mean_over_time(output: Tensor, lengths: Tensor | None) -> Tensor:
+    """The mean frame over each row's own steps, [B, n, height, width]."""
+    if lengths is None:
+        return output.mean(dim=0)
+    return zero_past(output, lengths).sum(dim=0) / lengths.reshape(-1, 1, 1, 1)

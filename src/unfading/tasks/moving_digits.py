@@ -30,7 +30,7 @@ from unfading.data import store
 from unfading.errors import check_count, check_number
 from unfading.tasks import image_files
 from unfading.tasks.base import Batch, accuracy, cross_entropy
-from unfading.tasks.frame_heads import EveryFrame, LastFrame
+from unfading.tasks.frame_heads import EveryFrame, MeanFrame
 from unfading.tasks.resident import Examples, Part, Resident
 
 MNIST_SIZE = 28
@@ -161,7 +161,10 @@ class MovingMNIST(MovingDigits):
 
 @dataclass(frozen=True)
 class MovingMNISTDirection(MovingDigits):
-    """Name the direction, one of eight, in which the digits of a clip move. Every direction is as likely as the others."""
+    """Name the direction, one of eight, in which the digits of a clip move.
+
+    Every direction is as likely as the others. The head reads the mean of the output over time, as STAR's for gestures does.
+    """
 
     paper = "Srivastava 2015"
     metric = "accuracy"
@@ -183,7 +186,7 @@ class MovingMNISTDirection(MovingDigits):
         return {"accuracy": accuracy(prediction, batch.target), "cross_entropy": self.loss(prediction, batch)}
 
     def head(self, size: int) -> nn.Module:
-        return LastFrame(size, len(DIRECTIONS))
+        return MeanFrame(size, len(DIRECTIONS))
 
 
 def reflected(position: Tensor, room: float) -> Tensor:
