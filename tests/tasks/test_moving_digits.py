@@ -54,6 +54,18 @@ def test_every_digit_of_a_split_comes_in_a_pass(kind):
         assert len(set().union(*shown)) == sum(map(len, shown)) == len(task.rows(split))
 
 
+@pytest.mark.usefixtures("numbered")
+def test_the_further_digits_are_those_of_the_batch_in_another_order(monkeypatch):
+    images = []
+    monkeypatch.setattr(MovingMNIST, "clips", lambda task, own, random: images.append(own) or random)
+    draw(MovingMNIST(digits=3), size=20)
+    first, *others = images[0][:, :, 0, 0].T.tolist()
+    for other in others:
+        assert sorted(other) == sorted(first)
+        assert other != first
+    assert others[0] != others[1]
+
+
 def rendered(task, images, y, x):
     """The frames, pixel by pixel."""
     T, B, D = y.shape
