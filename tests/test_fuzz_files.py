@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 import unfading
 from tests.helpers import made_data
@@ -32,7 +33,9 @@ from unfading.diagnostics.subject import read_array
 from unfading.papers import ledger
 from unfading.report import records
 from unfading.tasks import image_files
+from unfading.tasks.clip_files import read_frame
 from unfading.tasks.crops import read_crops
+from unfading.tasks.gestures import read_gestures, read_list
 from unfading.tasks.reviews import read_reviews
 from unfading.tasks.sensors import _table
 from unfading.tasks.series import read_series
@@ -170,6 +173,17 @@ BYTES = {
         lambda path: _listed(path, AllClips()),
     ),
     "yelp": (f"{DATA}/yelp/yelp_academic_dataset_review.json", "review.json", lambda path: list(read_reviews(path, 60))),
+    "jpeg": (
+        f"{DATA}/jester/20bn-jester-v1/1/00001.jpg",
+        "00001.jpg",
+        lambda path: read_frame(Image, path, 8),
+    ),
+    "list of gestures": (f"{DATA}/jester/jester-v1-labels.csv", "jester-v1-labels.csv", read_gestures),
+    "clips and gestures": (
+        f"{DATA}/jester/jester-v1-train.csv",
+        "jester-v1-train.csv",
+        lambda path: read_list(path, {f"Gesture number {number}": number for number in range(27)}),
+    ),
     "npz": (f"{DATA}/tum/test.npz", "test.npz", lambda path: read_crops(path, "y")),
     "npy": ("x.npy", "x.npy", lambda path: read_array("--data", path)),
     "zip": ("set.zip", "set.zip", unpacked),

@@ -108,7 +108,7 @@ def test_no_public_name_loads_a_library_of_the_command_line_or_of_an_extra():
     code = """if True:
         import sys, unfading, unfading.cli.main
         from unfading import *
-        print([m for m in ('tyro', 'rich', 'pooch', 'sklearn', 'altair', 'vl_convert') if m in sys.modules])"""
+        print([m for m in ('tyro', 'rich', 'pooch', 'PIL', 'sklearn', 'altair', 'vl_convert') if m in sys.modules])"""
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 

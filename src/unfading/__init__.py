@@ -84,6 +84,7 @@ _PUBLIC_NAMES = {
     "layers.tune": ["tune"],
     "reference": ["scan"],
     "tasks.base": ["Batch", "EveryStep", "LastStep", "MeanOverTime", "Task"],
+    "tasks.frame_heads": ["EveryFrame", "GestureHead", "LastFrame", "MeanFrame"],
     "training.compare": ["compare"],
     "training.run": ["Run"],
     "training.train": ["train"],

@@ -64,6 +64,7 @@ from unfading.layers.truncated import truncated
 from unfading.layers.tune import tune
 from unfading.reference import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
+from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame, MeanFrame
 from unfading.training.compare import compare
 from unfading.training.run import Run
 from unfading.training.train import train
@@ -103,6 +104,7 @@ __all__ = [
     "EquilibriumRNNCell",
     "EURNN",
     "EURNNCell",
+    "EveryFrame",
     "EveryStep",
     "FastGRNN",
     "FastGRNNCell",
@@ -116,6 +118,7 @@ __all__ = [
     "FullUnitaryRNNCell",
     "GatedAntisymmetricRNN",
     "GatedAntisymmetricRNNCell",
+    "GestureHead",
     "GORU",
     "GORUCell",
     "GRU",
@@ -126,6 +129,7 @@ __all__ = [
     "IncrementalRNNCell",
     "JANET",
     "JANETCell",
+    "LastFrame",
     "LastStep",
     "layer",
     "linear",
@@ -135,6 +139,7 @@ __all__ = [
     "LowRank",
     "LSTM",
     "LSTMCell",
+    "MeanFrame",
     "MeanOverTime",
     "Model",
     "NRU",

@@ -5,7 +5,9 @@ import json
 import wave
 
 import numpy as np
+from PIL import Image
 
+from unfading.tasks.gestures import CLIPS
 from unfading.tasks.sensors import CHANNELS, DSA19
 from unfading.tasks.speech import NOISE, WORDS
 
@@ -109,6 +111,29 @@ def write_yelp(folder, random):
     (folder / YELP).write_text("".join(lines))
 
 
+def write_jpeg(path, pixels):
+    Image.fromarray(pixels).save(path, quality=90)
+
+
+def write_jester(folder, random):
+    """Clips of a few frames; all gestures are named, and four are shown."""
+    gestures = [f"Gesture number {number}" for number in range(27)]
+    (folder / CLIPS).mkdir(parents=True)
+    (folder / "jester-v1-labels.csv").write_text("".join(f"{gesture}\n" for gesture in gestures))
+    number = 1
+    for part, rows in (("train", 29), ("validation", 7), ("test", 3)):
+        lines = []
+        for _ in range(rows):
+            clip = folder / CLIPS / str(number)
+            clip.mkdir()
+            shape = (10, random.randint(11, 19), 3)
+            for frame in range(random.randint(3, 8)):
+                write_jpeg(clip / f"{frame + 1:05d}.jpg", random.randint(0, 256, shape).astype(np.uint8))
+            lines.append(f"{number}\n" if part == "test" else f"{number};{gestures[random.randint(9, 13)]}\n")
+            number += 1
+        (folder / f"jester-v1-{part}.csv").write_text("".join(lines))
+
+
 def write_tum(folder, random):
     """The `.npz` files that the documented conversion makes."""
     folder.mkdir()
@@ -143,6 +168,7 @@ WRITERS = {
     "speech_commands": write_speech_commands,
     "ptb": write_ptb,
     "yelp": write_yelp,
+    "jester": write_jester,
     "tum": write_tum,
     "ucr": write_ucr,
 }

@@ -278,7 +278,6 @@ CASES = {
     "no frame": (lambda: star.stream(), r"ConvSTAR needs the size of its frames: stream\(frame=\(height, width\)\)"),
     "a frame": (lambda: unfading.STAR(C, H).stream(frame=(5, 6)), r"a stream of STAR reads no frames; got frame=\(5, 6\)"),
     "pushed frame": (lambda: star.stream(2, frame=FRAME).push(x[0]), r"push takes torch.float32 \[2, 2, 5, 6\] on cpu"),
-    "diagnose": (lambda: unfading.diagnose(star, x), "diagnose takes layers over feature vectors; ConvSTAR reads frames"),
     "flat start": (
         lambda: unfading.flat_start(unfading.Model(nn.Identity(), star, unfading.EveryStep(H, 1)), x),
         "flat_start takes layers over feature vectors; ConvSTAR reads frames",

@@ -110,6 +110,12 @@ def test_a_fleet_equals_single_runs_for_all_kinds_of_settings(fields, keywords, 
     each_is_its_single_run(fleet_runs(**fields), tmp_path, **keywords)
 
 
+@pytest.mark.parametrize("task", ["moving_mnist", "moving_mnist_direction"])
+def test_a_fleet_over_frames_equals_single_runs(task, made, tmp_path):
+    frames = {"task": task, "task_options": {"T": 3, "size": 5, "digit_size": 4}}
+    each_is_its_single_run(fleet_runs(**frames, cell="ConvSTAR", layers=2)[:3], tmp_path)
+
+
 def test_the_state_of_a_text_is_carried_in_each_model(made, tmp_path):
     run = Run(
         task="ptb_characters",

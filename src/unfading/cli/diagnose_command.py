@@ -20,6 +20,7 @@ def diagnose(
     layers: int = 1,
     hidden: int = 64,
     input_size: int = 8,
+    frame_size: int = 16,
     steps: int = 100,
     batch: int = 8,
     seed: int = 0,
@@ -39,11 +40,12 @@ def diagnose(
         run: Folder of a trained run. Its best weights are examined, on its task.
         allow_code: Let --run execute the code of a user's own cell or task that its folder holds.
         task: With --cell, task that gives the input batch and the loss: adding,T=200.
-        data: NumPy file with the model's input: numbers [T, B, I], or integer tokens [T, B].
+        data: NumPy file with the model's input: numbers [T, B, I], frames [T, B, I, height, width], or integer tokens [T, B].
         target: NumPy file with the targets of --data: integers for classes, else numbers. The loss is then measured too.
         layers: Number of layers.
         hidden: Hidden units per layer.
-        input_size: Features of the random input that is used without --task and --data.
+        input_size: Features of the random input that is used without --task and --data, or its channels for frames.
+        frame_size: Height and width of its frames, for a convolutional cell.
         steps: Time steps of the random input.
         batch: Batch rows of the random input or of the task's batch.
         seed: Seed of weights, input and random probes.
@@ -59,8 +61,8 @@ def diagnose(
     from unfading.diagnostics import subject
     from unfading.diagnostics.diagnosis import diagnose as diagnose_model
 
-    counts = {"layers": layers, "hidden": hidden, "input-size": input_size, "steps": steps, "batch": batch, "threads": threads}
-    for name, value in counts.items():
+    counts = {"layers": layers, "hidden": hidden, "steps": steps, "batch": batch, "threads": threads}
+    for name, value in {**counts, "input-size": input_size, "frame-size": frame_size}.items():
         check_count(f"--{name}", value)
     torch.set_num_threads(threads)
     given = [flag for flag, value in {"--cell": cell, "--model": model, "--run": run}.items() if value]
@@ -75,14 +77,15 @@ def diagnose(
     elif task:
         examined = subject.cell_on_task(cell, task, layers=layers, hidden=hidden, batch=batch, seed=seed)
     else:
-        with allocation.refuse_large("the random input", "--steps, --batch or --input-size"):
-            x = torch.randn(steps, batch, input_size) if data is None else subject.read_array("--data", data)
+        frame = (frame_size, frame_size) if cell and subject.reads_frames(cell) else ()
+        with allocation.refuse_large("the random input", "--steps, --batch, --input-size or --frame-size"):
+            x = torch.randn(steps, batch, input_size, *frame) if data is None else subject.read_array("--data", data)
         if model:
             built = subject.user_model(model)
             if data is None:
                 raise ValueError(f"--model {model} needs an input; give it with --data x.npy.")
         else:
-            built = subject.stack(cell, x.shape[-1], layers, hidden)
+            built = subject.stack(cell, x.shape[-1 - len(frame)], layers, hidden)
         examined = subject.on_data(built, x, target)
     diagnosis = diagnose_model(examined.model, examined.x, loss=examined.loss, exact_up_to=exact_up_to, seed=seed)
     files = [] if output is None else diagnosis.write(output, png=png)

@@ -203,6 +203,15 @@ DATASETS: dict[str, Dataset] = {
         by_hand="the published files are pickles: docs/tasks/real-data.md turns them into train.npz and test.npz",
         pickled="tum/data",
     ),
+    "jester": Dataset(
+        what="20BN-Jester V1: 148,092 video clips of 27 hand gestures, as JPEG frames",
+        home="https://www.qualcomm.com/developer/software/jester-dataset",
+        licence="for research; cite Materzynska 2019",
+        megabytes=22800.0,
+        folder="jester",
+        files={f"jester-v1-{name}.csv": None for name in ("labels", "train", "validation")},
+        by_hand="register at its home, then unpack clips (20bn-jester-v1) and label files into `jester` in the data folder",
+    ),
     "ucr": Dataset(
         what="UCR/UEA time series archive: <name>/<name>_TRAIN and _TEST as .ts or .tsv",
         home="https://www.timeseriesclassification.com",

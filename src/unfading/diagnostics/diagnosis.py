@@ -22,7 +22,7 @@ from unfading.diagnostics.measures import Measures, measure
 from unfading.diagnostics.remedy import Advice
 from unfading.diagnostics.verdict import Finding
 from unfading.errors import check_count, check_seed
-from unfading.layers.recurrent import Recurrent, check_reads_vectors
+from unfading.layers.recurrent import Recurrent
 from unfading.report import diagnosis_page
 from unfading.tasks.base import Batch, cross_entropy
 
@@ -94,7 +94,7 @@ def diagnose(
         loss: function (prediction, batch) -> scalar, such as a task's `loss`. By default the cross entropy for a batch with
             int64 targets, and the mean squared error for others.
         exact_up_to: the Jacobians of states with at most this many entries are exact; those of larger states are estimated
-            from random vectors, with intervals.
+            from random vectors, with intervals. Of a convolutional layer every pixel of every channel is an entry.
         seed: seed of these vectors and of the random direction that replaces a loss.
     """
     check_count("exact_up_to", exact_up_to)
@@ -105,7 +105,6 @@ def diagnose(
         raise TypeError(f"diagnose takes a Tensor, a PackedSequence or a Batch; got {type(x).__name__}.")
     if loss is not None and not isinstance(x, Batch):
         raise TypeError("a loss needs targets; pass a Batch(x, target) instead of the tensor, or leave out the loss.")
-    check_reads_vectors(model, "diagnose")
     batch = x if isinstance(x, Batch) else Batch(x, torch.empty(0))  # type: ignore[arg-type]
     # Evaluation mode for everything, because measuring Jacobians runs projections again.
     with evaluation_mode(model):

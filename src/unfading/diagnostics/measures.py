@@ -34,6 +34,8 @@ from unfading.layers.recurrent import Recurrent
 
 # Steps and rows whose Jacobians are measured; rows whose activations are measured; number of Gaussian probes.
 SPECTRA, ROWS, ACTIVATION_ROWS, PROBES = 16, 2, 8, 16
+# Entries of the states whose activations are measured at most.
+ACTIVATION_ENTRIES = 10_000_000
 # States with more entries are measured at fewer steps, lags and rows, because the cost of a decomposition grows with the cube.
 LARGE = 128
 LATTICE_STEPS, LATTICE_POINTS = 32, 400
@@ -62,7 +64,7 @@ class Measures:
     parameters: int
     loss: str | None  # the name of the loss; None without a loss
     broken: tuple[str, ...]  # what is not finite: parameters, input, states, loss
-    features: tuple[float, ...] = ()  # the effect of each input feature on h of the first layer
+    features: tuple[float, ...] = ()  # the effect of each input feature, or channel of frames, on h of the first layer
     spectra: tuple[Spectrum, ...] = ()
     lags: tuple[LagNorm, ...] = ()
     ratios: dict[str, float] = field(default_factory=dict)  # by layer: ||dh_T/dh_1|| / ||dh_T/dh_{T-1}||
@@ -137,13 +139,13 @@ def measure(
     longest = _longest_rows(first)[:ROWS]
     return replace(
         description,
-        features=tuple(jacobian.features(first, evenly_spaced(first.T, 8), longest).tolist()),
+        features=tuple(_features(first, longest, generator).tolist()),
         spectra=tuple(spectra),
         lags=tuple(lags),
         ratios={name: ratio for name in names if (ratio := lag.ratio(lags, name)) is not None},
         end=tuple(lag.gradient_norms(chains, gradients["end"])),
         gradients=tuple(lag.gradient_norms(chains, gradients["loss"])) if "loss" in gradients else (),
-        activations=tuple(a for chain in chains for a in activations(chain, _longest_rows(chain)[:ACTIVATION_ROWS])),
+        activations=tuple(a for chain in chains for a in activations(chain, _activation_rows(chain))),
         sizes=tuple(size for chain in chains for size in state_sizes(chain)),
         memory=tuple(memory_map(first, longest, probes=PROBES, generator=generator)),
         lattice=tuple(lattice.points),
@@ -171,6 +173,18 @@ def _jacobian_measures(chains: list[Chain], exact_up_to: int, generator: Generat
             spectra += random_probes.spectra(chain, times, rows, probes=PROBES, generator=generator)
             lags += lag.estimated_norms(chain, rows, few, probes=PROBES, generator=generator)
     return spectra, lags
+
+
+def _features(first: Chain, rows: list[int], generator: Generator) -> Tensor:
+    """The effect of each input feature, or of each channel of frames, on h of the first layer."""
+    times = evenly_spaced(first.T, 8)
+    if first.frame:
+        return random_probes.channels(first, times, rows, probes=PROBES, generator=generator)
+    return jacobian.features(first, times, rows)
+
+
+def _activation_rows(chain: Chain) -> list[int]:
+    return _longest_rows(chain)[: max(1, min(ACTIVATION_ROWS, ACTIVATION_ENTRIES // (chain.T * chain.size)))]
 
 
 def _longest_rows(chain: Chain) -> list[int]:

@@ -23,10 +23,13 @@ from unfading.diagnostics.verdict import THRESHOLD, Finding, depth_shares
 from unfading.layers.factory import Layer
 from unfading.layers.recurrent import Recurrent
 from unfading.tasks.base import Batch
-from unfading.training.names import layer_class
+from unfading.training.names import layer_class, sizes
 
 # Cells designed against vanishing gradients: by gates with a range of forgetting times, or by small steps that are stable.
 TRIED_CELLS = ("STAR", "LSTM", "StableIncrementalRNN")
+TRIED_OVER_FRAMES = ("ConvSTAR", "ConvForgetLSTM")
+# Options of a convolutional layer that every other one has too.
+GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups")
 # A change must come this many times closer to a share of 1 than the model.
 IMPROVEMENT = 10.0
 # Rows of the batch on which a change is tried.
@@ -91,12 +94,13 @@ def _other_recurrences(measures: Measures, stack: Recurrent, first: Chain, gener
         change = f"{type(stack).__name__} with a chrono bias, max_lag={max_lag} (the length of your input)"
         chrono.append(TriedChange(share, change))
     others: list[TriedChange] = []
-    for name in TRIED_CELLS:
+    geometry = {name: value for name, value in stack.options.items() if name in GEOMETRY} if isinstance(stack, Layer) else {}
+    for name in TRIED_OVER_FRAMES if first.frame else TRIED_CELLS:
         kind = layer_class(name)
         if not isinstance(stack, kind):
             options = {"max_lag": max_lag} if _accepts_max_lag(kind) else {}
             described = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
-            share = _share_of_new_stack(kind, stack, hidden, options, first, generator)
+            share = _share_of_new_stack(kind, stack, hidden, {**geometry, **options}, first, generator)
             others.append(TriedChange(share, f"another cell: {described}"))
     better = [trial for trial in chrono if _improves(trial.share, own_share)]
     better += sorted([t for t in others if _improves(t.share, own_share)], key=lambda trial: _decades_from_1(trial.share))[:2]
@@ -125,9 +129,7 @@ def _share_of_new_stack(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
         stack = kind(
-            like.input_size,
-            hidden,
-            like.num_layers,
+            **sizes(kind, like.input_size, hidden, like.num_layers),  # type: ignore[arg-type]
             bidirectional=like.bidirectional,
             device=x.device,
             dtype=x.dtype,

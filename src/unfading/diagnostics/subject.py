@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unfading.data.arrays import read_npy
+from unfading.layers.factory import ConvolutionalLayer
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
 from unfading.training import checkpoint
@@ -63,6 +64,11 @@ def stack(cell: str, input_size: int, layers: int, hidden: int) -> Any:
     name, options = parse(cell)
     kind = layer_class(name)
     return build("cell", name, kind, {**sizes(kind, input_size, hidden, layers), **options})
+
+
+def reads_frames(cell: str) -> bool:
+    """Whether a cell, NAME,option=value, is a convolutional one."""
+    return issubclass(layer_class(parse(cell)[0]), ConvolutionalLayer)
 
 
 def user_model(name: str) -> nn.Module:

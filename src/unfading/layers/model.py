@@ -17,7 +17,8 @@ class Model(nn.Module):
     Args:
         encoder: module applied to x first: `nn.Identity()`, or an `nn.Embedding` for tokens [T, B].
         rnn: the recurrent stack, without batch_first.
-        head: module called with (output [T, B, n], lengths); see `unfading.LastStep`, `EveryStep` and `MeanOverTime`.
+        head: module called with (output [T, B, n], lengths); see `unfading.LastStep`, `EveryStep` and `MeanOverTime`, and for
+            frames, output [T, B, n, height, width], `LastFrame`, `MeanFrame`, `EveryFrame` and `GestureHead`.
     """
 
     def __init__(self, encoder: nn.Module, rnn: Recurrent, head: nn.Module):

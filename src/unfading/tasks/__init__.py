@@ -1,7 +1,9 @@
 """Tasks: each owns its data, loss, metrics and output head, and is independent of the model."""
 
 from unfading.tasks.crops import TUMCrops
+from unfading.tasks.gestures import Jester
 from unfading.tasks.images import Digits, NoisyCIFAR, NoisyMNIST, PermutedMNIST, PixelMNIST
+from unfading.tasks.moving_digits import MovingMNIST, MovingMNISTDirection
 from unfading.tasks.reviews import Yelp5
 from unfading.tasks.sensors import DSA19, HAR2, HAR6
 from unfading.tasks.speech import Google12, Google30
@@ -20,6 +22,9 @@ __all__ = [
     "Google30",
     "HAR2",
     "HAR6",
+    "Jester",
+    "MovingMNIST",
+    "MovingMNISTDirection",
     "NoisyCIFAR",
     "NoisyMNIST",
     "PTBCharacters",

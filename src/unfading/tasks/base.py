@@ -30,8 +30,8 @@ Split = Literal["train", "valid", "full", "test"]
 class Batch(NamedTuple):
     """Inputs and targets of a model."""
 
-    x: Tensor  # [T, B, I], or int64 tokens [T, B]
-    target: Tensor  # one target per row [B] or [B, n], or one per step [T, B]
+    x: Tensor  # [T, B, I], int64 tokens [T, B], or frames [T, B, I, height, width] with I channels
+    target: Tensor  # one target per row [B] or [B, n], one per step [T, B], or one frame per step [T, B, n, height, width]
     lengths: Tensor | None = None  # int64 [B] if rows differ in length
     mask: Tensor | None = None  # bool, shaped like target: the targets that count; None if all do
 
@@ -54,7 +54,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def input_size(self) -> int:
-        """Number of features that the recurrent stack reads."""
+        """Number of features that the recurrent stack reads, or of channels where it reads frames."""
 
     @property
     @abstractmethod

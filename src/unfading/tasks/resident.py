@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +50,10 @@ class Examples(NamedTuple):
 
 class Resident(Task):
     """A task over a dataset that fits in memory. Subclasses read it (`examples`) and convert rows to inputs (`present`)."""
+
+    # Rows that a GPU evaluates at a time, whatever the batch of training, because a small batch leaves it idle. It does not
+    # depend on the number of models: a task that draws noise for each batch would draw other noise in a pass of many models.
+    gpu_rows: ClassVar[int] = 512
 
     @abstractmethod
     def examples(self, part: Part) -> Examples:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unfading import allocation
 from unfading.errors import TaskError, check_count
 from unfading.layers.model import Model
+from unfading.layers.recurrent import Recurrent
 from unfading.source_lines import first_line
 from unfading.tasks.base import Batch, OneHot, Split, Task
 
@@ -219,14 +220,14 @@ def _check_shapes(returned: str, batch: Batch, place: Place) -> None:
     x, target, lengths, mask = batch
     shape = list(x.shape)
     if x.dim() < 2 or 0 in shape or x.is_complex():
-        wanted = "[T, B, I] of real numbers, or integer tokens [T, B], with at least one step and one row"
+        wanted = "[T, B, I] of real numbers, integer tokens [T, B], or frames [T, B, I, height, width], none of them empty"
         raise TaskError(f"{returned} x of shape {shape} and {x.dtype}; it must be {wanted} ({place}).")
     T, B = shape[:2]
     if B not in target.shape[:2]:
         hint = " x has time on its first axis and the rows of the batch on its second." if T in target.shape[:1] else ""
         raise TaskError(
-            f"{returned} a target of shape {list(target.shape)} for x of shape {shape}; it must have {B} rows: [B], [B, n] or "
-            f"[T, B] ({place}).{hint}"
+            f"{returned} a target of shape {list(target.shape)} for x of shape {shape}; it must have {B} rows: [B], [B, n], "
+            f"[T, B] or [T, B, ...] ({place}).{hint}"
         )
     if lengths is not None:
         _check_lengths(returned, lengths, T, B, place)
@@ -271,19 +272,26 @@ def _encode(task: Task, model: Model, batch: Batch, place: Place) -> Tensor:
         frames = ", height, width" if model.rnn.frame_axes else ""
         raise TaskError(
             f"{what} of shape {list(encoded.shape)}, and the recurrent stack reads [T, {B}, {features}{frames}]: input_size is "
-            f"{features} ({place})."
+            f"{features} ({place}).{_hint_of_frames(model, encoded)}"
         )
     return encoded
 
 
+def _hint_of_frames(model: Model, encoded: Tensor) -> str:
+    """What to do where a cell over vectors meets frames, or a convolutional cell vectors; else nothing."""
+    if encoded.dim() == 5 and not model.rnn.frame_axes:
+        return " Frames are read by convolutional cells, e.g. ConvSTAR."
+    if encoded.dim() == 3 and model.rnn.frame_axes:
+        return f" {type(model.rnn).__name__} reads frames; cells over vectors are e.g. STAR and LSTM."
+    return ""
+
+
 def _predict(task: Task, model: Model, encoded: Tensor, batch: Batch, place: Place) -> Tensor:
     T, B, rnn = encoded.shape[0], encoded.shape[1], model.rnn
-    features = sum(cell.output_size for cell in rnn.runners)
     what = f"a batch of {B} rows with {T} steps"
-    allocation.check_fits(
-        what, T * B * features * encoded.element_size(), "batch, hidden size or sequence length", encoded.device
-    )
     try:
+        entries = T * B * _output_entries(rnn, tuple(encoded.shape[3:]))
+        allocation.check_fits(what, entries * encoded.element_size(), "batch, hidden size or sequence length", encoded.device)
         output, _ = rnn(encoded, lengths=batch.lengths)
     except Exception as error:
         blame(error, place=place)
@@ -299,6 +307,16 @@ def _predict(task: Task, model: Model, encoded: Tensor, batch: Batch, place: Pla
             f"the module of {_name(task)}.head must return a tensor of floating-point numbers; got {got} ({place})."
         )
     return prediction
+
+
+def _output_entries(rnn: Recurrent, frame: tuple[int, ...]) -> int:
+    """The number of entries of the outputs of all layers, for one row and one step."""
+    entries = 0
+    for i, cell in enumerate(rnn.runners):
+        if i % rnn.directions == 0:  # the two directions of a layer read the same frames
+            frame = cell.state_frame(frame)
+        entries += cell.output_size * math.prod(frame)
+    return entries
 
 
 # -- loss and metrics ---------------------------------------------------------------------------------------------------------
@@ -454,13 +472,13 @@ def _blame_number(task: Task, what: str, axes: Sequence[str], values: Tensor, wr
         )
 
 
-INPUT_AXES = ("step", "row", "feature")
+INPUT_AXES = ("step", "row", "feature", "pixel row", "pixel column")
 
 
 def _axes(batch: Batch) -> tuple[str, ...]:
     """The axes of the target: rows and columns, or steps and rows."""
     T, B = batch.x.shape[:2]
-    return ("step", "row", "feature") if batch.target.shape[:2] == (T, B) else ("row", "column")
+    return INPUT_AXES if batch.target.shape[:2] == (T, B) else ("row", "column")
 
 
 def _position(at: Sequence[int], axes: Sequence[str]) -> str:

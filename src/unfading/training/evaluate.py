@@ -18,9 +18,6 @@ from unfading.training.run import Run
 SEED = 0
 # Batches of an evaluation on a task without epochs, unless the run gives a number.
 ENDLESS = 10
-# Rows that a GPU evaluates at a time, whatever the batch of training, because a small batch leaves it idle. It does not depend
-# on the number of models: a task that draws noise for each batch would draw other noise in a pass of many models.
-GPU_ROWS = 512
 
 
 class Scores(NamedTuple):
@@ -88,4 +85,4 @@ def batch_size(run: Run, task: Task, device: torch.device) -> int:
     """
     if device.type == "cpu" or run.valid_batches is not None or not isinstance(task, Resident):
         return run.batch
-    return run.batch * max(1, GPU_ROWS // run.batch)
+    return run.batch * max(1, task.gpu_rows // run.batch)

@@ -101,6 +101,11 @@ def make_stack(make_cell: MakeCell, sizes: StackSizes) -> list[Cell]:
     cells: list[Cell] = []
     for _ in range(sizes.layers):
         cells.append(make_cell(cells[-1].output_size if cells else sizes.width))
+    if cells[0].example_frame:
+        raise ValueError(
+            f"draws are stacks over feature vectors; {type(cells[0]).__name__} reads frames. Measure a model of it with "
+            "`lattice`."
+        )
     return cells
 
 

@@ -3,6 +3,8 @@
     J_t = ds_t/ds_{t-1}   [n, n] of the whole state s; its block dh_t/dh_{t-1} is that of h, with the other parts held fixed
     K_t = dh_t/dx_t       [h, I]
 
+Frames are flattened: n and h count the entries of a state, channel by channel, and I those of an input frame.
+
 A step does not mix rows. All steps of all rows therefore form one batch, and n backward passes through a single step give every
 Jacobian exactly. Past the end of a row the state does not change: J_t = I, K_t = 0.
 """
@@ -31,7 +33,7 @@ class Spectrum(NamedTuple):
     smallest: float | None
     radius: float | None  # largest absolute eigenvalue of J_t
     input_largest: float  # singular value of K_t
-    input_smallest: float
+    input_smallest: float | None  # None where K_t is too large to compute
 
 
 def state_jacobians(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> Tensor:
@@ -55,17 +57,18 @@ def input_jacobians(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> 
         torch.cat([value[0].expand(len(rows), *value.shape[2:]) for value in field])
         for field in zip(*(flat for flat, _ in leaves), strict=True)
     ]
-    new = chain.cell.step(_pytree.tree_unflatten(fields, leaves[0][1]), state, _detached_weights(chain))[0]
-    K = torch.stack([_gradient(new[:, i].sum(), x) for i in range(new.shape[1])], dim=2)
+    new = chain.cell.step(_pytree.tree_unflatten(fields, leaves[0][1]), state, detached_weights(chain))[0].flatten(1)
+    K = torch.stack([_gradient(new[:, i].sum(), x) for i in range(new.shape[1])], dim=2).flatten(3)
     return torch.where(_running(chain, times, rows), K, 0.0)
 
 
 def step_flat_state(chain: Chain, inputs: Any, state: Any) -> tuple[Tensor, Tensor]:
     """Take one step; the whole state before it, as one leaf tensor [rows, n], and after it."""
-    flat = torch.cat(list(state), dim=-1).detach().requires_grad_()
-    state = type(state)(*flat.split(list(chain.parts.values()), dim=-1))
-    new = chain.cell.step(inputs, state, _detached_weights(chain))
-    return flat, torch.cat(list(new), dim=-1)
+    flat = torch.cat([part.flatten(1) for part in state], dim=1).detach().requires_grad_()
+    pieces = flat.split(list(chain.parts.values()), dim=1)
+    state = type(state)(*(piece.reshape(part.shape) for piece, part in zip(pieces, state, strict=True)))
+    new = chain.cell.step(inputs, state, detached_weights(chain))
+    return flat, torch.cat([part.flatten(1) for part in new], dim=1)
 
 
 def spectra(chain: Chain, times: Sequence[int], rows: Sequence[int]) -> list[Spectrum]:
@@ -106,7 +109,8 @@ def evenly_spaced(T: int, most: int) -> list[int]:
     return sorted({round(i * (T - 1) / (most - 1)) for i in range(most)})
 
 
-def _detached_weights(chain: Chain) -> Any:
+def detached_weights(chain: Chain) -> Any:
+    """The weights of the cell, without a gradient."""
     return _pytree.tree_map_only(Tensor, Tensor.detach, chain.weights)
 
 

@@ -124,7 +124,7 @@ def random_end_loss(chains: list[Chain], generator: Generator) -> Tensor:
     for chain in chains:
         if (chain.position.stack, chain.position.layer) == (last.stack, last.layer):
             output = chain.cell.output(chain.states[-1])
-            direction = torch.randn(output.shape, generator=generator, dtype=torch.float64) / math.sqrt(output.shape[-1])
+            direction = torch.randn(output.shape, generator=generator, dtype=torch.float64) / math.sqrt(output[0].numel())
             total = total.to(output) + (direction.to(output) * output).sum()
     return total
 
@@ -153,7 +153,7 @@ def gradient_norms(chains: list[Chain], gradients: StateGradients) -> list[Gradi
         for t, parts in enumerate(of_chain):
             for i, gradient in enumerate(parts):
                 if gradient is not None:
-                    square = gradient.detach().double().square().sum(dim=-1).cpu()
+                    square = gradient.detach().double().square().flatten(1).sum(dim=1).cpu()
                     squares[0, t] += square
                     squares[1, t] += square if i == 0 else 0.0
                     reached[t] = True

@@ -90,8 +90,12 @@ def lattice_function(
         )
     with torch.no_grad():
         x = model.encoder(batch.x)
-        initial = rnn.initial_states(x.shape[1])
-    layers = [LatticeStep(cast(Cell, cell), x.shape[1], len(x)) for cell in rnn.cells]
+        frame = tuple(x.shape[3:])
+        initial = rnn.initial_states(x.shape[1], frame)
+    layers = []
+    for cell in rnn.cells:
+        layers.append(LatticeStep(cast(Cell, cell), x.shape[1], len(x), frame=frame))
+        frame = cast(Cell, cell).state_frame(frame)
 
     def measure(thetas: Sequence[Parameters]) -> Tensor:
         with torch.no_grad():
@@ -114,7 +118,7 @@ def forward_pass(
     Args:
         layers: the step of each layer.
         thetas: the parameters of each layer.
-        x: [T, B, I].
+        x: [T, B, I], or frames [T, B, I, height, width].
         initial: the state of each layer before the first step.
         lengths: int64 [B]; None if all rows have T steps.
     """
@@ -123,7 +127,7 @@ def forward_pass(
     for layer, theta, state in zip(layers, thetas, initial, strict=True):
         outputs, of_layer = [], []
         for t, u_t in enumerate(y):
-            running = None if lengths is None else (t < lengths).unsqueeze(1)
+            running = None if lengths is None else running_rows(t, lengths, u_t)
             state, y_t, backward_step = layer.forward(theta, u_t, state, t, running)
             outputs.append(y_t)
             of_layer.append(backward_step)
@@ -158,11 +162,11 @@ def observed_points(
         times: the steps.
         gradients: dL/ds_t of this chain for each L by name, as `lag.state_gradients` returns it.
     """
-    layer = LatticeStep(chain.cell, len(chain.x[0]), chain.T, reverse=chain.position.backward)
+    layer = LatticeStep(chain.cell, len(chain.x[0]), chain.T, reverse=chain.position.backward, frame=chain.frame)
     theta, points = layer.theta(), []
     for t in times:
         u, state = chain.x[t], type(chain.states[t])(*(part.detach() for part in chain.states[t]))
-        running = None if chain.lengths is None else (t < chain.lengths).unsqueeze(1)
+        running = None if chain.lengths is None else running_rows(t, chain.lengths, u)
         with torch.no_grad():
             new, y, backward_step = layer.forward(theta, u, state, chain.index[t], running)
             for of, by_step in gradients.items():
@@ -171,6 +175,11 @@ def observed_points(
                 value = float(backward_step(s_bar, torch.zeros_like(y))[0])
                 points.append(LatticePoint(str(chain.position), chain.position.layer, t + 1, of, value))
     return points
+
+
+def running_rows(t: int, lengths: Tensor, u: Tensor) -> Tensor:
+    """Whether each row of u [B, ...] has not ended before step t, with axes of size 1, so that it broadcasts with u."""
+    return (t < lengths).reshape(-1, *[1] * (u.dim() - 1))
 
 
 def has_lattice(chain: Chain) -> bool:

@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from unfading.cells.base import Cell
+from unfading.cells.base import Cell, in_frame
 from unfading.diagnostics.measure.single_steps import check_single_steps
 
 Parameters = Mapping[str, Tensor]
@@ -49,7 +49,7 @@ class StepModule(nn.Module):
             u: [B, I].
             state: before the step.
             t: index of the step.
-            running: [B, 1] bool, the rows that have not ended; None for all.
+            running: [B, 1] bool, the rows that have not ended, with further axes of size 1 for frames; None for all.
         """
         cell = self.cell
         inputs = cell.project(u.unsqueeze(0), t)
@@ -97,19 +97,22 @@ class LatticeStep:
         batch: number of rows.
         steps: number of steps of the sequence.
         reverse: whether it is run from its last step to its first.
+        frame: height and width of the layer's input; empty where it reads vectors.
     """
 
-    def __init__(self, cell: Cell, batch: int, steps: int, *, reverse: bool = False):
+    def __init__(self, cell: Cell, batch: int, steps: int, *, reverse: bool = False, frame: tuple[int, ...] = ()):
         check_single_steps(cell, steps, reverse=reverse)
         self.step = StepModule(cell)
         own: dict[str, Tensor] = dict(self.step.named_parameters())
         matrices = {name: W for name, W in own.items() if W.dim() == 2}
         like = next(iter(own.values()))
-        u = torch.zeros(batch, cell.input_size, dtype=like.dtype, device=like.device)
+        u = torch.zeros(batch, cell.input_size, *frame, dtype=like.dtype, device=like.device)
+        initial = in_frame(cell.initial_state(batch), cell.state_frame(frame))
         with torch.enable_grad(), _ProductTaps(matrices) as trial:
-            state, y = functional_call(self.step, own, (u, cell.initial_state(batch), 0, None))
+            state, y = functional_call(self.step, own, (u, initial, 0, None))
             total = y.sum() + sum(part.sum() for part in state)
-            other_uses = torch.autograd.grad(total, list(matrices.values()), allow_unused=True)
+            # A convolutional cell has no matrices.
+            other_uses = torch.autograd.grad(total, list(matrices.values()), allow_unused=True) if matrices else ()
         # A matrix that still gets a gradient is also used outside of such products.
         only_products = {name for name, gradient in zip(matrices, other_uses, strict=True) if gradient is None}
         calls = [(name, shape) for (name, _), shape in zip(trial.factors, trial.shapes, strict=True) if name in only_products]

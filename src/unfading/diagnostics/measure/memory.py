@@ -5,7 +5,8 @@
 
 Both are root mean squares over rows. The memory is the last part of the state: NRU's m, the LSTM's c, or h if there is no other
 part. The columns of the Jacobian are exact if h is small, with one backward pass for each entry of h. Otherwise they are
-estimated from Gaussian probes g, with E (g^T J)_j^2 = read[j]^2. Maps are averaged down to 160 steps by 48 entries, the
+estimated from Gaussian probes g, with E (g^T J)_j^2 = read[j]^2. The entries of frames follow each other channel by channel.
+Maps are averaged down to 160 steps by 48 entries, the
 resolution of the figure.
 """
 
@@ -19,8 +20,8 @@ from unfading.diagnostics.measure.jacobian import step_flat_state
 from unfading.diagnostics.measure.observe import Chain, batch_steps
 
 STEPS, ENTRIES = 160, 48
-# Steps times rows that are computed as one batch.
-BATCH = 4096
+# Steps times rows that are computed as one batch, and the entries of all their states.
+BATCH, BATCH_ENTRIES = 4096, 4_000_000
 
 
 class MemoryUse(NamedTuple):
@@ -40,11 +41,15 @@ def memory_map(chain: Chain, rows: list[int], *, probes: int, generator: Generat
     h = next(iter(chain.parts.values()))
     steps, entries = _bounds(chain.T, STEPS), _bounds(size, ENTRIES)
     write = torch.stack(
-        [(chain.states[t + 1][-1] - chain.states[t][-1]).detach()[rows].double().square().mean(0) for t in range(chain.T)]
+        [
+            (chain.states[t + 1][-1] - chain.states[t][-1]).detach()[rows].double().square().mean(0).flatten()
+            for t in range(chain.T)
+        ]
     )
     exact = h <= probes
     directions = torch.eye(h) if exact else torch.randn(probes, h, generator=generator) / math.sqrt(probes)
-    read = torch.cat([_read(chain, times, rows, size, directions) for times in _time_chunks(chain.T, BATCH // len(rows))])
+    most = max(1, min(BATCH, BATCH_ENTRIES // chain.size) // len(rows))
+    read = torch.cat([_read(chain, times, rows, size, directions) for times in _time_chunks(chain.T, most)])
     tiles = []
     for i, first in enumerate(steps[:-1]):
         for j, entry in enumerate(entries[:-1]):

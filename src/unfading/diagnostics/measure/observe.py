@@ -44,7 +44,10 @@ class LayerPosition(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """The inputs and states of one cell: T steps, B rows, I input features. A state has parts [B, n]."""
+    """The inputs and states of one cell: T steps, B rows, I input features. A state has parts [B, n].
+
+    Over frames x is [B, I, height, width] and a part [B, n, height, width], whose n height width entries count one by one.
+    """
 
     position: LayerPosition
     cell: Cell
@@ -64,12 +67,17 @@ class Chain:
     def parts(self) -> dict[str, int]:
         """Names and sizes of the parts of the state; h comes first."""
         first = self.states[0]
-        return {name: part.shape[-1] for name, part in zip(first._fields, first, strict=True)}
+        return {name: part[0].numel() for name, part in zip(first._fields, first, strict=True)}
 
     @property
     def size(self) -> int:
         """The number of entries of the whole state, per row."""
         return sum(self.parts.values())
+
+    @property
+    def frame(self) -> tuple[int, ...]:
+        """Height and width of the layer's input; empty where it reads vectors."""
+        return tuple(self.x[0].shape[2:])
 
     @property
     def blocks(self) -> dict[str, int]:

@@ -22,8 +22,9 @@ import torch
 from torch import Generator, Tensor
 from torch.utils import _pytree
 
-from unfading.diagnostics.measure.jacobian import Spectrum, input_jacobians, step_flat_state
-from unfading.diagnostics.measure.observe import Chain, batch_steps
+from unfading.diagnostics.measure.jacobian import Spectrum, detached_weights, input_jacobians, step_flat_state
+from unfading.diagnostics.measure.observe import Chain, batch_steps, select_rows
+from unfading.diagnostics.measure.single_steps import check_single_steps
 
 DELTA = 5e-4
 # Iterations k of the power method. With 1,000 entries and 16 probes, the ends of the interval then differ by at most 42 %.
@@ -120,31 +121,102 @@ class JacobianProducts(NamedTuple):
         before = batch_steps(self.chain, [t], self.rows)
         repeated = _pytree.tree_map(lambda value: value.repeat(m, *[1] * (value.dim() - 1)), before)
         flat, new = step_flat_state(self.chain, *repeated)
-        if not new.requires_grad:
-            return torch.zeros_like(vectors)
-        given = vectors.reshape(new.shape)
-        w = given if transposed else torch.zeros_like(given, requires_grad=True)
-        (product,) = torch.autograd.grad(new, [flat], w, create_graph=not transposed, allow_unused=True)
-        if product is not None and not transposed:
-            (product,) = torch.autograd.grad(product, [w], given, allow_unused=True)
-        return torch.zeros_like(vectors) if product is None else product.detach().reshape(vectors.shape)
+        return _jacobian_product(new, flat, vectors.flatten(0, 1), transposed=transposed).reshape(vectors.shape)
+
+
+class InputProducts(NamedTuple):
+    """Products of vectors with K_t = dh_t/dx_t and its transpose, for inputs too large to compute K_t: frames."""
+
+    chain: Chain
+    rows: list[int]
+    t: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The number of entries of h and of x."""
+        return next(iter(self.chain.parts.values())), self.chain.x[self.t][0].numel()
+
+    def product(self, vectors: Tensor, *, transposed: bool) -> Tensor:
+        """K^T or K times each vector [m, rows, entries]."""
+        m, chain, repeat = len(vectors), self.chain, self._repeat
+        _, state = batch_steps(chain, [self.t], self.rows)
+        x = repeat(select_rows(chain.x[self.t], self.rows), m).requires_grad_()
+        inputs = _pytree.tree_map(lambda field: field.squeeze(0), chain.cell.project(x.unsqueeze(0), chain.index[self.t]))
+        state = type(state)(*(repeat(part, m) for part in state))
+        h = chain.cell.step(inputs, state, detached_weights(chain))[0].flatten(1)
+        product = _jacobian_product(h, x, vectors.flatten(0, 1), transposed=transposed)
+        return product.reshape(m, len(self.rows), -1)
+
+    def spectral_norms(self, probes: Tensor) -> list[Interval]:
+        """sigma(K) of every row, from probes [m, rows, entries of x]."""
+        return spectral_norms(lambda v: self.product(v, transposed=False), lambda w: self.product(w, transposed=True), probes)
+
+    def gaussian(self, m: int, size: int, generator: Generator) -> Tensor:
+        """Probes [m, rows, size]."""
+        g = torch.randn(m, len(self.rows), size, dtype=torch.float64, generator=generator)
+        return g.to(self.chain.x[0])
+
+    @staticmethod
+    def _repeat(value: Tensor, m: int) -> Tensor:
+        return value.repeat(m, *[1] * (value.dim() - 1))
+
+
+def channels(chain: Chain, times: Sequence[int], rows: list[int], *, probes: int, generator: Generator) -> Tensor:
+    """The effect of each channel of the input frames on h, [I], as `jacobian.features` has it for features.
+
+    With Gaussian g the square of an entry of K^T g has the squared norm of its column of K as its mean.
+    """
+    check_single_steps(chain.cell, chain.T, reverse=chain.position.backward)
+    squares = torch.zeros(chain.x[0].shape[1], dtype=torch.float64)
+    for t in times:
+        products = InputProducts(chain, rows, t)
+        columns = products.product(products.gaussian(probes, products.sizes[0], generator), transposed=True)
+        running = (t < chain.ends[rows]).to(columns.device).reshape(1, -1, 1)
+        columns = (columns * running).double().square().mean(dim=(0, 1))
+        squares += columns.reshape(len(squares), -1).sum(dim=1).cpu()
+    return (squares / len(times)).sqrt()
+
+
+def _jacobian_product(new: Tensor, leaf: Tensor, vectors: Tensor, *, transposed: bool) -> Tensor:
+    """J^T or J times the vector of each row, with J = d new / d leaf, new [rows, n]; in the shape of the other of the two."""
+    shape = leaf.shape if transposed else new.shape
+    if not new.requires_grad:
+        return torch.zeros(shape, dtype=new.dtype, device=new.device)
+    w = vectors if transposed else torch.zeros_like(new, requires_grad=True)
+    (product,) = torch.autograd.grad(new, [leaf], w, create_graph=not transposed, allow_unused=True)
+    if product is not None and not transposed:
+        (product,) = torch.autograd.grad(product, [w], vectors.reshape(leaf.shape), allow_unused=True)
+    return torch.zeros(shape, dtype=new.dtype, device=new.device) if product is None else product.detach()
 
 
 def spectra(chain: Chain, times: Sequence[int], rows: list[int], *, probes: int, generator: Generator) -> list[Spectrum]:
-    """The largest singular value of J_t with its interval; the largest and smallest of dh_t/dx_t exactly."""
-    input_values = torch.linalg.svdvals(input_jacobians(chain, times, rows).double().cpu())
+    """The largest singular value of J_t with its interval, and those of dh_t/dx_t: exact, except for frames."""
     results = []
-    for i, t in enumerate(times):
-        running = [k for k, b in enumerate(rows) if t < int(chain.ends[b])]
-        if not running or not input_values[i].isfinite().all():
+    for t in times:
+        running = [b for b in rows if t < int(chain.ends[b])]
+        of_input = _input_ends(chain, t, running, probes, generator) if running else None
+        if of_input is None:
             continue
-        products = JacobianProducts(chain, [rows[k] for k in running], t + 1)
+        products = JacobianProducts(chain, running, t + 1)
         for part, size in chain.blocks.items():
             value, low, high = medians(products.spectral_norms(t, size, products.gaussian(probes, size, generator)))
-            ends = [float(input_values[i][running][:, k].median()) for k in (0, -1)]
             if all(map(math.isfinite, (value, low, high))):
-                results.append(Spectrum(str(chain.position), t + 1, part, value, low, high, None, None, None, ends[0], ends[1]))
+                results.append(Spectrum(str(chain.position), t + 1, part, value, low, high, None, None, None, *of_input))
     return results
+
+
+def _input_ends(chain: Chain, t: int, rows: list[int], probes: int, generator: Generator) -> tuple[float, float | None] | None:
+    """The largest and the smallest singular value of dh_t/dx_t, medians over rows; None where they are not finite.
+
+    Of frames the largest is a lower bound, from the power method, and the smallest is not known.
+    """
+    if chain.frame:
+        check_single_steps(chain.cell, chain.T, reverse=chain.position.backward)
+        products = InputProducts(chain, rows, t)
+        largest, _, _ = medians(products.spectral_norms(products.gaussian(probes, products.sizes[1], generator)))
+        return (largest, None) if math.isfinite(largest) else None
+    values = torch.linalg.svdvals(input_jacobians(chain, [t], rows).double().cpu())[0]
+    return (float(values[:, 0].median()), float(values[:, -1].median())) if values.isfinite().all() else None
 
 
 def medians(intervals: list[Interval]) -> list[float]:
