@@ -12,7 +12,6 @@ def claim(**own):
         "settings": [],
         "note": "",
         "printed": "",
-        "missing": "",
         "dataset": None,
         "changed_after_test": "",
         "here": True,

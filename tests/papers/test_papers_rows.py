@@ -89,12 +89,11 @@ def test_rows_are_complete_and_have_unique_names(name):
     assert rows
     assert len({row.name for row in rows}) == len(rows)
     for row in rows:
-        assert row.run is not None or row.missing
         assert row.tolerance >= 0
         assert row.unit in ("%", "perplexity", "bits", "error", COUNTED)
-        assert row.published is None or row.tolerance > 0 or row.run is None or row.published in (0.0, 100.0)
+        assert row.published is None or row.tolerance > 0 or row.published in (0.0, 100.0)
         assert row.share is None or 0 < row.share <= 1
-        assert row.run is None or (row.run.device, row.run.seed, row.run.split) == ("cpu", 0, "train")
+        assert (row.run.device, row.run.seed, row.run.split) == ("cpu", 0, "train")
 
 
 def test_every_model_has_the_published_number_of_parameters():
@@ -103,7 +102,7 @@ def test_every_model_has_the_published_number_of_parameters():
     checked = 0
     for name in TABLES:
         for row in registry.rows(ALL[name]):
-            if row.run is None or row.run.task in ("tum_crops", "ucr"):
+            if row.run.task in ("tum_crops", "ucr"):
                 continue
             if row.run.key not in counts:
                 with torch.device("meta"):

@@ -159,7 +159,6 @@ def test_parameter_counts_have_a_tolerance_on_both_sides():
 def test_rows_that_were_not_run():
     assert judge(claim(), []).verdict == "not run"
     assert judge(claim(), [], here=False).verdict == "data not available"
-    assert judge(claim(missing="20BN-Jester"), []).verdict == "data not available"
     assert judge(claim(), [line(0.99, budget="smoke")]).verdict == "not run"
     assert judge(claim(published=None), [line(0.5)]).verdict == "measured"
 

@@ -42,7 +42,7 @@ def arguments(figure: Callable[..., Any], budget: Budget) -> dict[str, int]:
 
 
 def _shortened(row: Row, shorten: Callable[[Run], Run]) -> Row:
-    return replace(row, run=None if row.run is None else shorten(row.run), seeds=1, rates=(), choices=({},))
+    return replace(row, run=shorten(row.run), seeds=1, rates=(), choices=({},))
 
 
 def _tenth(run: Run) -> Run:

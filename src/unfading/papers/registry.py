@@ -112,7 +112,7 @@ def published(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def claim(row: Row) -> dict[str, Any]:
     """The fields of a row by which `report/verdicts.py` judges its results."""
-    names = ("published", "tolerance", "unit", "seeds", "share", "fails", "missing", "note", "dataset", "changed_after_test")
+    names = ("published", "tolerance", "unit", "seeds", "share", "fails", "note", "dataset", "changed_after_test")
     settings = [setting(run.to_json()) for run in row.possible_runs()]
     return {"row": row.name, **{name: getattr(row, name) for name in names}, "settings": settings}
 

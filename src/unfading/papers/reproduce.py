@@ -104,7 +104,7 @@ def train_rows(rows: Sequence[Row], options: ReproduceOptions, progress: Progres
     """Train the rows that can be trained; `results` gives their records."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row.run is not None and not row.counted and row.available:
+        if not row.counted and row.available:
             groups.setdefault(shape(row.run), []).append(row)
     if options.device == "cuda" and (options.processes or 1) > 1:
         groups = {"all": [row for group in groups.values() for row in group]}
@@ -137,7 +137,6 @@ def choice_runs(row: Row, options: ReproduceOptions) -> list[Run]:
     If the seeds are trained anew afterwards, on more rows, these runs take a third of the epochs, unless the number of epochs
     is itself to be chosen.
     """
-    assert row.run is not None
     settings = row.settings
     if len(settings) == 1:
         return []
@@ -207,7 +206,7 @@ def store_results(items: Sequence[str], options: ReproduceOptions) -> None:
 def results(item: str, row: Row, options: ReproduceOptions) -> list[Line]:
     """The ledger lines of a row: one per finished run and per candidate, or one with the number of parameters."""
     about: Line = {"item": item, "row": row.name, "budget": options.budget}
-    if row.run is not None and row.counted:
+    if row.counted:
         with torch.device("meta"):  # counting needs no values
             count = sizes(row.run.make_model())
         return [{"kind": "count", **about, **count, "about": machine.about(options.command)}]
@@ -239,7 +238,6 @@ def candidates(row: Row, options: ReproduceOptions) -> list[Line]:
 
 def panel(row: Row) -> str:
     """Name of the panel that a row belongs to in a figure: its task and length."""
-    assert row.run is not None
     length = row.run.task_options.get("T")
     return " ".join([row.run.task.replace("_", " "), *([] if length is None else [str(length)])])
 

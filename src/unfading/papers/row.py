@@ -26,7 +26,7 @@ class Row:
     """A published number and the run that reproduces it.
 
     Args:
-        run: The run at the paper's setting, or at ours where the paper states none; None if nothing can be trained here.
+        run: The run at the paper's setting, or at ours where the paper states none.
         published: The published number, in `unit`; None for a row that the paper does not have.
         tolerance: How far below the published number (above it, if lower is better) a result still counts as held.
         note: What a reader must know, e.g. a setting that is ours, or a misprint.
@@ -43,11 +43,10 @@ class Row:
         retrain: After the choice, train on the training and validation rows together and test the last weights.
         share: The claim is that this share of the seeds comes within the tolerance; None for a claim about the mean.
         fails: The claim is failure: the model does not train (chance, or NaN), or fewer seeds than `share` solve the task.
-        missing: Data that the library has no dataset for; the row cannot be run.
         changed_after_test: What changed in the row's setting or choices after a test score of it was known; empty if nothing.
     """
 
-    run: Run | None
+    run: Run
     published: float | None
     tolerance: float
     note: str = ""
@@ -64,7 +63,6 @@ class Row:
     retrain: bool = False
     share: float | None = None
     fails: bool = False
-    missing: str = ""
     changed_after_test: str = ""
 
     @property
@@ -75,14 +73,12 @@ class Row:
     @property
     def dataset(self) -> str | None:
         """Name of the dataset it needs, as in `unfading data list`; None if the data are generated."""
-        if self.run is None or self.counted:
-            return self.missing or None
-        return type(self.run.make_task()).dataset
+        return None if self.counted else type(self.run.make_task()).dataset
 
     @property
     def available(self) -> bool:
         """Whether the row can be run with the datasets that are present."""
-        return self.run is not None and (self.dataset is None or store.present(self.dataset))
+        return self.dataset is None or store.present(self.dataset)
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -92,7 +88,6 @@ class Row:
 
     def judge_runs(self, **fields: Any) -> list[Run]:
         """The runs with these fields that judge a setting, one per judge, whose task options are added to those of the run."""
-        assert self.run is not None
         run = replace(self.run, **fields)
         return [
             replace(run, **{**judge, "task_options": {**run.task_options, **judge.get("task_options", {})}})
@@ -101,15 +96,12 @@ class Row:
 
     def final_run(self, **fields: Any) -> Run:
         """The run with these fields, as it is trained once its setting is chosen."""
-        assert self.run is not None
         run = replace(self.run, **fields)
         return run.on_all_rows() if self.retrain else run
 
     def possible_runs(self) -> list[Run]:
-        """The runs that may answer the row, one per setting; none if it is counted or cannot be run."""
-        if self.run is None or self.counted:
-            return []
-        return [self.final_run(**setting) for setting in self.settings]
+        """The runs that may answer the row, one per setting; none if it is counted."""
+        return [] if self.counted else [self.final_run(**setting) for setting in self.settings]
 
 
 @dataclass(frozen=True)

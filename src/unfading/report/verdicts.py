@@ -90,7 +90,7 @@ def judge(row: Line, lines: Sequence[Line], *, here: bool = True) -> Outcome:
     now = row["settings"]
     runs = measurement(row, lines)
     if not runs:
-        return Outcome(NOT_RUN if here and not row["missing"] else NO_DATA)
+        return Outcome(NOT_RUN if here else NO_DATA)
     scores = [paper_score(row["unit"], line) for line in runs]
     mean = statistics.fmean(scores)
     spread = statistics.stdev(scores) if len(scores) > 1 else None

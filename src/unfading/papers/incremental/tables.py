@@ -384,7 +384,6 @@ def _sensor_equal_terms() -> Row:
 def _sensor_printed_size() -> Row:
     """UGRNN on HAR-2 with the 64 units that its printed 37 KB imply."""
     (row,) = _sensor_rows("har2", ("UGRNN",))
-    assert row.run is not None
     run = replace(row.run, hidden=64)
     note = "64 units are the printed size"
     return replace(row, name=f"{row.name}, 64 units", run=run, parameters=9_472, note=note)
