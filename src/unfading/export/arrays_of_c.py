@@ -1,5 +1,7 @@
 """Constant arrays of C. Arrays with the same content are written once."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ class Arrays:
 
     def add(self, name: str, entries: NDArray[np.floating | np.integer], kind: str) -> str:
         """The name of an array with these entries, which may have been added under another name."""
-        content = np.ascontiguousarray(entries, np.float32 if kind == "float" else np.int64)
+        content = np.ascontiguousarray(entries).astype(np.float32 if kind == "float" else np.int64)
         key = (kind, content.tobytes())
         if key not in self._names:
             taken = set(self._names.values())
@@ -28,7 +30,7 @@ class Arrays:
         return self._names[key]
 
 
-def _array(name: str, entries: NDArray[np.floating | np.integer], kind: str) -> str:
+def _array(name: str, entries: NDArray[Any], kind: str) -> str:
     texts = [f"{x:.9g}f" if any(c in f"{x:.9g}" for c in ".e") else f"{x:.9g}.0f" for x in entries.tolist()]
     if kind != "float":
         texts = [str(x) for x in entries.tolist()]

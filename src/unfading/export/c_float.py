@@ -315,13 +315,16 @@ class FloatArithmetic:
     def buffers(self, stage: Stage) -> list[str]:
         return []
 
+    def parameters(self) -> list[str]:
+        return []
+
     def number(self, value: Value) -> str:
         return literal(value.number) if value.op is Op.CONST else "0.0f"
 
     def vector(self, stage: Stage, index: int) -> str:
         return self.arrays.add(f"{stage.name}_w{index}", stage.weights[index], "float")
 
-    def expression(self, value: Value, args: list[str]) -> str:
+    def expression(self, value: Value, args: list[str], place: str) -> str:
         if value.op is Op.POWER and value.number == -0.5:
             return f"1.0f / sqrt_f({args[0]})"
         return EXPRESSIONS[value.op].format(*args, attr=literal(value.number) if value.op is Op.POWER else "")

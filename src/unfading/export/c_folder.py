@@ -68,8 +68,8 @@ QUANTISE = """\
 /* x in units of 1 / MODEL_SAMPLE_UNITS, rounded and limited to int16. */
 static int16_t quantise(double x)
 {
-  x = x * MODEL_SAMPLE_UNITS + (x < 0 ? -0.5 : 0.5);
-  return (int16_t)(x < -32768 ? -32768 : x > 32767 ? 32767 : x);
+  x = (float)x * MODEL_SAMPLE_UNITS + 32768.5;
+  return (int16_t)((int32_t)(x < 0 ? 0 : x > 65535 ? 65535 : x) - 32768);
 }
 
 int main"""
@@ -80,20 +80,20 @@ def main_source(model: Exported, *, integer: bool) -> str:
     text = MAIN.replace("@SAMPLE@", _VECTOR if model.tokens is None else _TOKEN)
     text = text.replace("@ENTRY@", "int16_t" if integer else "float")
     text = text.replace("@CONVERT@", "quantise(x)" if integer else "(float)x")
-    text = text.replace("@PUSH@", f"    model_push(&state, {'sample' if model.tokens is None else '(uint32_t)sample'}, output);")
+    text = text.replace(
+        "@PUSH@", f"    model_push(&state, {'sample' if model.tokens is None else '(uint32_t)sample'}, output);"
+    )
     text = text.replace("@OUTPUT@", "output[i] / MODEL_OUTPUT_UNITS" if integer else "(double)output[i]")
     return text.replace("int main", QUANTISE, 1) if integer and model.tokens is None else text
 
 
 def readme(model: Exported, source: Source, kind: str, notes: list[str]) -> str:
     """The text of `README.md`."""
-    sample = (
-        "a token, a number on a line" if model.tokens is not None else f"{model.input_size} numbers on a line"
-    )
+    sample = "a token, a number on a line" if model.tokens is not None else f"{model.input_size} numbers on a line"
     lines = [
         f"# {model.name} in C",
         "",
-        f"A recurrent model, {kind}, as C99 without a runtime: no malloc, and nothing of libc but `memcpy`. Written by unfading.",
+        f"A recurrent model as C99, {kind}, written by unfading. It needs no malloc, and nothing of libc but `memcpy`.",
         "",
         "| | bytes |",
         "|---|---:|",
@@ -109,8 +109,8 @@ def readme(model: Exported, source: Source, kind: str, notes: list[str]) -> str:
         "model_push(&state, sample, output); /* for each sample */",
         "```",
         "",
-        f"`make` builds a program that reads {sample} and writes the {model.output_size} numbers of the output after it; an empty",
-        "line begins a new sequence.",
+        f"`make` builds a program that reads {sample} and writes the {model.output_size} numbers of the output after it; an",
+        "empty line begins a new sequence.",
         *(["", *notes] if notes else []),
     ]
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ from unfading.export.instructions import (
     ONE_BITS,
     TANH_INTERVALS,
     Aligned,
+    Carried,
     Chosen,
     Dot,
     IntegerStage,
@@ -26,6 +27,7 @@ from unfading.export.instructions import (
     Total,
 )
 from unfading.export.stage import Stage
+from unfading.fuse.c.indexing import plus
 from unfading.fuse.ir.program import INFIX, Op, Value
 
 FUNCTIONS: dict[str, str] = {
@@ -33,6 +35,16 @@ FUNCTIONS: dict[str, str] = {
 static int16_t limit(int32_t x)
 {
   return (int16_t)(x < -32768 ? -32768 : x > 32767 ? 32767 : x);
+}
+""",
+    "carried": """\
+/* x / 2^n, rounded, with the rest of the step before; the new rest is kept. */
+static int16_t carried(int32_t x, int n, int16_t *rest)
+{
+  x += *rest;
+  const int32_t y = (x + ((int32_t)1 << (n - 1))) >> n;
+  *rest = (int16_t)(x - y * ((int32_t)1 << n));
+  return limit(y);
 }
 """,
     "product": """\
@@ -109,7 +121,7 @@ static int32_t root(uint32_t x)
 }
 """,
 }
-_NEEDED = {"limit_all": ["limit"], "sigmoid_i": ["tanh_i"]}
+_NEEDED = {"limit_all": ["limit"], "carried": ["limit"], "sigmoid_i": ["tanh_i"]}
 
 
 def functions_of_integers(text: str) -> str:
@@ -154,8 +166,15 @@ class IntegerArithmetic:
     def vector(self, stage: Stage, index: int) -> str:
         return self.arrays.add(f"{stage.name}_w{index}", self.current.vectors[index], "int16_t")
 
-    def expression(self, value: Value, args: list[str]) -> str:
+    def parameters(self) -> list[str]:
+        return [f"int16_t *rest{i}" for i in self.current.rests]
+
+    def expression(self, value: Value, args: list[str], place: str) -> str:
         args = [f"(int32_t){arg}" for arg in args]
+        code = self.current.code[value.id]
+        if isinstance(code, Carried):
+            a, b = (shifted(arg, n) for arg, n in zip(args, code.shifts, strict=True))
+            return f"carried({a} {INFIX[code.op]} {b}, {code.shift}, &rest{code.state}[{plus(code.start, place)}])"
         return f"limit({self._unlimited(value, args)})"
 
     def _unlimited(self, value: Value, args: list[str]) -> str:
@@ -167,21 +186,25 @@ class IntegerArithmetic:
                 return shifted(f"({a} {INFIX[op]} {b})", n)
             case Product(n):
                 return shifted(f"{args[0]} * {args[1]}", n)
+            case Squashed(op, n):
+                return f"{'tanh_i' if op is Op.TANH else 'sigmoid_i'}({shifted(args[0], n)})"
+            case Moved(op, n):
+                x = args[0]
+                text = {Op.COPY: x, Op.NEG: f"(-{x})", Op.ABS: f"({x} < 0 ? -{x} : {x})", Op.RELU: f"({x} > 0 ? {x} : 0)"}[op]
+                return shifted(text, n)
+        return self._rare(value, args)
+
+    def _rare(self, value: Value, args: list[str]) -> str:
+        match self.current.code[value.id]:
             case Quotient(n):
                 return f"quotient({shifted(args[0], n)}, {args[1]})"
             case Reciprocal(power):
                 return f"quotient({1 << power}, {args[0]})"
             case Root(power):
                 return f"root({args[0]} > 0 ? (uint32_t){args[0]} << {power} : 0)"
-            case Squashed(op, n):
-                return f"{'tanh_i' if op is Op.TANH else 'sigmoid_i'}({shifted(args[0], n)})"
             case Lookup(table):
                 name = self.arrays.add(f"{self.current.stage.name}_{value.op}_table", np.array(table), "int16_t")
                 return f"look_up({name}, {args[0]})"
-            case Moved(op, n):
-                x = args[0]
-                text = {Op.COPY: x, Op.NEG: f"(-{x})", Op.ABS: f"({x} < 0 ? -{x} : {x})", Op.RELU: f"({x} > 0 ? {x} : 0)"}[op]
-                return shifted(text, n)
             case Sign():
                 return f"(({args[0]} > 0) - ({args[0]} < 0)) * {1 << ONE_BITS}"
             case Chosen((nb, nc)):

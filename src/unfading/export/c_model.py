@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-
-
 from unfading.export.arrays_of_c import SIZES, Arrays
 from unfading.export.c_float import FloatArithmetic, functions_of
 from unfading.export.c_integer import IntegerArithmetic, functions_of_integers
@@ -81,7 +79,8 @@ def integer_source(twin: Quantised) -> Source:
     }
     tokens = None if model.tokens is None else rounded(model.tokens, twin.sample_bits)
     symbols = None if tokens is None else arrays.add("tokens", tokens, "int16_t")
-    layout = _Layout(model, "int16_t", tables, symbols)
+    rests = {(name, i): size for name, each in stages.items() for i, size in each.rests.items()}
+    layout = _Layout(model, "int16_t", tables, symbols, rests)
     initial = layout.reset(
         {(name, i): part for name, each in stages.items() for i, part in enumerate(each.states)},
         lambda part: arrays.add("initial_state", part, "int16_t"),
@@ -128,8 +127,16 @@ def source_text(kind: str, model: Exported, blocks: list[str]) -> str:
 class _Layout:
     """The struct of the state, the reset and the push: what is around the stages."""
 
-    def __init__(self, model: Exported, entry: str, tables: dict[tuple[str, int], str], symbols: str | None):
+    def __init__(
+        self,
+        model: Exported,
+        entry: str,
+        tables: dict[tuple[str, int], str],
+        symbols: str | None,
+        rests: Mapping[tuple[str, int], int] | None = None,
+    ):
         self.model, self.entry, self.tables, self.symbols = model, entry, tables, symbols
+        self.rests = rests or {}  # sizes of what states keep beside themselves, by stage and number of the state
         self.longest = max((len(table) for stage in model.stages for table in stage.tables.values()), default=1)
         # Buffers between stages: a stage whose output is its state needs none.
         self.buffers = [stage.output_size for stage in model.stages[:-1] if stage.output == len(stage.states)]
@@ -138,7 +145,7 @@ class _Layout:
         self.vectors = sum(self.buffers)
         entries = sum(len(part) for stage in model.stages for part in stage.states)
         total = model.stages[-1].input_size + 1 if model.mean_over_time else 0
-        self.state_bytes = SIZES[entry] * (entries + total) + (4 if self.longest > 1 else 0)
+        self.state_bytes = SIZES[entry] * (entries + total + sum(self.rests.values())) + (4 if self.longest > 1 else 0)
 
     def header(self, kind: str, defines: list[str]) -> str:
         model, entry = self.model, self.entry
@@ -147,10 +154,13 @@ class _Layout:
             for stage in model.stages
             for name, part in zip(stage.state_names, stage.states, strict=True)
         ]
+        fields += [f"  {entry} {name}_rest{i}[{size}];" for (name, i), size in self.rests.items()]
         if model.mean_over_time:
             fields += [f"  {entry} total[{model.stages[-1].input_size}];", f"  {entry} steps;"]
         if self.longest > 1:
             fields.append(f"  uint32_t position; /* of the next step, at most {self.longest - 1} */")
+        if model.tokens is not None:
+            defines = [f"#define MODEL_TOKENS {len(model.tokens)} /* a sample is a token below this */", *defines]
         lines = [
             f"/* {model.name}, {kind}. Written by unfading; do not edit. */",
             "#ifndef MODEL_H",
@@ -160,7 +170,11 @@ class _Layout:
             "",
             f"#define MODEL_INPUTS {model.input_size} /* numbers of a sample */",
             f"#define MODEL_OUTPUTS {model.output_size} /* numbers of an output */",
-            *([f"#define MODEL_TOKENS {len(model.tokens)} /* a sample is a token below this */"] if self.symbols else []),
+            *(
+                []
+                if model.tokens is None
+                else [f"#define MODEL_TOKENS {len(model.tokens)} /* a sample is a token below this */"]
+            ),
             *defines,
             "",
             "/* Owned by the caller, one for each sequence. */",
@@ -192,6 +206,8 @@ class _Layout:
                     body.append(f"  memcpy({field}, {add(part)}, sizeof {field});")
                 else:
                     body.append(f"  for (int i = 0; i < {len(part)}; i++)\n    {field}[i] = 0;")
+        for (name, i), size in self.rests.items():
+            body.append(f"  for (int i = 0; i < {size}; i++)\n    state->{name}_rest{i}[i] = 0;")
         if self.model.mean_over_time:
             body.append(f"  for (int i = 0; i < {self.model.stages[-1].input_size}; i++)\n    state->total[i] = 0;")
             body.append("  state->steps = 0;")
@@ -218,6 +234,7 @@ class _Layout:
                 width = table.shape[1]
                 arguments.append(f"{self.tables[stage.name, i]} + {place if width == 1 else f'{width} * {place}'}")
             arguments += [f"state->{stage.name}_{name}" for name in stage.state_names]
+            arguments += [f"state->{name}_rest{i}" for name, i in self.rests if name == stage.name]
             if stage.output == len(stage.states):
                 x = "output" if last else f"x{buffer}"
                 buffer += not last

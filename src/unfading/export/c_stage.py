@@ -26,8 +26,11 @@ class Arithmetic(Protocol):
     def vector(self, stage: Stage, index: int) -> str:
         """The name of the array of a weight that is read entry by entry."""
 
-    def expression(self, value: Value, args: list[str]) -> str:
-        """An elementwise operation on the entries of its arguments."""
+    def expression(self, value: Value, args: list[str], place: str) -> str:
+        """An elementwise operation on the entries of its arguments; `place` is that of its own entry."""
+
+    def parameters(self) -> list[str]:
+        """Further parameters of the function of a stage, behind the states."""
 
     def converted(self, value: Value, text: str, target: Value) -> str:
         """An entry of a value as an entry of another that holds it."""
@@ -82,7 +85,7 @@ class StageWriter:
         entry = self.arithmetic.entry
         read = [f"const {entry} *input{i}" for i in (0, *sorted(self.stage.tables))]
         states = [f"{entry} *state{i}" for i in range(len(self.stage.states))]
-        return [*read, *states, *([f"{entry} *output"] if self.has_output else [])]
+        return [*read, *states, *self.arithmetic.parameters(), *([f"{entry} *output"] if self.has_output else [])]
 
     # -- one operation ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class StageWriter:
         body = []
         for value in values:
             args = [local.get(arg.id) or self._entry(arg, index) for arg in value.args]
-            expression = self.arithmetic.expression(value, args)
+            expression = self.arithmetic.expression(value, args, flat)
             if expression not in local.values():  # a copy of a local value needs no variable
                 body.append(f"const {self.arithmetic.entry} v{value.id} = {expression};")
                 expression = f"v{value.id}"

@@ -7,9 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unfading.export.instructions import HEADROOM, LEAST_BITS
 from unfading.export.model_stages import Exported
 from unfading.export.stage import Stage, StageRunner
 from unfading.fuse.ir.program import Op, Value
+
+TOO_LARGE = 32767 * 2.0**-LEAST_BITS / HEADROOM
 
 
 class Observed(NamedTuple):
@@ -58,9 +61,9 @@ def _note(values: dict[int, float], value: Value, result: Tensor, stage: Stage) 
     if value.op in (Op.CONST, Op.ZERO):
         return
     most = float(result.abs().max()) if result.numel() else 0.0
-    if not np.isfinite(most):
+    if not most <= TOO_LARGE:
         raise ValueError(
-            f"a value of {stage.name} overflows on the calibration data ({value.op} gives {most}); the model cannot be "
-            "quantised as it is."
+            f"a value of {stage.name} overflows on the calibration data: {value.op} gives {most:.3g}, and 16 bits hold at most "
+            f"{TOO_LARGE:.3g}. Normalise the samples, or export it in float32."
         )
     values[value.id] = max(values.get(value.id, 0.0), most)

@@ -116,9 +116,7 @@ def fold_affine(stage: Stage) -> Stage:
     outside = {arg.id for value in order if value.id not in affine for arg in value.args} | stored
     tops = [value for value in order if value.id in affine and value.id in outside and value.op not in (Op.LEAF, *VIEWS)]
     blocks = {block for value in order if value.id in affine and value.op is Op.DOT for block in value.blocks}
-    used_elsewhere = {
-        block for value in order if value.id not in affine and value.op is Op.DOT for block in value.blocks
-    }
+    used_elsewhere = {block for value in order if value.id not in affine and value.op is Op.DOT for block in value.blocks}
     now = sum(block.length * block.width for block in blocks - used_elsewhere)
     depth = max((len(value.blocks) for value in order if value.id in affine and value.op is Op.DOT), default=0)
     if depth == 0 or any(len(value.shape) != 1 for value in tops) or sum(value.size for value in tops) * size > now:

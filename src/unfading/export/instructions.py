@@ -12,7 +12,7 @@ NumPy; both give the same bits.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from unfading.export.int8 import Integers, block_entries, int8_of
 from unfading.export.stage import Array, Stage
 from unfading.fuse.ir.interpret import OPERATIONS
-from unfading.fuse.ir.program import COMPARISONS, NUMBERS, REDUCTIONS, VIEWS, Op, TensorKind, Value
+from unfading.fuse.ir.program import COMPARISONS, NUMBERS, VIEWS, Op, Store, TensorKind, Value
 
 MOST_BITS, LEAST_BITS = 30, -15
 LARGEST = 32767
@@ -37,6 +37,21 @@ class Aligned(NamedTuple):
     op: Op
     shifts: tuple[int, int]
     shift: int
+
+
+class Carried(NamedTuple):
+    """a + b or a - b where a or b is the state that the result replaces: what a shift drops is kept for the next step.
+
+        sum = shift(a) +- shift(b) + rest,    result = shift(sum),    rest = sum - 2^shift result
+
+    Without it a state loses all updates that are smaller than half of its unit, however many there are.
+    """
+
+    op: Op
+    shifts: tuple[int, int]
+    shift: int  # from 1 to 15
+    state: int
+    start: int  # of the entries of the state
 
 
 class Product(NamedTuple):
@@ -127,7 +142,21 @@ class Dot(NamedTuple):
 
 
 Instruction: TypeAlias = (
-    Aligned | Product | Quotient | Reciprocal | Root | Squashed | Lookup | Moved | Sign | Chosen | Total | Largest | Joined | Dot
+    Aligned
+    | Carried
+    | Product
+    | Quotient
+    | Reciprocal
+    | Root
+    | Squashed
+    | Lookup
+    | Moved
+    | Sign
+    | Chosen
+    | Total
+    | Largest
+    | Joined
+    | Dot
 )
 
 
@@ -143,6 +172,12 @@ class IntegerStage(NamedTuple):
     states: tuple[Integers, ...]  # before the first step
     state_bits: tuple[int, ...]
     output_bits: int
+
+    @property
+    def rests(self) -> dict[int, int]:
+        """The size of each state that has a rest (`Carried`)."""
+        carried = {code.state for code in self.code.values() if isinstance(code, Carried)}
+        return {i: len(self.states[i]) for i in sorted(carried)}
 
     def stored_bits(self, index: int) -> int:
         """The bits of tensor `index` of the state after the step, or of the output behind them."""
@@ -191,6 +226,7 @@ class _Lowering:
             after[store.index] = max(after[store.index], self.largest[store.value.id])
         initial = [float(np.abs(part).max(initial=0.0)) for part in stage.states]
         self.state_bits = [bits_for(max(HEADROOM * after[i], part)) for i, part in enumerate(initial)]
+        self.stores = {store.value.id: store for store in stage.program.stores if store.index < len(stage.states)}
         self.output_bits = bits_for(HEADROOM * after[stage.output]) if stage.output == len(stage.states) else self.state_bits[0]
 
     def result(self) -> IntegerStage:
@@ -239,47 +275,68 @@ class _Lowering:
         self.numbers[value.id] = int(rounded(np.array(number), self.bits[value.id]))
 
     def _instruction(self, value: Value, wanted: int) -> tuple[int, Instruction]:
-        op, args = value.op, [self.bits[arg.id] for arg in value.args]
-        if op in (Op.ADD, Op.SUB, Op.MAX, Op.MIN) or op in COMPARISONS:
-            # Both below 2^29, so that a sum is below 2^30.
-            common = min(max(args), min(args) + 14)
-            bits = 0 if op in COMPARISONS else max(min(wanted, common), common - 30)
-            return bits, Aligned(op, (args[0] - common, args[1] - common), 0 if op in COMPARISONS else common - bits)
-        if op is Op.MUL:
-            bits = max(min(wanted, sum(args)), sum(args) - 30)
-            return bits, Product(sum(args) - bits)
-        if op is Op.DIV:
-            bits = max(min(wanted, 15 + args[0] - args[1]), args[0] - args[1] - 15)
-            return bits, Quotient(-(bits + args[1] - args[0]))
-        if op is Op.RECIP:
-            bits = max(min(wanted, 30 - args[0]), -args[0])
-            return bits, Reciprocal(bits + args[0])
-        if op is Op.SQRT:
-            power = 16 - (args[0] + 16) % 2
-            return (args[0] + power) // 2, Root(power)
-        if op in (Op.TANH, Op.SIGMOID):
-            return 15, Squashed(op, max(args[0] - (TANH_BITS if op is Op.TANH else TANH_BITS - 1), -15))
-        if op is Op.SIGN:
-            return ONE_BITS, Sign()
-        if op in (Op.RELU, Op.ABS, Op.NEG, Op.COPY, Op.STOP, Op.WITH_GRADIENT):
-            bits = _near(wanted, args[0])
-            return bits, Moved(Op.COPY if op in (Op.STOP, Op.WITH_GRADIENT) else op, args[0] - bits)
-        if op is Op.WHERE:
-            bits = _near(wanted, *args[1:])
-            return bits, Chosen((args[1] - bits, args[2] - bits))
-        if op is Op.SUM:
-            bits = max(min(wanted, args[0]), args[0] - 30)
-            return bits, Total(args[0] - bits)
-        if op in REDUCTIONS:
-            return args[0], Largest()
-        if op is Op.CAT:
-            bits = _near(wanted, *args)
-            return bits, Joined(tuple(each - bits for each in args))
-        if op is Op.DOT:
-            return self._dot(value, wanted, args)
-        return wanted, Lookup(_table(value, args[0], wanted))
+        args = [self.bits[arg.id] for arg in value.args]
+        rule = _RULES.get(value.op)
+        if rule is None:
+            return wanted, Lookup(_table(value, args[0], wanted))
+        return rule(self, value, wanted, args)
 
-    def _dot(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+    def aligned(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        # Both below 2^29, so that a sum is below 2^30.
+        common = min(max(args), min(args) + 14)
+        shifts = (args[0] - common, args[1] - common)
+        if value.op in COMPARISONS:
+            return 0, Aligned(value.op, shifts, 0)
+        store = self.stores.get(value.id)
+        if value.op in (Op.ADD, Op.SUB) and store is not None and any(_is_state(arg, store) for arg in value.args):
+            bits = self.state_bits[store.index]
+            if 0 < common - bits <= 15:
+                return bits, Carried(value.op, shifts, common - bits, store.index, store.start)
+        bits = max(min(wanted, common), common - 30)
+        return bits, Aligned(value.op, shifts, common - bits)
+
+    def product(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        bits = max(min(wanted, sum(args)), sum(args) - 30)
+        return bits, Product(sum(args) - bits)
+
+    def quotient(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        bits = max(min(wanted, 15 + args[0] - args[1]), args[0] - args[1] - 15)
+        return bits, Quotient(-(bits + args[1] - args[0]))
+
+    def reciprocal(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        bits = max(min(wanted, 30 - args[0]), -args[0])
+        return bits, Reciprocal(bits + args[0])
+
+    def root(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        power = 16 - (args[0] + 16) % 2
+        return (args[0] + power) // 2, Root(power)
+
+    def squashed(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        return 15, Squashed(value.op, max(args[0] - (TANH_BITS if value.op is Op.TANH else TANH_BITS - 1), -15))
+
+    def sign(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        return ONE_BITS, Sign()
+
+    def moved(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        bits = _near(wanted, args[0])
+        return bits, Moved(value.op, args[0] - bits)
+
+    def chosen(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        bits = _near(wanted, *args[1:])
+        return bits, Chosen((args[1] - bits, args[2] - bits))
+
+    def total(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        bits = max(min(wanted, args[0]), args[0] - 30)
+        return bits, Total(args[0] - bits)
+
+    def most(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        return args[0], Largest()
+
+    def joined(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
+        bits = _near(wanted, *args)
+        return bits, Joined(tuple(each - bits for each in args))
+
+    def dot(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
         pieces = []
         for number, block in enumerate(value.blocks):
             matrix, scale = int8_of(block_entries(self.stage, block))
@@ -293,6 +350,29 @@ class _Lowering:
             multiplier, shift = _fraction(unit * 2.0**bits if matrix.any() else 0.0)
             factors.append(Factor(number, start, stop, np.ascontiguousarray(matrix), multiplier, shift))
         return bits, Dot(tuple(factors))
+
+
+_RULES: dict[Op, Callable[[_Lowering, Value, int, list[int]], tuple[int, Instruction]]] = {
+    **dict.fromkeys([Op.ADD, Op.SUB, Op.MAX, Op.MIN, *COMPARISONS], _Lowering.aligned),
+    Op.MUL: _Lowering.product,
+    Op.DIV: _Lowering.quotient,
+    Op.RECIP: _Lowering.reciprocal,
+    Op.SQRT: _Lowering.root,
+    **dict.fromkeys([Op.TANH, Op.SIGMOID], _Lowering.squashed),
+    Op.SIGN: _Lowering.sign,
+    **dict.fromkeys([Op.RELU, Op.ABS, Op.NEG, Op.COPY], _Lowering.moved),
+    Op.WHERE: _Lowering.chosen,
+    Op.SUM: _Lowering.total,
+    Op.AMAX: _Lowering.most,
+    Op.CAT: _Lowering.joined,
+    Op.DOT: _Lowering.dot,
+}
+
+
+def _is_state(value: Value, store: Store) -> bool:
+    """Whether a value is the entries of the state that are stored."""
+    leaf = value.leaf if value.op is Op.LEAF else None
+    return leaf is not None and leaf[:3] == (TensorKind.STATE, store.index, store.start)
 
 
 def _near(wanted: int, *args: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unfading.cells.base import Cell
+from unfading.cells.wrap import WrapperCell, ZoneoutCell
 from unfading.export.fold import folded
 from unfading.export.stage import Array, Stage
 from unfading.fuse.contents import Contents
@@ -24,7 +25,8 @@ from unfading.layers.recurrent import Recurrent
 from unfading.tasks.base import EveryStep, LastStep, MeanOverTime, OneHot
 from unfading.tasks.scaling import Scale
 
-STEPS = 16384  # after which what depends on the index of the step alone must have settled
+LOCAL = 1024  # steps of the sequence with which it is tested that a projection needs one step at a time
+STEPS = 16384  # in half of which what depends on the index of the step alone must have settled
 FAR = 1 << 20  # a step at which that is tested again
 
 
@@ -55,11 +57,15 @@ def exported(model: Model | Recurrent, scale: Scale | None = None) -> Exported:
     """
     if not isinstance(model, Model | Recurrent):
         raise TypeError(f"model must be a Model or a recurrent layer; got {type(model).__name__}.")
-    twin = copy.deepcopy(model).cpu().float().eval()
+    twin = model
+    if model.training or any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+        twin = copy.deepcopy(model).cpu().float().eval()  # else the model itself, whose plans may exist already
     rnn = twin.rnn if isinstance(twin, Model) else twin
     name = type(rnn).__name__
     if rnn.bidirectional:
-        raise ValueError(f"{name} is bidirectional: its reverse direction begins at the end, which a stream of samples has not.")
+        raise ValueError(
+            f"{name} is bidirectional: its reverse direction begins at the end, which a stream of samples has not."
+        )
     if rnn.frame_axes:
         raise ValueError(f"{name} reads frames, and the export to C is written for vectors.")
     with torch.no_grad():
@@ -86,8 +92,8 @@ def _token_vectors(encoder: nn.Module) -> Array | None:
     if isinstance(encoder, nn.Embedding) and encoder.max_norm is None:
         return _numbers(encoder.weight)
     raise ValueError(
-        f"the encoder {type(encoder).__name__} cannot be exported; wanted nn.Identity, unfading's OneHot or nn.Embedding. Apply "
-        "it to the samples outside of the model."
+        f"the encoder {type(encoder).__name__} cannot be exported; wanted nn.Identity, OneHot or nn.Embedding. Apply it to the "
+        " samples outside of the model."
     )
 
 
@@ -134,11 +140,17 @@ def _program(value: Value, inputs: list[int], kinds: tuple[InputKind, ...], weig
 
 
 def _layer(cell: Cell, state: tuple[Tensor, ...], name: str) -> Stage:
+    rates = []
+    while isinstance(cell, WrapperCell):
+        rates += [cell.rate] if isinstance(cell, ZoneoutCell) else []  # in evaluation dropout does nothing
+        cell = cell.cell
     cell_plan = _plan_of(cell)
     weights = [_numbers(leaf) for leaf in bind_weights(cell_plan, cell, cell.weights())]
     parts = tuple(_numbers(part[0]) for part in state)
     names = tuple(getattr(state, "_fields", [f"state{i}" for i in range(len(state))]))
     program = PROGRAMS[cell_plan.key]
+    for rate in reversed(rates):
+        program = _with_zoneout(program, rate)
     if getattr(cell.output, "__func__", None) is not Cell.output or cell.output_size != len(parts[0]):
         try:
             output, tensors = apart(lambda: output_program(Contents(cell), state))
@@ -147,6 +159,20 @@ def _layer(cell: Cell, state: tuple[Tensor, ...], name: str) -> Stage:
         program = _with_output(program, output, len(weights))
         weights += [_numbers(tensor) for tensor in tensors]
     return Stage(name, program, tuple(weights), parts, names, _tables(cell, cell_plan))
+
+
+def _with_zoneout(step: Program, rate: float) -> Program:
+    """The program of a step with zoneout in evaluation: rate * state + (1 - rate) * the state after the step."""
+    b = Builder()
+    new: dict[int, Value] = {}
+    for value in step.values():
+        new[value.id] = _rebuilt(b, value, new)
+    stores = []
+    for store in step.stores:
+        before = b.leaf(TensorKind.STATE, store.index, store.start, store.start + store.value.size)
+        after = b.map(Op.ADD, b.map(Op.MUL, rate, before), b.map(Op.MUL, 1 - rate, new[store.value.id]))
+        stores.append(store._replace(value=after))
+    return step._replace(stores=tuple(stores))
 
 
 def _with_output(step: Program, output: Program, weights: int) -> Program:
@@ -195,7 +221,7 @@ def _plan_of(cell: Cell) -> Plan:
             "than one sample at a time."
         )
     if not result.local:
-        check_local([cell], STEPS, "one sample at a time")
+        check_local([cell], LOCAL, "one sample at a time")
     return result
 
 

@@ -1,7 +1,7 @@
 """A model in all-integer arithmetic, run in Python: bit for bit what the exported C computes."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from unfading.export.instructions import (
     ONE_BITS,
     TANH_INTERVALS,
     Aligned,
+    Carried,
     Chosen,
     Dot,
     Instruction,
@@ -134,6 +135,7 @@ class IntegerRunner:
         self.stage, self.batch, self.position = stage, batch, 0
         self.order = stage.stage.program.values()
         self.states = [np.broadcast_to(part, (batch, len(part))) for part in stage.states]
+        self.rests = {i: np.zeros((batch, size), np.int64) for i, size in stage.rests.items()}
         self.saturated = self.entries = 0
         self.tanh = np.array(tanh_table())
 
@@ -205,26 +207,21 @@ class IntegerRunner:
         match instruction:
             case Aligned(op, (na, nb), n):
                 return shift(_ALIGNED[op](shift(args[0], na), shift(args[1], nb)), n)
+            case Carried(op, (na, nb), n, state, start):
+                total = _ALIGNED[op](shift(args[0], na), shift(args[1], nb))
+                rest = self.rests[state][:, start : start + total.shape[1]]
+                total = total + rest
+                result = shift(total, n)
+                rest[:] = total - (result << n)
+                return result
             case Product(n):
                 return shift(args[0] * args[1], n)
-            case Quotient(n):
-                return _quotient(shift(args[0], n), args[1])
-            case Reciprocal(power):
-                return _quotient(np.full_like(args[0], 1 << power), args[0])
-            case Root(power):
-                return _root(np.maximum(args[0], 0) << power)
             case Squashed(op, n):
                 tanh = self._tanh(shift(args[0], n))
                 return tanh if op is Op.TANH else 16384 + ((tanh + 1) >> 1)
-            case Lookup(table):
-                return _interpolated(np.array(table), args[0] + 32768, 65536 // LOOKUP_INTERVALS)
             case Moved(op, n):
                 return shift(_MOVED[op](args[0]), n)
-            case Sign():
-                return np.sign(args[0]) * (1 << ONE_BITS)
-            case Chosen((nb, nc)):
-                return np.where(args[0] != 0, shift(args[1], nb), shift(args[2], nc))
-        raise TypeError(f"there is no rule for {type(instruction).__name__}.")
+        return _rare(instruction, args)
 
     def _tanh(self, x: Integers) -> Integers:
         a = np.minimum(np.abs(x), LARGEST)
@@ -238,7 +235,25 @@ class IntegerRunner:
         return self.limit(total)
 
 
-_ALIGNED = {
+def _rare(instruction: Instruction, args: list[Integers]) -> Integers:
+    """Those elementwise instructions that few cells have."""
+    match instruction:
+        case Quotient(n):
+            return _quotient(shift(args[0], n), args[1])
+        case Reciprocal(power):
+            return _quotient(np.full_like(args[0], 1 << power), args[0])
+        case Root(power):
+            return np.sqrt(np.maximum(args[0], 0) << power).astype(np.int64)  # the whole part: float64 is exact here
+        case Lookup(table):
+            return _interpolated(np.array(table), args[0] + 32768, 65536 // LOOKUP_INTERVALS)
+        case Sign():
+            return np.sign(args[0]) * (1 << ONE_BITS)
+        case Chosen((nb, nc)):
+            return np.where(args[0] != 0, shift(args[1], nb), shift(args[2], nc))
+    raise TypeError(f"{type(instruction).__name__} is not elementwise.")
+
+
+_ALIGNED: dict[Op, Callable[[Integers, Integers], Integers]] = {
     Op.ADD: np.add,
     Op.SUB: np.subtract,
     Op.MAX: np.maximum,
@@ -250,7 +265,12 @@ _ALIGNED = {
     Op.EQ: lambda a, b: (a == b).astype(np.int64),
     Op.NE: lambda a, b: (a != b).astype(np.int64),
 }
-_MOVED = {Op.COPY: lambda a: a, Op.NEG: lambda a: -a, Op.ABS: np.abs, Op.RELU: lambda a: np.maximum(a, 0)}
+_MOVED: dict[Op, Callable[[Integers], Integers]] = {
+    Op.COPY: lambda a: a,
+    Op.NEG: lambda a: -a,
+    Op.ABS: np.abs,
+    Op.RELU: lambda a: np.maximum(a, 0),
+}
 
 
 def _interpolated(table: Integers, x: Integers, step: int) -> Integers:
@@ -263,12 +283,6 @@ def _quotient(a: Integers, b: Integers) -> Integers:
     """a / b towards zero; by 0 the largest number with the sign of a."""
     whole = np.abs(a) // np.maximum(np.abs(b), 1) * np.sign(a) * np.sign(b)
     return np.where(b == 0, np.sign(a) * (LARGEST + 1), whole)
-
-
-def _root(x: Integers) -> Integers:
-    """The whole part of the square root."""
-    root = np.sqrt(x.astype(np.float64)).astype(np.int64)  # exact below 2^52
-    return root
 
 
 def _with_axes(x: Integers, value: Value) -> Integers:

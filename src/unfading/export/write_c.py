@@ -71,8 +71,10 @@ def check_finite(model: Exported) -> None:
 def _told(twin: Quantised) -> list[str]:
     """What the README says about the calibration."""
     cut, entries = sum(twin.saturations.values()), sum(twin.entries.values())
-    units = "" if twin.model.tokens is not None else (
-        f"A number x of a sample is given as the int16 nearest to {2.0**twin.sample_bits:g} x. "
+    units = (
+        ""
+        if twin.model.tokens is not None
+        else (f"A number x of a sample is given as the int16 nearest to {2.0**twin.sample_bits:g} x. ")
     )
     return [
         f"{units}An output y stands for y / {2.0**twin.output_bits:g}. On the calibration data {cut} of {entries} entries were",
