@@ -1,6 +1,6 @@
 """The files around the C source of a model: a program that reads samples from standard input, a Makefile and a README."""
 
-from unfading.export.c_model import Source
+from unfading.export.c_model import CSource
 from unfading.export.model_stages import Exported
 
 MAKEFILE = """\
@@ -87,7 +87,7 @@ def main_source(model: Exported, *, integer: bool) -> str:
     return text.replace("int main", QUANTISE, 1) if integer and model.tokens is None else text
 
 
-def readme(model: Exported, source: Source, kind: str, notes: list[str]) -> str:
+def readme(model: Exported, source: CSource, kind: str, notes: list[str]) -> str:
     """The text of `README.md`."""
     sample = "a token, a number on a line" if model.tokens is not None else f"{model.input_size} numbers on a line"
     lines = [

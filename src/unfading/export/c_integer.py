@@ -13,18 +13,18 @@ from unfading.export.instructions import (
     Carried,
     Chosen,
     Dot,
+    IntegerProduct,
     IntegerStage,
+    IntegerSum,
     Joined,
     Largest,
     Lookup,
-    Moved,
-    Product,
     Quotient,
     Reciprocal,
     Root,
     Sign,
     Squashed,
-    Total,
+    Unary,
 )
 from unfading.export.stage import Stage
 from unfading.fuse.c.indexing import plus
@@ -54,9 +54,11 @@ static void product(const int8_t *restrict W, const int16_t *restrict v, int len
 {
   for (int j = 0; j < width; j++) {
     int32_t sum = 0;
-    for (int i = 0; i < length; i++)
-      sum += (int32_t)v[i] * W[i];
-    W += length;
+    int i = 0;
+    for (; i + 4 <= length; i += 4, W += 4)
+      sum += (int32_t)v[i] * W[0] + (int32_t)v[i + 1] * W[1] + (int32_t)v[i + 2] * W[2] + (int32_t)v[i + 3] * W[3];
+    for (; i < length; i++)
+      sum += (int32_t)v[i] * *W++;
     sum = (int32_t)(((int64_t)sum * m + ((int64_t)1 << (shift - 1))) >> shift);
     total[j] = add ? total[j] + sum : sum;
   }
@@ -184,11 +186,11 @@ class IntegerArithmetic:
                 if op in (Op.MAX, Op.MIN):
                     return shifted(f"({a} {'>' if op is Op.MAX else '<'} {b} ? {a} : {b})", n)
                 return shifted(f"({a} {INFIX[op]} {b})", n)
-            case Product(n):
+            case IntegerProduct(n):
                 return shifted(f"{args[0]} * {args[1]}", n)
             case Squashed(op, n):
                 return f"{'tanh_i' if op is Op.TANH else 'sigmoid_i'}({shifted(args[0], n)})"
-            case Moved(op, n):
+            case Unary(op, n):
                 x = args[0]
                 text = {Op.COPY: x, Op.NEG: f"(-{x})", Op.ABS: f"({x} < 0 ? -{x} : {x})", Op.RELU: f"({x} > 0 ? {x} : 0)"}[op]
                 return shifted(text, n)
@@ -235,7 +237,7 @@ class IntegerArithmetic:
 
     def reduction(self, value: Value) -> tuple[str, str, str, str]:
         code = self.current.code[value.id]
-        if isinstance(code, Total):
+        if isinstance(code, IntegerSum):
             return "int32_t", "0", "q += {x};", f"limit({shifted('q', code.shift)})"
         assert isinstance(code, Largest)
         return "int16_t", "-32768", "if ({x} > q) q = {x};", "q"

@@ -17,7 +17,7 @@ from unfading.export.stage import Array
 from unfading.fuse.ir.program import Op
 
 
-class Source(NamedTuple):
+class CSource(NamedTuple):
     """The C source of a model, and its sizes in bytes."""
 
     header: str
@@ -34,7 +34,7 @@ def multiply_adds(model: Exported) -> int:
     return sum(block.length * block.width for value in dots for block in value.blocks)
 
 
-def float_source(model: Exported, *, int8: bool) -> Source:
+def float_source(model: Exported, *, int8: bool) -> CSource:
     """The model in float32 arithmetic, with matrices in float32 or in int8."""
     arrays = Arrays()
     arithmetic = FloatArithmetic(arrays, int8=int8)
@@ -58,10 +58,10 @@ def float_source(model: Exported, *, int8: bool) -> Source:
     scratch = max(4 * writer.scratch for writer in writers) + 4 * layout.vectors
     sizes = (arrays.bytes, layout.state_bytes, scratch, multiply_adds(model))
     kind = "int8 matrices, float32 arithmetic" if int8 else "float32"
-    return Source(layout.header(kind, []), source_text(kind, model, blocks), *sizes)
+    return CSource(layout.header(kind, []), source_text(kind, model, blocks), *sizes)
 
 
-def integer_source(twin: Quantised) -> Source:
+def integer_source(twin: Quantised) -> CSource:
     """The model in all-integer arithmetic."""
     model, arrays = twin.model, Arrays()
     functions: list[str] = []
@@ -96,7 +96,7 @@ def integer_source(twin: Quantised) -> Source:
         f"#define MODEL_OUTPUT_UNITS {2.0**twin.output_bits!r} /* an output y is y / this */",
     ]
     defines = defines[1:] if symbols else defines
-    return Source(layout.header("all-integer", defines), source_text("all-integer", model, blocks), *sizes)
+    return CSource(layout.header("all-integer", defines), source_text("all-integer", model, blocks), *sizes)
 
 
 def mean_lines(model: Exported) -> list[str]:
@@ -115,10 +115,13 @@ def source_text(kind: str, model: Exported, blocks: list[str]) -> str:
     """The text of `model.c`."""
     lines = [
         f"/* {model.name}, {kind}. Written by unfading; do not edit. */",
+        "#include <stddef.h>",
         "#include <stdint.h>",
-        "#include <string.h>",
         "",
         '#include "model.h"',
+        "",
+        "/* Declared here: a freestanding compiler need not have string.h. */",
+        "void *memcpy(void *restrict to, const void *restrict from, size_t count);",
         "",
     ]
     return "\n".join((*lines, *(block for block in blocks if block is not None))).rstrip() + "\n"

@@ -54,7 +54,7 @@ class Carried(NamedTuple):
     start: int  # of the entries of the state
 
 
-class Product(NamedTuple):
+class IntegerProduct(NamedTuple):
     """shift(a b)."""
 
     shift: int
@@ -91,7 +91,7 @@ class Lookup(NamedTuple):
     table: tuple[int, ...]
 
 
-class Moved(NamedTuple):
+class Unary(NamedTuple):
     """shift(a), -a, |a| or max(a, 0)."""
 
     op: Op
@@ -108,7 +108,7 @@ class Chosen(NamedTuple):
     shifts: tuple[int, int]
 
 
-class Total(NamedTuple):
+class IntegerSum(NamedTuple):
     """shift(sum of entries)."""
 
     shift: int
@@ -124,7 +124,7 @@ class Joined(NamedTuple):
     shifts: tuple[int, ...]
 
 
-class Factor(NamedTuple):
+class DotFactor(NamedTuple):
     """One part of a dot: (sum_i Q[j, i] v[i]) multiplier 2^-shift, over entries start..stop of argument v."""
 
     argument: int
@@ -138,22 +138,22 @@ class Factor(NamedTuple):
 class Dot(NamedTuple):
     """A sum of factors."""
 
-    factors: tuple[Factor, ...]
+    factors: tuple[DotFactor, ...]
 
 
 Instruction: TypeAlias = (
     Aligned
     | Carried
-    | Product
+    | IntegerProduct
     | Quotient
     | Reciprocal
     | Root
     | Squashed
     | Lookup
-    | Moved
+    | Unary
     | Sign
     | Chosen
-    | Total
+    | IntegerSum
     | Largest
     | Joined
     | Dot
@@ -297,7 +297,7 @@ class _Lowering:
 
     def product(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
         bits = max(min(wanted, sum(args)), sum(args) - 30)
-        return bits, Product(sum(args) - bits)
+        return bits, IntegerProduct(sum(args) - bits)
 
     def quotient(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
         bits = max(min(wanted, 15 + args[0] - args[1]), args[0] - args[1] - 15)
@@ -319,7 +319,7 @@ class _Lowering:
 
     def moved(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
         bits = _near(wanted, args[0])
-        return bits, Moved(value.op, args[0] - bits)
+        return bits, Unary(value.op, args[0] - bits)
 
     def chosen(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
         bits = _near(wanted, *args[1:])
@@ -327,7 +327,7 @@ class _Lowering:
 
     def total(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
         bits = max(min(wanted, args[0]), args[0] - 30)
-        return bits, Total(args[0] - bits)
+        return bits, IntegerSum(args[0] - bits)
 
     def most(self, value: Value, wanted: int, args: list[int]) -> tuple[int, Instruction]:
         return args[0], Largest()
@@ -348,7 +348,7 @@ class _Lowering:
         factors = []
         for number, start, stop, matrix, unit in pieces:
             multiplier, shift = _fraction(unit * 2.0**bits if matrix.any() else 0.0)
-            factors.append(Factor(number, start, stop, np.ascontiguousarray(matrix), multiplier, shift))
+            factors.append(DotFactor(number, start, stop, np.ascontiguousarray(matrix), multiplier, shift))
         return bits, Dot(tuple(factors))
 
 

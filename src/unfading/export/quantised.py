@@ -19,18 +19,18 @@ from unfading.export.instructions import (
     Chosen,
     Dot,
     Instruction,
+    IntegerProduct,
     IntegerStage,
+    IntegerSum,
     Joined,
     Largest,
     Lookup,
-    Moved,
-    Product,
     Quotient,
     Reciprocal,
     Root,
     Sign,
     Squashed,
-    Total,
+    Unary,
     bits_for,
     lower,
     rounded,
@@ -194,7 +194,7 @@ class IntegerRunner:
             for (start, stop, _), part in zip(pieces_of(value.args, value.axis), parts, strict=True):
                 whole[(slice(None),) * (1 + value.axis) + (slice(start, stop),)] = part
             return whole
-        if isinstance(instruction, Total | Largest):
+        if isinstance(instruction, IntegerSum | Largest):
             axes = tuple(1 + axis for axis in value.axes)
             if isinstance(instruction, Largest):
                 return args[0].max(axis=axes, keepdims=True)
@@ -214,12 +214,12 @@ class IntegerRunner:
                 result = shift(total, n)
                 rest[:] = total - (result << n)
                 return result
-            case Product(n):
+            case IntegerProduct(n):
                 return shift(args[0] * args[1], n)
             case Squashed(op, n):
                 tanh = self._tanh(shift(args[0], n))
                 return tanh if op is Op.TANH else 16384 + ((tanh + 1) >> 1)
-            case Moved(op, n):
+            case Unary(op, n):
                 return shift(_MOVED[op](args[0]), n)
         return _rare(instruction, args)
 

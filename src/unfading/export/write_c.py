@@ -8,7 +8,7 @@ import numpy as np
 
 from unfading.errors import unknown
 from unfading.export.c_folder import MAKEFILE, main_source, readme
-from unfading.export.c_model import Source, float_source, integer_source
+from unfading.export.c_model import CSource, float_source, integer_source
 from unfading.export.model_stages import Exported, exported
 from unfading.export.new_folder import check_absent, write_folder
 from unfading.export.quantised import Quantised, quantised
@@ -26,7 +26,7 @@ def c(
     precision: Precision = "float32",
     batches: Iterable[Any] | None = None,
     scale: Scale | None = None,
-) -> Source:
+) -> CSource:
     """Write a model as freestanding C99 into a new folder: model.h, model.c, main.c, Makefile and README.md.
 
     The code takes one sample at a time (`model_push`), with the state in a struct that the caller owns. It needs no malloc,
@@ -82,7 +82,7 @@ def _told(twin: Quantised) -> list[str]:
     ]
 
 
-def _write(folder: Path, model: Exported, source: Source, kind: str, notes: list[str]) -> Source:
+def _write(folder: Path, model: Exported, source: CSource, kind: str, notes: list[str]) -> CSource:
     integer = "MODEL_OUTPUT_UNITS" in source.header
     files = {
         "model.h": source.header,
