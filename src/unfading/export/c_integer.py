@@ -28,7 +28,7 @@ from unfading.export.instructions import (
 )
 from unfading.export.stage import Stage
 from unfading.fuse.c.indexing import plus
-from unfading.fuse.ir.program import INFIX, Op, Value
+from unfading.fuse.ir.program import COMPARISONS, INFIX, Op, Value
 
 FUNCTIONS: dict[str, str] = {
     "limit": """\
@@ -45,6 +45,13 @@ static int16_t carried(int32_t x, int n, int16_t *rest)
   const int32_t y = (x + ((int32_t)1 << (n - 1))) >> n;
   *rest = (int16_t)(x - y * ((int32_t)1 << n));
   return limit(y);
+}
+""",
+    "compare": """\
+/* 1, 0 or -1. A function: compilers warn of comparisons that int16_t decides. */
+static int32_t compare(int32_t a, int32_t b)
+{
+  return (a > b) - (a < b);
 }
 """,
     "product": """\
@@ -185,7 +192,7 @@ class IntegerArithmetic:
                 a, b = shifted(args[0], na), shifted(args[1], nb)
                 if op in (Op.MAX, Op.MIN):
                     return shifted(f"({a} {'>' if op is Op.MAX else '<'} {b} ? {a} : {b})", n)
-                return shifted(f"({a} {INFIX[op]} {b})", n)
+                return f"compare({a}, {b}) {INFIX[op]} 0" if op in COMPARISONS else shifted(f"({a} {INFIX[op]} {b})", n)
             case IntegerProduct(n):
                 return shifted(f"{args[0]} * {args[1]}", n)
             case Squashed(op, n):
