@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unfading.export.instructions import HEADROOM, LEAST_BITS
+from unfading.export.instructions import LARGEST, LEAST_BITS
 from unfading.export.model_stages import Exported
 from unfading.export.stage import Stage, StageRunner
 from unfading.fuse.ir.program import Op, Value
 
-TOO_LARGE = 32767 * 2.0**-LEAST_BITS / HEADROOM
+TOO_LARGE = LARGEST * 2.0**-LEAST_BITS
 
 
 class Observed(NamedTuple):

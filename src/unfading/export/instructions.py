@@ -28,7 +28,6 @@ LARGEST = 32767
 ONE_BITS = 14  # of the number 1 as the result of `sign`
 TANH_BITS, TANH_INTERVALS = 12, 256  # the table of tanh covers [0, 8) in this many intervals
 LOOKUP_INTERVALS = 256  # of other functions, over all of int16
-HEADROOM = 2.0  # the largest number that a value can hold, as a multiple of the largest that was observed, at least
 
 
 class Aligned(NamedTuple):
@@ -225,9 +224,9 @@ class _Lowering:
         for store in stage.program.stores:
             after[store.index] = max(after[store.index], self.largest[store.value.id])
         initial = [float(np.abs(part).max(initial=0.0)) for part in stage.states]
-        self.state_bits = [bits_for(max(HEADROOM * after[i], part)) for i, part in enumerate(initial)]
+        self.state_bits = [bits_for(max(after[i], part)) for i, part in enumerate(initial)]
         self.stores = {store.value.id: store for store in stage.program.stores if store.index < len(stage.states)}
-        self.output_bits = bits_for(HEADROOM * after[stage.output]) if stage.output == len(stage.states) else self.state_bits[0]
+        self.output_bits = bits_for(after[stage.output]) if stage.output == len(stage.states) else self.state_bits[0]
 
     def result(self) -> IntegerStage:
         stage = self.stage
@@ -252,7 +251,7 @@ class _Lowering:
         elif value.op in VIEWS:
             self.bits[value.id] = self.bits[value.args[0].id]
         else:
-            wanted = bits_for(HEADROOM * self.largest[value.id])
+            wanted = bits_for(self.largest[value.id])
             self.bits[value.id], self.code[value.id] = self._instruction(value, wanted)
 
     def _leaf_bits(self, value: Value) -> int:

@@ -50,8 +50,8 @@ from unfading.tasks.scaling import Scale
 def quantised(model: Model | Recurrent, batches: Iterable[Any], *, scale: Scale | None = None) -> "Quantised":
     """The model in all-integer arithmetic: int8 matrices, int16 state and values, 32-bit sums.
 
-    The largest number that each value can hold is chosen from what the calibration data give, with a factor of at least 2 to
-    spare. What exceeds it later is cut to it (saturates), and is counted.
+    Each value can hold the largest number that the calibration data give, and up to twice that. What exceeds it later is cut to
+    it (saturates), and is counted. Calibrate on enough data: some hundred sequences.
 
     Args:
         model: the model, or a recurrent layer.
