@@ -67,14 +67,16 @@ def test_c_agrees_with_the_reference_and_integers_with_their_twin(name, tmp_path
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_PROGRAM])
 def test_every_option_and_depth(name, tmp_path):
     for i, options in enumerate([{}, *variants(name)]):
-        layer = contractive(
-            cell_of(name), 4 if name in ("EURNN", "GORU") else HIDDEN, num_layers=2, zoneout=0.3, **options
-        ).eval()
-        x = samples(STEPS)
+        # A second NRU grows with the first, and gaps in time, which are inputs of the first layer, are not negative.
+        single = name == "NRU" or "gaps_in_input" in options
+        layer = calm(name, num_layers=1 if single else 2, zoneout=0.3, **options)
+        x, calibration = samples(STEPS), samples(40, rows=4)
+        if "gaps_in_input" in options:
+            x, calibration = x.abs(), calibration.abs()
         source = unfading.export.c(layer, tmp_path / f"float{i}")
         got = CModel(tmp_path / f"float{i}", source).run(x[:, 0].numpy(), layer.output_size)
         assert distance(got, reference(layer, x)[:, 0].numpy()) < 1e-5, options
-        twin = unfading.export.quantised(layer, [samples(40, rows=4)])
+        twin = unfading.export.quantised(layer, [calibration])
         source = unfading.export.c(twin, tmp_path / f"integer{i}")
         given = twin.samples(x)
         got = CModel(tmp_path / f"integer{i}", source, integer=True).run(given[:, 0], layer.output_size)
