@@ -40,5 +40,5 @@ def samples(T, *, rows=1, features=FEATURES, seed=0):
 
 
 def distance(got, want):
-    """The largest distance of a row from what is wanted, relative to the largest norm of a row; of zeros, the distance itself."""
+    """The largest distance of a row from what is wanted, relative to the largest norm; of zeros, the distance."""
     return (np.linalg.norm(got - want, axis=-1).max() / (np.linalg.norm(want, axis=-1).max() or 1.0)).item()
