@@ -45,7 +45,10 @@ def calm(name, **keywords):
 
 
 def variants(name):
-    return [options for options in OPTIONS.get(name, []) if options.get("heads", 1) in (1, HIDDEN)]
+    # Heads must divide the units. A highway of depth 1 has an empty matrix, which the compiler refuses, and an incremental
+    # network of full rank builds a matrix in its projection, which is refused too.
+    given = [each for each in OPTIONS.get(name, []) if each.get("heads", 1) in (1, HIDDEN) and each != {"depth": 1}]
+    return [each for each in given if each.get("rank") != HIDDEN]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_PROGRAM])

@@ -41,4 +41,5 @@ def samples(T, *, rows=1, features=FEATURES, seed=0):
 
 def distance(got, want):
     """The largest distance of a row from what is wanted, relative to the largest norm; of zeros, the distance."""
+    got, want = (np.asarray(part, np.float64) for part in (got, want))
     return (np.linalg.norm(got - want, axis=-1).max() / (np.linalg.norm(want, axis=-1).max() or 1.0)).item()
