@@ -25,7 +25,7 @@ LAYERS = [
     ["backends", "catalogue", "machine"],
     ["layers"],
     ["training"],
-    ["bench", "diagnostics", "doctor"],
+    ["bench", "diagnostics", "doctor", "export"],
     ["papers"],
     ["cli"],
     ["__init__", "__main__"],

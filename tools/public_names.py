@@ -12,9 +12,9 @@ from typing import Any
 import griffe
 
 import unfading
-from unfading import tasks
+from unfading import export, tasks
 
-PACKAGES = {"unfading": unfading, "unfading.tasks": tasks}
+PACKAGES = {"unfading": unfading, "unfading.tasks": tasks, "unfading.export": export}
 
 
 class PublicNames(griffe.Extension):

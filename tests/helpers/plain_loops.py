@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.ir.interpret import _evaluate
+from unfading.fuse.ir.interpret import evaluate
 from unfading.fuse.ir.program import NUMBERS, InputKind, Op, TensorKind
 
 PROGRAMS = {"infer": 0, "train": 1, "back": 2}
@@ -81,7 +81,7 @@ class OneLoop:
             elif value.op in NUMBERS:
                 values[value.id] = torch.tensor(value.number if value.op is Op.CONST else 0.0)
             else:
-                values[value.id] = _evaluate(value, [values[arg.id] for arg in value.args], self.weights)
+                values[value.id] = evaluate(value, [values[arg.id] for arg in value.args], self.weights)
         new = [state.clone() for state in self.state]
         for store in self.program.stores:
             result = values[store.value.id].expand((len(on), *store.value.shape)).flatten(1)

@@ -65,6 +65,7 @@ def commands() -> dict[str, Command | CommandGroup]:
     from unfading.cli import data_command, listing, reproduce_command
     from unfading.cli.bench_command import bench
     from unfading.cli.diagnose_command import diagnose
+    from unfading.cli.export_command import export
     from unfading.cli.report_command import report
     from unfading.cli.train_command import compare, train
 
@@ -90,6 +91,7 @@ def commands() -> dict[str, Command | CommandGroup]:
         "report": report,
         "diagnose": diagnose,
         "reproduce": CommandGroup("Tables and figures of the papers: list, run or draw them; write the page.", reproduce),
+        "export": export,
         "bench": bench,
         "doctor": listing.doctor,
     }

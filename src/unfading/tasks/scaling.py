@@ -39,11 +39,16 @@ class Normalised(Labelled):
         if self.normalise not in get_args(Normalise):
             raise ValueError(unknown("normalise", self.normalise, get_args(Normalise)))
 
+    def scale(self, device: torch.device | str = "cpu") -> Scale | None:
+        """Mean and spread of the normalisation; None where there is none. The training data are read."""
+        return None if self.normalise == "none" else _scale(self, store.root(), torch.device(device))
+
     def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
         batch = super().present(rows, draw)
         x = batch.x.contiguous()
-        if self.normalise != "none":
-            mean, spread = _scale(self, store.root(), x.device)
+        scale = self.scale(x.device)
+        if scale is not None:
+            mean, spread = scale
             # In place: x is a copy made for this batch.
             x = x.sub_(mean).div_(spread)
             x = x if batch.lengths is None else zero_past(x, batch.lengths)

@@ -9,12 +9,12 @@ loop, of the columns of every dot, and of the rows of every reduction, and the m
 another one computed.
 """
 
+from unfading.fuse.c.indexing import entry_of, flatten_index, indices, plus
 from unfading.fuse.c.outline import LONG, Outline
 from unfading.fuse.c.schedule import StepSchedule
 from unfading.fuse.ir.program import (
     NUMBERS,
     REDUCTIONS,
-    VIEWS,
     InputKind,
     Op,
     Program,
@@ -168,10 +168,10 @@ class StepWriter:
                 loop.write(f"s{self.schedule.slots[value.id]} + r * PAD({value.size})", "=", loop.flat, f"v{value.id}")
             for kind, index, start in self.schedule.stores.get(value.id, ()):
                 base, assignment = self._target(kind, index)
-                loop.write(base, assignment, _plus(start, loop.flat), f"v{value.id}")
+                loop.write(base, assignment, plus(start, loop.flat), f"v{value.id}")
                 if kind == TensorKind.NEXT:  # also the state that the next step reads
                     width = self.program.widths[kind, index]
-                    loop.write(f"new{index} + r * PAD({width})", "=", _plus(start, loop.flat), f"v{value.id}")
+                    loop.write(f"new{index} + r * PAD({width})", "=", plus(start, loop.flat), f"v{value.id}")
         return loop.written()
 
     def _join(self, value: Value) -> list[str]:
@@ -180,16 +180,16 @@ class StepWriter:
         for start, _, part in pieces_of(value.args, value.axis):
             loop = _LoopWriter(self, part.shape)
             index = list(loop.index)
-            index[value.axis] = _plus(start, index[value.axis])
+            index[value.axis] = plus(start, index[value.axis])
             target = f"s{self.schedule.slots[value.id]} + r * PAD({value.size})"
-            loop.write(target, "=", _flatten(value.shape, index), loop.read(part))
+            loop.write(target, "=", flatten_index(value.shape, index), loop.read(part))
             lines += loop.written()
         return lines
 
     def _reduction(self, value: Value) -> list[str]:
         x, over = value.args[0], value.axes
-        reduced = ["0" if axis in over else index for axis, index in enumerate(_indices(x.shape))]
-        target = f"s{self.schedule.slots[value.id]}[r * PAD({value.size}) + {_flatten(value.shape, reduced)}]"
+        reduced = ["0" if axis in over else index for axis, index in enumerate(indices(x.shape))]
+        target = f"s{self.schedule.slots[value.id]}[r * PAD({value.size}) + {flatten_index(value.shape, reduced)}]"
         loop = _LoopWriter(self, x.shape)
         entry = loop.read(x)
         outside = [axis for axis in range(len(x.shape)) if axis not in over]
@@ -223,8 +223,8 @@ class _LoopWriter:
 
     def __init__(self, step: StepWriter, shape: Shape):
         self.step, self.shape = step, shape
-        self.index = _indices(shape)
-        self.flat = _flatten(shape, self.index)
+        self.index = indices(shape)
+        self.flat = flatten_index(shape, self.index)
         self.bases: dict[str, str] = {}
         self.loaded: dict[str, str] = {}
         self.local: dict[int, str] = {}
@@ -238,7 +238,7 @@ class _LoopWriter:
             return "(real)0"
         if value.id in self.local:
             return self.local[value.id]
-        base, index = self._entry(value, self.index[len(self.index) - len(value.shape) :])
+        base, index = self._stored(*entry_of(value, self.index[len(self.index) - len(value.shape) :]))
         if index is None:
             return base
         entry = f"{self._name(base)}[{index}]"
@@ -253,35 +253,12 @@ class _LoopWriter:
     def _name(self, base: str) -> str:
         return self.bases.setdefault(base, f"b{len(self.bases)}")
 
-    def _entry(self, value: Value, index: list[str]) -> tuple[str, str | None]:
-        """The base and the flat index of an entry, through all views; no index for a number."""
-        while value.op in VIEWS:
-            inner = value.args[0]
-            if value.op is Op.EXPAND:
-                own = index[len(value.shape) - len(inner.shape) :]
-                index = ["0" if size == 1 else at for size, at in zip(inner.shape, own, strict=True)]
-            elif value.op is Op.PERMUTE:
-                turned = dict(zip(value.axes, index, strict=True))
-                index = [turned[axis] for axis in range(len(index))]
-            elif value.op is Op.SLICE:
-                axis, start, _ = value.slice
-                index = [_plus(start, at) if k == axis else at for k, at in enumerate(index)]
-            else:
-                flat = _flatten(value.shape, index)
-                while inner.op is Op.RESHAPE:
-                    inner = inner.args[0]
-                if inner.op not in VIEWS:  # stored in this order: no division, which keeps the compiler from whole vectors
-                    return self._stored(inner, flat)
-                index = _unflatten(inner.shape, flat)
-            value = inner
-        return self._stored(value, _flatten(value.shape, index))
-
     def _stored(self, value: Value, flat: str) -> tuple[str, str | None]:
         """The base and the index of an entry of a value that is no view; no index for a number."""
         if value.op in NUMBERS:
             return (_number(value.number) if value.op is Op.CONST else "(real)0"), None
         if value.op is Op.LEAF:
-            return self.step.base(value.leaf.kind, value.leaf.index), _plus(value.leaf.start, flat)
+            return self.step.base(value.leaf.kind, value.leaf.index), plus(value.leaf.start, flat)
         return f"s{self.step.schedule.slots[value.id]} + r * PAD({value.size})", flat
 
     def bases_declared(self) -> list[str]:
@@ -309,10 +286,6 @@ def _type(base: str) -> str:
     return "double* restrict" if base.startswith("sum") else "real*"
 
 
-def _indices(shape: Shape) -> list[str]:
-    return [f"i{axis}" for axis in range(len(shape))]
-
-
 def _nest(shape: Shape, axes: list[int]) -> list[str]:
     """Loops over these axes, outermost first; without any axis, a loop of one pass."""
     return [f"  for (int i{axis} = 0; i{axis} < {shape[axis]}; i{axis}++)" for axis in axes] or [
@@ -326,26 +299,3 @@ def _number(x: float) -> str:
     if x in (float("inf"), float("-inf")):
         return "(real)INFINITY" if x > 0 else "(-(real)INFINITY)"
     return f"(real){x!r}" if x >= 0 else f"((real){x!r})"
-
-
-def _plus(start: int, index: str) -> str:
-    return index if start == 0 else f"{start} + {index}" if index != "0" else str(start)
-
-
-def _flatten(shape: Shape, index: list[str]) -> str:
-    terms, stride = [], 1
-    for size, at in zip(reversed(shape), reversed(index), strict=True):
-        if at != "0" and size != 1:
-            terms.append(f"({at})" if stride == 1 and " " in at else at if stride == 1 else f"{stride} * ({at})")
-        stride *= size
-    return " + ".join(reversed(terms)) or "0"
-
-
-def _unflatten(shape: Shape, flat: str) -> list[str]:
-    if len(shape) == 1:
-        return [flat]
-    out, stride = [], 1
-    for size in reversed(shape):
-        out.append("0" if size == 1 else f"({flat}) / {stride} % {size}" if stride > 1 else f"({flat}) % {size}")
-        stride *= size
-    return out[::-1]

@@ -8,7 +8,7 @@ used again after the last level that reads it.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Op, Program, Shape, TensorKind, Value, in_order
+from unfading.fuse.ir.program import ELEMENTWISE, VIEWS, Op, Program, Shape, TensorKind, Value
 
 CHEAP = (Op.LEAF, Op.CONST, Op.ZERO)
 # In a step of more than MANY operations one loop computes at most DEEPEST of them on end: the C compiler's time grows with the
@@ -37,7 +37,11 @@ class StepSchedule(NamedTuple):
 
 def schedule(program: Program) -> StepSchedule:
     """The schedule of a program."""
-    stores, order = _addressable(program)
+    program = addressable(program)
+    stores: dict[int, list[tuple[TensorKind, int, int]]] = {}
+    for store in program.stores:
+        stores.setdefault(store.value.id, []).append((store.kind, store.index, store.start))
+    order = program.values()
     only_for = _only_for(order, stores)
     level = _levels(order, stores, only_for)
     slots, sizes = _slots(order, level, only_for)
@@ -72,10 +76,10 @@ def bases(value: Value) -> Value:
     return value
 
 
-def _addressable(program: Program) -> tuple[dict[int, list[tuple[TensorKind, int, int]]], list[Value]]:
-    """The stores and the values of a program in which every stored value is elementwise and every factor of a dot is a buffer.
+def addressable(program: Program) -> Program:
+    """The same program with every stored value elementwise and every factor of a dot a buffer.
 
-    Copies are inserted where that is not the case.
+    Copies are inserted where that is not the case. A program that is so already has the same values afterwards.
     """
     rewritten: dict[int, Value] = {}
     copies: dict[int, Value] = {}
@@ -97,14 +101,11 @@ def _addressable(program: Program) -> tuple[dict[int, list[tuple[TensorKind, int
             args = tuple(arg if _is_buffer(arg) else copied(arg) for arg in args)
         changed = any(a is not b for a, b in zip(args, value.args, strict=True))
         rewritten[value.id] = new(value.op, args, value) if changed else value
-    stores: dict[int, list[tuple[TensorKind, int, int]]] = {}
-    roots = []
+    stores = []
     for store in program.stores:
         value = rewritten[store.value.id]
-        value = value if value.op in ELEMENTWISE else copied(value)
-        roots.append(value)
-        stores.setdefault(value.id, []).append((store.kind, store.index, store.start))
-    return stores, in_order(roots)
+        stores.append(store._replace(value=value if value.op in ELEMENTWISE else copied(value)))
+    return program._replace(stores=tuple(stores))
 
 
 def _only_for(order: list[Value], stores: dict[int, list[tuple[TensorKind, int, int]]]) -> dict[int, int]:

@@ -59,7 +59,7 @@ def next_states(
         elif value.op in NUMBERS:
             results[value.id] = states[0].new_full((), value.number if value.op is Op.CONST else 0.0)
         else:
-            results[value.id] = _evaluate(value, [results[arg.id] for arg in value.args], weights)
+            results[value.id] = evaluate(value, [results[arg.id] for arg in value.args], weights)
     pieces: list[list[Tensor]] = [[] for _ in states]
     for store in program.stores:
         if store.kind == TensorKind.NEXT:
@@ -67,7 +67,7 @@ def next_states(
     return [torch.cat(piece, dim=-1) for piece in pieces]
 
 
-def _evaluate(value: Value, args: list[Tensor], weights: Sequence[Tensor]) -> Tensor:
+def evaluate(value: Value, args: list[Tensor], weights: Sequence[Tensor]) -> Tensor:
     """One operation on tensors, which have the batch axis in front where they depend on it."""
     if value.op is Op.DOT:
         products = [_product(v, weights[block.weight], block) for v, block in zip(args, value.blocks, strict=True)]

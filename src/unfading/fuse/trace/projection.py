@@ -11,7 +11,7 @@ the parameters through these two rows.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from unfading.fuse.cell_copy import CellCopy, without_data
 from unfading.fuse.contents import Contents
 from unfading.fuse.ir.program import VIEWS, InputKind, Op, Program, Store, TensorKind, Value, in_order
 from unfading.fuse.refusal import NotFusable
-from unfading.fuse.trace.recorder import ProjectFunction, Signature, StepFunction, projected_values, trace_with_project
-from unfading.fuse.trace.tree import flatten
+from unfading.fuse.trace.recorder import ProjectFunction, Signature, StepFunction, projected_values, trace, trace_with_project
+from unfading.fuse.trace.tree import as_matrix, flatten
 from unfading.fuse.trace.values import EXAMPLES
 
 LINEAR = frozenset([Op.NEG, Op.COPY, Op.DOT, Op.CAT, Op.SUM, Op.ADD, Op.SUB, *VIEWS])  # in all arguments together
@@ -50,6 +50,24 @@ def with_project(contents: Contents, step: StepFunction, signature: Signature) -
         if read == names:
             return Projected(program, wide, tuple(names))
         names = read  # the step does not use all fields
+
+
+def output_program(contents: Contents, state: Any) -> tuple[Program, list[Tensor]]:
+    """`output` as a program, with the parts of the state as its inputs, and the tensors of the cell that are its weights."""
+    cell = contents.of()
+    tensors = [t for t in (*cell.parameters(), *cell.buffers()) if t.dtype == state[0].dtype]
+    shapes = tuple(tuple(as_matrix(tensor).shape) for tensor in tensors)
+    widths = tuple(part.shape[-1] for part in state)
+    signature = Signature(widths, (InputKind.SEQUENCE,) * len(widths), (cell.output_size,), shapes, state[0].dtype)
+
+    def output(inputs: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        given = {id(tensor): weight.reshape(tensor.shape) for tensor, weight in zip(tensors, weights, strict=True)}
+        twin = CellCopy(contents, without_data(given))
+        result = twin.cell.output(type(state)(*inputs))
+        twin.refuse_writes("output")
+        return [result]
+
+    return trace(output, signature), [as_matrix(tensor) for tensor in tensors]
 
 
 def _projected(
