@@ -46,9 +46,9 @@ class FrameLoop(torch.autograd.Function):
         run = Forward(call, lengths, tensors)
         run.all_steps()
         ctx.call = call
-        ctx.counts = [len(group) for group in (run.inputs, run.trajectory, run.saved, run.outputs, run.results)]
+        ctx.counts = [len(group) for group in (run.inputs, run.states, run.saved, run.outputs, run.results)]
         ctx.set_materialize_grads(False)
-        stored = [*run.inputs, *run.trajectory, *run.saved, *run.outputs, *run.results]
+        stored = [*run.inputs, *run.states, *run.saved, *run.outputs, *run.results]
         ctx.save_for_backward(lengths, *tensors, *stored)
         return run.result()
 
@@ -134,6 +134,13 @@ class Loop:
     def blank(self, n: int, *lead: int) -> Tensor:
         return self.like.new_empty((*lead, self.frames.pixels, n))
 
+    def blank_frames(self, n: int, steps: int) -> Tensor:
+        """Memory for [T, B, n, height, width] with channels side by side."""
+        B, height, width = self.frames
+        frame = height * width * n
+        strides = (B * frame, frame, 1, width * n, n)
+        return self.like.new_empty_strided((steps, B, n, height, width), strides)
+
     def at(self, rows: Tensor, t: int) -> Tensor:
         """An input at a step."""
         return rows[t if len(rows) > 1 else 0]
@@ -162,7 +169,9 @@ class Forward(Loop):
         kept = T if call.keep else 1
         self.inputs = [self.rows(tensor) for tensor in self.given]
         self.before = [self.rows(state.unsqueeze(0))[0] for state in self.initial]
-        self.trajectory = [self.blank(n, T) for n in stages[-1].outputs]
+        # Tensors of their own and no views of others, so that a caller may write into them.
+        self.states = [self.blank_frames(n, T) for n in stages[-1].outputs]
+        self.trajectory = [self.rows(part) for part in self.states]
         self.saved = [self.blank(stage.saved if call.keep else 0, kept) for stage in stages]
         self.outputs = [self.blank(n, kept) for stage in stages[:-1] for n in stage.outputs]
         self.results = [self.blank(c.width, kept) if self.keeps(i) else self.blank(0, 1) for i, c in self._numbered()]
@@ -179,7 +188,7 @@ class Forward(Loop):
 
     def result(self) -> tuple[Tensor, ...]:
         """The states after every step, and a copy of the final ones."""
-        return (*map(self.frames_of, self.trajectory), *(self.frames_of(part[-1].clone()) for part in self.trajectory))
+        return (*self.states, *(part[-1].clone() for part in self.states))
 
     def _step(self, t: int, before: Sequence[Tensor]) -> None:
         program = self.program
@@ -211,7 +220,7 @@ class Backward(Loop):
     """The backward pass.
 
     Args:
-        stored: inputs as [T, pixels, n], trajectory, saved values, outputs of stages, results of convolutions.
+        stored: inputs as [T, pixels, n], states after every step, saved values, outputs of stages, results of convolutions.
         wanted: for every input, state and weight, whether its gradient is wanted.
     """
 
@@ -224,7 +233,8 @@ class Backward(Loop):
         wanted: Sequence[bool],
     ):
         super().__init__(call, lengths, tensors)
-        self.inputs, self.trajectory, self.saved, outputs, self.results = stored
+        self.inputs, states, self.saved, outputs, self.results = stored
+        self.trajectory = [self.rows(part) for part in states]
         self.before = [self.rows(state.unsqueeze(0))[0] for state in self.initial]
         a, b = self.program.inputs, self.program.first_result
         self.wanted_weights = wanted[b:]

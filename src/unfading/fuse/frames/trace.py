@@ -152,7 +152,12 @@ def trace_frames(
             check_pixelwise([store.value for store in stage.program.stores])
         return result
 
-    first, *others = [program(example) for example in EXAMPLES]
+    try:
+        first, *others = [program(example) for example in EXAMPLES]
+    except NotFusable as error:
+        if error.refusal.line is not None:
+            raise
+        raise NotFusable(error.refusal.reason, definition_line(step)) from error
     if any(str(other) != str(first) for other in others):
         reason = "the step computes with the batch size, the number of steps or the index of a step; a compiled step does not"
         raise NotFusable(reason, definition_line(step))
@@ -199,16 +204,15 @@ class Pixel:
         if value.op in (Op.EXPAND, Op.RESHAPE):
             shape = _without_pixel(value)
             return b.expand(args[0], shape) if value.op is Op.EXPAND else b.reshape(args[0], shape)
+        if len(value.shape) == 1 and value.op is not Op.DOT:  # of channels alone, as a convolution reads them
+            return b.rebuilt(value, args)
         moved = {value.slice.axis} if value.op is Op.SLICE else {value.axis} if value.op is Op.CAT else set(value.axes)
         if value.op is Op.PERMUTE:
             moved = {i for i, axis in enumerate(value.axes) if i != axis}
         if value.op is Op.DOT or any(axis >= axes for axis in moved) or value.shape[-2:] != PIXEL:
-            raise NotFusable(
-                f"{value.op} computes with the axes of a frame; beside its convolutions a step computes each pixel alone"
-            )
-        if value.op is Op.PERMUTE:
-            return b.permute(args[0], value.axes[:-2])
-        return b.rebuilt(value, args)
+            reason = f"{value.op} computes with the axes of a frame"
+            raise NotFusable(f"{reason}; beside its convolutions a compiled step computes each pixel alone")
+        return b.permute(args[0], value.axes[:-2]) if value.op is Op.PERMUTE else b.rebuilt(value, args)
 
 
 def _without_pixel(value: Value) -> Shape:
