@@ -18,7 +18,7 @@ import unfading.tasks
 from unfading.cells.base import Cell, in_frame
 from unfading.cells.convolution import ConvolutionalCell
 from unfading.data import store
-from unfading.fuse.frames.kernels import frame_kernels
+from unfading.fuse.frames.frame_kernels import frame_kernels
 from unfading.fuse.ir.differentiate import differentiate
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.fuse.plan import PROGRAMS, FramePlan, plan

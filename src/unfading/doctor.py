@@ -11,7 +11,7 @@ from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.fuse.c import cache
 from unfading.fuse.c.compiler import NoCompiler
-from unfading.fuse.frames.kernels import FRAME_PROGRAMS
+from unfading.fuse.frames.frame_kernels import FRAME_PROGRAMS
 from unfading.fuse.ir.differentiate import Source, differentiate
 from unfading.fuse.plan import PROGRAMS, FramePlan, interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable, Refusal

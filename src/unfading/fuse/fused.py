@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_tr
 
 from unfading.cells.base import Cell
 from unfading.errors import NoKernel
-from unfading.fuse.frames.fused import fused_frames
-from unfading.fuse.frames.kernels import frame_kernels
+from unfading.fuse.frames.frame_kernels import frame_kernels
+from unfading.fuse.frames.fused_frames import fused_frames
 from unfading.fuse.frames.pixels import check_compiles
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality

@@ -13,7 +13,7 @@ from unfading.cells.base import Cell
 from unfading.cells.matrix import LowRank
 from unfading.fuse.cell_copy import CellCopy, varied, with_data, without_data
 from unfading.fuse.contents import CACHE, Contents
-from unfading.fuse.frames.make_plan import frame_plan
+from unfading.fuse.frames.plan_frames import frame_plan
 from unfading.fuse.ir.program import InputKind, Program
 from unfading.fuse.isolation import WithoutDraws, apart
 from unfading.fuse.plan import NAMES, PROGRAMS, FramePlan, Plan, Target, TensorNames, target_of

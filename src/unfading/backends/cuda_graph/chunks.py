@@ -21,7 +21,7 @@ from torch.utils import _pytree
 from unfading.backends.cuda_graph import capture
 from unfading.backends.cuda_graph.capture import Watch, undisturbed
 from unfading.cells.base import Cell
-from unfading.fuse.frames.fused import scan_frames
+from unfading.fuse.frames.fused_frames import scan_frames
 from unfading.fuse.plan import FramePlan
 from unfading.reference import scan
 

@@ -4,7 +4,7 @@
        out = A^T (sum over channels of (B^T in B) * (G kernel G^T)) A         for every tile of 2 x 2 pixels
        B^T = [1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1]      A^T = [1 1 1 0; 0 1 -1 -1]
 
-   A frame has a border of zeros, one pixel wide. The kernels come transformed, as 16 matrices (convolution.py). Pixels lie in
+   A frame has a border of zeros, one pixel wide. The kernels come transformed, as 16 matrices (frames/convolver.py). Pixels lie in
    memory with their channels side by side: [B, height, width, channels]. Each of the 16 products of a block of tiles is a matrix
    product of `products.c`, in which several inputs with their own kernels are summed. The gradient of the kernels is a sum over
    all tiles of (A d A^T) (B^T in B), again 16 matrix products, transformed back once after the loop over time.

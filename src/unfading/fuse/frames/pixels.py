@@ -19,7 +19,7 @@ from unfading.fuse.c.emit_step import EXPRESSIONS, number_in_c
 from unfading.fuse.c.kernel import REAL
 from unfading.fuse.c.threads import on_threads, threads_for
 from unfading.fuse.frames import triton_pixels
-from unfading.fuse.frames.groups import Group, groups
+from unfading.fuse.frames.pixel_groups import Group, groups
 from unfading.fuse.ir.program import NUMBERS, Op, Program, TensorId, TensorKind, Value
 from unfading.fuse.plan import target_of
 

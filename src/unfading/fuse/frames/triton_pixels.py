@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.frames.groups import Group
+from unfading.fuse.frames.pixel_groups import Group
 from unfading.fuse.ir.program import NUMBERS, Op, TensorId, TensorKind, Value
 from unfading.fuse.triton.language import EXPRESSIONS, PRELUDE, number, power
 from unfading.fuse.triton.source import module

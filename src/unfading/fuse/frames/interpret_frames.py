@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unfading.fuse.frames.program import FrameProgram
+from unfading.fuse.frames.frame_program import FrameProgram
 from unfading.fuse.ir.interpret import next_states
 from unfading.fuse.ir.program import TensorKind
 

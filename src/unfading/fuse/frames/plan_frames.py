@@ -13,10 +13,10 @@ from torch.utils import _pytree
 from unfading.cells.base import in_frame
 from unfading.fuse.cell_copy import CellCopy, varied, with_data, without_data
 from unfading.fuse.contents import Contents
-from unfading.fuse.frames.interpret import next_frames
-from unfading.fuse.frames.kernels import FRAME_PROGRAMS
-from unfading.fuse.frames.program import FrameProgram
-from unfading.fuse.frames.trace import trace_frames
+from unfading.fuse.frames.frame_kernels import FRAME_PROGRAMS
+from unfading.fuse.frames.frame_program import FrameProgram
+from unfading.fuse.frames.interpret_frames import next_frames
+from unfading.fuse.frames.trace_frames import trace_frames
 from unfading.fuse.isolation import WithoutDraws, numbers
 from unfading.fuse.locality import Noise
 from unfading.fuse.plan import FramePlan, Target

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.frames.convolve import Convolver, Frames, convolver
-from unfading.fuse.frames.interpret import loop_in_torch
-from unfading.fuse.frames.kernels import FRAME_PROGRAMS, FrameKernels, frame_kernels
+from unfading.fuse.frames.convolver import Convolver, Frames, convolver
+from unfading.fuse.frames.frame_kernels import FRAME_PROGRAMS, FrameKernels, frame_kernels
+from unfading.fuse.frames.interpret_frames import loop_in_torch
 from unfading.fuse.frames.pixels import target_for
 from unfading.fuse.ir.program import TensorId, TensorKind
 
@@ -46,9 +46,9 @@ class FrameLoop(torch.autograd.Function):
         run = Forward(call, lengths, tensors)
         run.all_steps()
         ctx.call = call
-        ctx.counts = [len(group) for group in (run.inputs, run.states, run.saved, run.outputs, run.results)]
+        ctx.counts = [len(group) for group in (run.states, run.saved, run.outputs, run.results)]
         ctx.set_materialize_grads(False)
-        stored = [*run.inputs, *run.states, *run.saved, *run.outputs, *run.results]
+        stored = [*run.states, *run.saved, *run.outputs, *run.results]
         ctx.save_for_backward(lengths, *tensors, *stored)
         return run.result()
 
@@ -112,6 +112,7 @@ class Loop:
         first = self.initial[0]
         self.frames = Frames(first.shape[0], first.shape[2], first.shape[3])
         self.like = first
+        self.constant: dict[int, Tensor] = {}  # inputs that are the same at all steps
         # Weights that are read entry by entry; the others are the kernels of convolutions.
         self.flat: dict[TensorId, Tensor] = {
             (WEIGHT, i): weight.reshape(-1) for i, weight in enumerate(self.weights) if weight.dim() != 4
@@ -141,9 +142,13 @@ class Loop:
         strides = (B * frame, frame, 1, width * n, n)
         return self.like.new_empty_strided((steps, B, n, height, width), strides)
 
-    def at(self, rows: Tensor, t: int) -> Tensor:
-        """An input at a step."""
-        return rows[t if len(rows) > 1 else 0]
+    def at(self, i: int, t: int) -> Tensor:
+        """Input i at a step, [pixels, n]. Not the input of all steps at once, which would be a second copy of it."""
+        if self.T > 1 and len(self.given[i]) == 1:
+            if i not in self.constant:
+                self.constant[i] = self.rows(self.given[i])[0]
+            return self.constant[i]
+        return self.rows(self.given[i][t : t + 1])[0]
 
     def running(self, t: int) -> Tensor | None:
         """Which rows of the batch still run, [B, 1, 1]; None where all do."""
@@ -167,7 +172,6 @@ class Forward(Loop):
         T, stages = self.T, self.kernels.stages
         self.keep = call.keep
         kept = T if call.keep else 1
-        self.inputs = [self.rows(tensor) for tensor in self.given]
         self.before = [self.rows(state.unsqueeze(0))[0] for state in self.initial]
         # Tensors of their own and no views of others, so that a caller may write into them.
         self.states = [self.blank_frames(n, T) for n in stages[-1].outputs]
@@ -192,7 +196,7 @@ class Forward(Loop):
 
     def _step(self, t: int, before: Sequence[Tensor]) -> None:
         program = self.program
-        values = [*(self.at(rows, t) for rows in self.inputs), *before]
+        values = [*(self.at(i, t) for i in range(program.inputs)), *before]
         outputs, convolvers = iter(self.outputs), iter(self.convolvers)
         last = len(program.stages) - 1
         for k, (stage, of_stage) in enumerate(zip(program.stages, self.kernels.stages, strict=True)):
@@ -220,7 +224,7 @@ class Backward(Loop):
     """The backward pass.
 
     Args:
-        stored: inputs as [T, pixels, n], states after every step, saved values, outputs of stages, results of convolutions.
+        stored: states after every step, saved values, outputs of stages, results of convolutions.
         wanted: for every input, state and weight, whether its gradient is wanted.
     """
 
@@ -233,15 +237,15 @@ class Backward(Loop):
         wanted: Sequence[bool],
     ):
         super().__init__(call, lengths, tensors)
-        self.inputs, states, self.saved, outputs, self.results = stored
+        states, self.saved, outputs, self.results = stored
         self.trajectory = [self.rows(part) for part in states]
         self.before = [self.rows(state.unsqueeze(0))[0] for state in self.initial]
         a, b = self.program.inputs, self.program.first_result
         self.wanted_weights = wanted[b:]
         reached = self.kernels.has_gradient
         self.d_inputs: list[Tensor | None] = [
-            self.blank(rows.shape[-1], self.T) if want and has else None
-            for rows, want, has in zip(self.inputs, wanted[:a], reached, strict=False)
+            self.blank(given.shape[2], self.T) if want and has else None
+            for given, want, has in zip(self.given, wanted[:a], reached, strict=False)
         ]
         self.d_weights = [
             weight.new_zeros(weight.numel()) if want and weight.dim() != 4 else None
@@ -261,16 +265,15 @@ class Backward(Loop):
     def gradients(self, arriving: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of inputs, states and weights, from those of trajectory and final states."""
         n = len(self.initial)
-        d_trajectory = [None if d is None else self.rows(d) for d in arriving[:n]]
         carry = [
             self.blank(part.shape[-1]).zero_() if d is None else self.rows(d.unsqueeze(0))[0].clone()
             for d, part in zip(arriving[n:], self.trajectory, strict=True)
         ]
         spare = [torch.empty_like(part) for part in carry]
         for t in reversed(range(self.T)):
-            for total, d in zip(carry, d_trajectory, strict=True):
+            for total, d in zip(carry, arriving[:n], strict=True):
                 if d is not None:
-                    total += d[t]
+                    self.frames.images(total).add_(d[t])
             running, passed = self.running(t), None
             if running is not None:
                 passed = [torch.where(running, 0.0, self.by_batch(part)).view_as(part) for part in carry]
@@ -307,7 +310,7 @@ class Backward(Loop):
         """From the gradient of the states after a step to that of the states before it, and of all else that it reads."""
         program, first = self.program, self.program.first_result
         before = self.before if t == 0 else [part[t - 1] for part in self.trajectory]
-        values = [*(self.at(rows, t) for rows in self.inputs), *before]
+        values = [*(self.at(i, t) for i in range(program.inputs)), *before]
         values += [rows[t] if i in self.kernels.kept_results else rows[0] for i, rows in enumerate(self.results, start=first)]
         totals = Totals(self, [None if d is None else d[t] for d in self.d_inputs], d_before)
         last = len(program.stages) - 1

@@ -16,7 +16,7 @@ from unfading.fuse.c.cache import library
 from unfading.fuse.c.emit import shared
 from unfading.fuse.c.kernel import REAL, products
 from unfading.fuse.c.threads import on_threads, threads_for
-from unfading.fuse.frames.program import FrameConvolution
+from unfading.fuse.frames.frame_program import FrameConvolution
 
 BLOCK, GRADIENT_BLOCK = 24, 128  # tiles that are transformed together; the second for the gradient of the kernels
 STORED_STEPS = 8  # whose gradients are collected for one gradient of the kernels, on a GPU

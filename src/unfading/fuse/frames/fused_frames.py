@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
-from unfading.fuse.frames.loop import FrameCall, run_frames
+from unfading.fuse.frames.frame_loop import FrameCall, run_frames
 from unfading.fuse.plan import FramePlan, target_of
 from unfading.fuse.trace.tree import flatten
 from unfading.lengths import flip, zero_past

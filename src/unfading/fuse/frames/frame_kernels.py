@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from unfading.fuse.frames.frame_program import FrameProgram
 from unfading.fuse.frames.pixels import PixelKernel, PixelKernels
-from unfading.fuse.frames.program import FrameProgram
 from unfading.fuse.ir.differentiate import Total
 from unfading.fuse.ir.program import Program, Store, TensorKind
 

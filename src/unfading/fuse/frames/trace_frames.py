@@ -2,7 +2,7 @@
 
 What a step does beside its convolutions must be the same for every pixel. A frame of one pixel then shows all of it: the
 tensors have no data and the shape [B, channels, 1, 1]. The result of a convolution is recorded as a new input. Whether the
-program computes what the step computes on larger frames is tested on data (`make_plan.py`).
+program computes what the step computes on larger frames is tested on data (`plan_frames.py`).
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.frames.program import FrameConvolution, FrameProgram, RecordedConvolution, Source, cut, pieces
+from unfading.fuse.frames.frame_program import FrameConvolution, FrameProgram, RecordedConvolution, Source, cut, pieces
 from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.program import ELEMENTWISE, NUMBERS, Op, Shape, Store, TensorKind, Value, in_order
 from unfading.fuse.refusal import NotFusable
