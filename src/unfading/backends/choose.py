@@ -97,6 +97,7 @@ def _observe(cell: Cell, implementation: Implementation, backend: str, batch: in
     if name != "fused":
         compiler = cast(ModuleType, _fused_module)
         reason = f"backend={asked!r} was requested" if asked != "auto" else compiler.refusal(cell, batch, or_graphs=True)
+        reason = reason or "the reference loop is estimated to be faster for frames of this size"
     _observed[type(cell).__name__] = {"backend": name, "reason": reason}
 
 
@@ -125,6 +126,8 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
         if isinstance(answer, compiler.FramePlan) and answer.target == "triton" and _graph_refusal(cell) is None:
             eager = partial(compiler.fused, cell_plan=answer)
             return partial(cast(ModuleType, _graph_module).graph_if_possible, otherwise=eager, plan=answer)
+        if isinstance(answer, compiler.FramePlan):
+            return partial(compiler.fused, cell_plan=answer, if_faster=name == "auto")
         if not isinstance(answer, str):
             return cast(Implementation, compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer))
         if name == "fused":
@@ -170,7 +173,7 @@ def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, opti
         if segments:
             return run_in_segments(implementation, cell, x, state, weights, options)
         return implementation(cell, x, state, weights, options)
-    except NoKernel as error:  # the GPU has no room for this call
+    except NoKernel as error:  # the GPU has no room for this call, or the reference loop is faster
         name = _override or options.backend
         if name != "auto":
             raise RuntimeError(cannot_run(cell, name, str(error))) from error

@@ -27,6 +27,7 @@ from unfading.fuse.plan import FramePlan, Plan, autocast_precision, c_kernel, fl
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
 from unfading.fuse.trace.tree import as_matrix, flatten, with_dense
+from unfading.fuse.triton.source import triton_missing
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, reference
@@ -48,15 +49,17 @@ def fused(
     *,
     inputs: Any = None,
     cell_plan: Plan | FramePlan | None = None,
+    if_faster: bool = False,
 ) -> tuple[Any, Any]:
     """As `reference`, with the same arguments and results, for a cell that `refusal` accepts.
 
     Args:
+        if_faster: raise NoKernel for frames with which the reference loop is estimated to be faster.
         cell_plan: the present plan of the cell, if the caller has it: comparing a cell with its plan takes microseconds.
     """
     compiling = torch.compiler.is_compiling()
     if isinstance(cell_plan, FramePlan):
-        return fused_frames(cell_plan, cell, x, state, weights, options, inputs)
+        return fused_frames(cell_plan, cell, x, state, weights, options, inputs, if_faster=if_faster)
     if cell_plan is None:
         cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)
     precision = autocast_precision(x.device.type)
@@ -225,7 +228,8 @@ def _frames_trouble(cell_plan: FramePlan) -> str | None:
     kernels = frame_kernels(cell_plan.key, cell_plan.dtype, cell_plan.target)
     if cell_plan.target == "c":
         check_compiles([stage.kernels for stage in kernels.stages], cell_plan.dtype)
-    return None
+        return None
+    return triton_missing()
 
 
 # `triton.probe`, imported when a cell is first on a GPU. A global, since an import statement inside a function costs two

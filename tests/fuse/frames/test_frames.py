@@ -1,5 +1,7 @@
 """Compiled steps with convolutions equal the reference loop: outputs, final state, all gradients, every option of a layer."""
 
+import copy
+import os
 from typing import NamedTuple
 
 import pytest
@@ -13,8 +15,13 @@ from tests.helpers.variants import name
 from unfading import catalogue
 from unfading.backends.choose import observe_backends
 from unfading.cells.convolution import Convolution, ConvolutionalCell, convolve
+from unfading.fuse.frames import frame_loop
+from unfading.fuse.frames.convolver import Frames, TorchConvolver
+from unfading.fuse.frames.frame_program import ConvolutionSource, FrameConvolution
 from unfading.fuse.fused import refusal
-from unfading.fuse.plan import FramePlan, plan
+from unfading.fuse.ir.program import TensorKind
+from unfading.fuse.plan import FramePlan, interpreted, plan
+from unfading.fuse.triton.source import triton_missing
 
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
 T, B, C, H, FRAME = 5, 3, 2, 6, (5, 7)
@@ -44,7 +51,7 @@ def everything(layer, x, backend, *, of_x=True, **keywords):
         output, state = layer(x, **keywords)
     parts = [output, *torch.utils._pytree.tree_leaves(state)]
     generator = torch.Generator().manual_seed(5)
-    sum((p * torch.randn(p.shape, generator=generator, dtype=p.dtype)).sum() for p in parts).backward()
+    sum((p * torch.randn(p.shape, generator=generator).to(p)).sum() for p in parts).backward()
     return [*parts, x.grad, *(p.grad for p in layer.parameters())]
 
 
@@ -110,7 +117,7 @@ def test_an_input_without_a_gradient(cell):
 
 @each
 def test_without_gradients(cell):
-    layer, x = layer_of(cell, bidirectional=True), frames()
+    layer, x = layer_of(cell, bidirectional=True, backend="fused"), frames()
     with torch.no_grad():
         output, state = layer(x, lengths=LENGTHS)
     with unfading.use_backend("reference"):
@@ -160,8 +167,9 @@ def test_second_derivatives_are_those_of_the_reference(cell):
 
 @each
 def test_auto_compiles_every_cell_and_the_projection_with_it(cell):
+    torch.manual_seed(0)
     with observe_backends() as observed:
-        layer_of(cell)(frames())
+        unfading.layer(cell)(8, 64)(frames(2, 8, 8, (32, 32), torch.float32))
     assert observed == {cell.__name__: {"backend": "fused", "reason": None}}
     for options, with_project in (({}, True), ({"stride": 2}, False), ({"padding": 0}, False)):
         cell_plan = plan(cell(C, H, **options))
@@ -169,8 +177,25 @@ def test_auto_compiles_every_cell_and_the_projection_with_it(cell):
         assert cell_plan.with_project == with_project
 
 
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [({}, (2, 1, 8, 8, 8)), ({"kernel_size": 5}, (2, 8, 8, 32, 32)), ({"groups": 4}, (2, 8, 8, 32, 32))],
+    ids=["few pixels", "kernel 5", "groups"],
+)
+def test_auto_takes_the_reference_where_that_is_faster(options, shape):
+    layer, x = unfading.ConvSTAR(8, 64, **options), torch.randn(shape)
+    with observe_backends() as observed:
+        output, _ = layer(x)
+    assert observed["ConvSTARCell"] == {
+        "backend": "reference",
+        "reason": "the reference loop is estimated to be faster for frames of this size",
+    }
+    with unfading.use_backend("reference"):
+        assert torch.equal(output, layer(x)[0])
+
+
 def test_a_changed_output_is_noticed_by_the_gradient():
-    layer = layer_of(unfading.ConvLSTMCell)
+    layer = layer_of(unfading.ConvLSTMCell, backend="fused")
     output, _ = layer(frames())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.relu_().sum().backward()
@@ -302,3 +327,57 @@ def test_transforms_of_torch_run_on_the_reference():
     x = frames().requires_grad_()
     layer(x)[0].sum().backward()
     assert_close(gradient, x.grad, **EXACT)
+
+
+# -- what runs on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_torch(monkeypatch):
+    """Convolutions by torch, with the gradients of kernels from three steps at a time, as on a GPU."""
+
+    def convolver(convolution, weight, frames, precision=None):
+        own = TorchConvolver(convolution, weight[convolution.r0 : convolution.r1], frames, precision or weight.dtype)
+        own.steps = 3
+        return own
+
+    monkeypatch.setattr(frame_loop, "convolver", convolver)
+
+
+@pytest.mark.usefixtures("by_torch")
+@each
+def test_convolutions_by_torch(cell):
+    agrees(layer_of(cell, bidirectional=True), frames(), lengths=LENGTHS)
+
+
+@pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1" or triton_missing() is not None, reason="no interpreter of Triton")
+@pytest.mark.usefixtures("by_torch")
+@pytest.mark.parametrize("cell", [*catalogue.convolutional_cells(), OwnCell], ids=name)
+def test_kernels_in_triton(cell):
+    layer = layer_of(cell, torch.float32)
+    exact = copy.deepcopy(layer).double()
+    want = everything(exact, frames(frame=(3, 4)), "reference", lengths=LENGTHS)
+    with interpreted():
+        assert plan(layer.cells[0]).target == "triton"
+        got = everything(layer, frames(frame=(3, 4)).float(), "fused", lengths=LENGTHS)
+    for a, b in zip(got, want, strict=True):
+        if b is not None:
+            assert_close(a.double(), b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
+
+
+def test_convolutions_by_torch_in_bfloat16():
+    """As under autocast on a GPU: factors have 8 bits, and sums are float32."""
+    generator = torch.Generator().manual_seed(0)
+    v, d = (torch.randn(6 * 20, n, generator=generator) for n in (3, 8))
+    kernels = torch.randn(8, 3, 3, 3, generator=generator)
+    convolution = FrameConvolution(ConvolutionSource(TensorKind.INPUT, 0), 0, 0, 8, (3, 3), (1, 1), 1, 3)
+    results = []
+    for precision in (torch.float32, torch.bfloat16):
+        own = TorchConvolver(convolution, kernels, Frames(6, 4, 5), precision)
+        total = torch.zeros_like(v)
+        own.add_input_gradient(d, total)
+        own.add_kernel_gradient(v, d)
+        results.append([own.forward(v).float(), total, own.kernel_gradient()])
+        assert all(part.dtype == torch.float32 for part in results[-1])
+    for a, b in zip(*results, strict=True):
+        assert_close(a, b, rtol=0.0, atol=0.02 * b.abs().max().item())

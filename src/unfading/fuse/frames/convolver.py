@@ -54,20 +54,24 @@ class Convolver(Protocol):
         """The gradient of the kernels [n, m / groups, height, width] from all steps."""
 
 
+def is_small(convolution: FrameConvolution) -> bool:
+    """Whether a convolution runs by Winograd's filtering on a CPU."""
+    return convolution.kernel == (3, 3) and convolution.dilation == (1, 1) and convolution.groups == 1
+
+
 def convolver(convolution: FrameConvolution, weight: Tensor, frames: Frames, precision: torch.dtype | None = None) -> Convolver:
     """The implementation for one convolution.
 
     Args:
         precision: in which it is computed, if not in that of its weight.
     """
-    small = convolution.kernel == (3, 3) and convolution.dilation == (1, 1) and convolution.groups == 1
     kernels = weight[convolution.r0 : convolution.r1]
-    if small and weight.device.type == "cpu" and weight.dtype in REAL:
-        return Winograd(kernels, frames)
-    return Torch(convolution, kernels, frames, precision or weight.dtype)
+    if is_small(convolution) and weight.device.type == "cpu" and weight.dtype in REAL:
+        return WinogradConvolver(kernels, frames)
+    return TorchConvolver(convolution, kernels, frames, precision or weight.dtype)
 
 
-class Torch:
+class TorchConvolver:
     """A convolution by torch, with channels side by side in memory."""
 
     def __init__(self, convolution: FrameConvolution, kernels: Tensor, frames: Frames, precision: torch.dtype):
@@ -117,7 +121,7 @@ class Torch:
         return gradient
 
 
-class Winograd:
+class WinogradConvolver:
     """A convolution with kernels of 3 x 3 pixels, by c/winograd.c."""
 
     def __init__(self, kernels: Tensor, frames: Frames):

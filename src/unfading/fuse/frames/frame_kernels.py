@@ -49,12 +49,12 @@ class FrameKernels:
 
     def stored_channels(self) -> int:
         """Of one pixel at one step: what the forward pass stores for the backward pass."""
-        kept = sum(
+        results = sum(
             c.width for i, c in enumerate(self.program.convolutions, self.program.first_result) if i in self.kept_results
         )
         read = self.program.stages[-1].program.widths
         inputs = sum(read[INPUT, i] for i in range(self.program.inputs))
-        return inputs + kept + sum(stage.saved + sum(stage.outputs) for stage in self.stages)
+        return inputs + results + sum(stage.saved + sum(stage.outputs) for stage in self.stages)
 
     def _has_gradient(self) -> tuple[bool, ...]:
         """For every input, state and weight: whether a gradient reaches it."""
@@ -93,8 +93,8 @@ def _each_once(reverse: Program, first: int) -> tuple[Program, dict[int, int]]:
     for i, stores in of_inputs.items():
         content = tuple((store.start, store.value.id) for store in stores)
         results[i] = equal.setdefault(content, i) if i >= first else i
-    kept = tuple(store for store in reverse.stores if store.kind != D_INPUT or results[store.index] == store.index)
-    return reverse._replace(stores=kept), results
+    stores_once = tuple(store for store in reverse.stores if store.kind != D_INPUT or results[store.index] == store.index)
+    return reverse._replace(stores=stores_once), results
 
 
 @cache

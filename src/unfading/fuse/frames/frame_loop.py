@@ -43,7 +43,7 @@ class FrameLoop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: FrameCall, lengths: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-        run = Forward(call, lengths, tensors)
+        run = FrameForward(call, lengths, tensors)
         run.all_steps()
         ctx.call = call
         ctx.counts = [len(group) for group in (run.states, run.saved, run.outputs, run.results)]
@@ -64,7 +64,7 @@ class FrameLoop(torch.autograd.Function):
         for n in ctx.counts:
             groups.append(stored[:n])
             del stored[:n]
-        return (None, None, *Backward(call, lengths, tensors, groups, wanted).gradients(gradients))
+        return (None, None, *FrameBackward(call, lengths, tensors, groups, wanted).gradients(gradients))
 
 
 def run_frames(call: FrameCall, lengths: Tensor | None, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -74,7 +74,7 @@ def run_frames(call: FrameCall, lengths: Tensor | None, tensors: Sequence[Tensor
         tensors = [tensor if has else tensor.detach() for tensor, has in zip(tensors, reads, strict=True)]
         results: tuple[Tensor, ...] = FrameLoop.apply(call, lengths, *tensors)
         return results
-    run = Forward(call, lengths, [tensor.detach() for tensor in tensors])
+    run = FrameForward(call, lengths, [tensor.detach() for tensor in tensors])
     run.all_steps()
     return run.result()
 
@@ -164,21 +164,21 @@ class Loop:
         return rows.view(self.frames.batch, -1, rows.shape[-1])
 
 
-class Forward(Loop):
+class FrameForward(Loop):
     """The forward pass. What the backward pass reads is stored if the call says so."""
 
     def __init__(self, call: FrameCall, lengths: Tensor | None, tensors: Sequence[Tensor]):
         super().__init__(call, lengths, tensors)
         T, stages = self.T, self.kernels.stages
         self.keep = call.keep
-        kept = T if call.keep else 1
+        stored_steps = T if call.keep else 1
         self.before = [self.rows(state.unsqueeze(0))[0] for state in self.initial]
         # Tensors of their own and no views of others, so that a caller may write into them.
         self.states = [self.blank_frames(n, T) for n in stages[-1].outputs]
         self.trajectory = [self.rows(part) for part in self.states]
-        self.saved = [self.blank(stage.saved if call.keep else 0, kept) for stage in stages]
-        self.outputs = [self.blank(n, kept) for stage in stages[:-1] for n in stage.outputs]
-        self.results = [self.blank(c.width, kept) if self.keeps(i) else self.blank(0, 1) for i, c in self._numbered()]
+        self.saved = [self.blank(stage.saved if call.keep else 0, stored_steps) for stage in stages]
+        self.outputs = [self.blank(n, stored_steps) for stage in stages[:-1] for n in stage.outputs]
+        self.results = [self.blank(c.width, stored_steps) if self.keeps(i) else self.blank(0, 1) for i, c in self._numbered()]
 
     def _numbered(self) -> list[tuple[int, Any]]:
         return list(enumerate(self.program.convolutions, start=self.program.first_result))
@@ -220,7 +220,7 @@ class Forward(Loop):
                 part[t] = torch.where(running, self.by_batch(part[t]), self.by_batch(old)).view_as(old)
 
 
-class Backward(Loop):
+class FrameBackward(Loop):
     """The backward pass.
 
     Args:
@@ -379,7 +379,7 @@ class Backward(Loop):
 class Totals:
     """The gradients of one step that have reached the inputs of its stages so far: inputs, states, results of convolutions."""
 
-    def __init__(self, loop: Backward, d_inputs: Sequence[Tensor | None], d_before: Sequence[Tensor]):
+    def __init__(self, loop: FrameBackward, d_inputs: Sequence[Tensor | None], d_before: Sequence[Tensor]):
         self.loop = loop
         self.places = [*d_inputs, *d_before]  # where the gradients of inputs and states go; None for one that is not wanted
         self.of: dict[int, Tensor] = {}

@@ -20,7 +20,7 @@ from unfading.fuse.ir.differentiate import Reversed, differentiate
 from unfading.fuse.ir.program import InputKind, Op, Program, Store, TensorKind, Value, in_order
 
 
-class Source(NamedTuple):
+class ConvolutionSource(NamedTuple):
     """What a convolution reads: an input of the stages as it is, or an output of the stage before it."""
 
     kind: TensorKind  # input or next
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 class FrameConvolution(NamedTuple):
     """A convolution that keeps the size of its frames: rows r0..r1 of a weight, with a border of zeros."""
 
-    source: Source
+    source: ConvolutionSource
     weight: int
     r0: int
     r1: int
@@ -156,13 +156,13 @@ def cut(
             value, convolution = recorded[j]
             whole = value.op is Op.LEAF and value.leaf.kind == TensorKind.INPUT and value.leaf.start == 0
             if whole and value.leaf.index < first and value.size == widths[value.leaf.index]:
-                source = Source(TensorKind.INPUT, value.leaf.index)
+                source = ConvolutionSource(TensorKind.INPUT, value.leaf.index)
             else:
                 if value.id not in computed:
                     computed[value.id] = len(next_widths)
                     next_widths.append(value.size)
                     stores += pieces(TensorKind.NEXT, computed[value.id], value)
-                source = Source(TensorKind.NEXT, computed[value.id])
+                source = ConvolutionSource(TensorKind.NEXT, computed[value.id])
             convolutions.append(convolution._replace(source=source))
         stages.append(Stage(program(stores, next_widths), tuple(convolutions)))
     states = widths[inputs:]

@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
+from unfading.errors import NoKernel
+from unfading.fuse.frames.convolver import is_small
+from unfading.fuse.frames.frame_kernels import FRAME_PROGRAMS
 from unfading.fuse.frames.frame_loop import FrameCall, run_frames
 from unfading.fuse.plan import FramePlan, target_of
 from unfading.fuse.trace.tree import flatten
@@ -16,11 +19,31 @@ from unfading.lengths import flip, zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs
 
+# On a CPU a compiled loop is faster from these on: multiply-adds of the convolutions of a step, below which the calls of
+# kernels take longer than the computation; and tiles of 2 x 2 pixels over all steps, below which the transformation of the
+# weights does.
+LEAST_WORK = 20_000_000
+LEAST_TILES = 1000
+
 
 def fused_frames(
-    plan: FramePlan, cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions, inputs: Any = None
+    plan: FramePlan,
+    cell: Cell,
+    x: Tensor,
+    state: Any,
+    weights: Any,
+    options: LoopOptions,
+    inputs: Any = None,
+    *,
+    if_faster: bool = False,
 ) -> tuple[Any, Any]:
-    """As `reference`, by the present plan of a convolutional cell."""
+    """As `reference`, by the present plan of a convolutional cell.
+
+    Args:
+        if_faster: raise NoKernel where the reference loop is estimated to be faster.
+    """
+    if if_faster and plan.target == "c" and not _is_faster(plan, len(x), state[0]):
+        raise NoKernel("the reference loop is estimated to be faster for these frames")
     lengths, reverse = options[:2]
     if plan.with_project:
         trajectory, final = _run(plan, cell, [flip(x, lengths) if reverse else x], state, weights, lengths)
@@ -35,6 +58,18 @@ def fused_frames(
     if reverse:
         trajectory = type(state)(*(flip(part, lengths) for part in trajectory))
     return trajectory, final
+
+
+def _is_faster(plan: FramePlan, steps: int, state: Tensor) -> bool:
+    """Whether a loop over these frames is faster than the reference loop, on a CPU.
+
+    Only convolutions by Winograd's filtering are: torch's own take as long in both, or longer with channels side by side.
+    """
+    convolutions = FRAME_PROGRAMS[plan.key].convolutions
+    B, _, height, width = state.shape
+    tiles = steps * B * ((height + 1) // 2) * ((width + 1) // 2)
+    work = 9 * B * height * width * sum(c.width * c.channels for c in convolutions)
+    return all(map(is_small, convolutions)) and work >= LEAST_WORK and tiles >= LEAST_TILES
 
 
 def scan_frames(

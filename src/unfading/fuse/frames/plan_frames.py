@@ -256,8 +256,8 @@ def _equal(got: Tensor, want: Tensor) -> bool:
 def _gradients(results: Sequence[Tensor], inputs: Sequence[Tensor], d: Sequence[Tensor]) -> list[Tensor]:
     pairs = [(part, each) for part, each in zip(results, d, strict=True) if part.requires_grad]
     outputs, given = zip(*pairs, strict=True) if pairs else ((), ())
-    found = torch.autograd.grad(outputs, inputs, given, allow_unused=True) if pairs else [None] * len(inputs)
-    return [torch.zeros_like(tensor) if g is None else g for tensor, g in zip(inputs, found, strict=True)]
+    gradients = torch.autograd.grad(outputs, inputs, given, allow_unused=True) if pairs else [None] * len(inputs)
+    return [torch.zeros_like(tensor) if g is None else g for tensor, g in zip(inputs, gradients, strict=True)]
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.frames.frame_program import FrameConvolution, FrameProgram, RecordedConvolution, Source, cut, pieces
+from unfading.fuse.frames.frame_program import (
+    ConvolutionSource,
+    FrameConvolution,
+    FrameProgram,
+    RecordedConvolution,
+    cut,
+    pieces,
+)
 from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.program import ELEMENTWISE, NUMBERS, Op, Shape, Store, TensorKind, Value, in_order
 from unfading.fuse.refusal import NotFusable
@@ -78,8 +85,8 @@ class FrameRecorder(Recorder):
         if reason is None and (not isinstance(row, RowValue) or row.lead != 1 or row.value.shape != (v.shape[1], *PIXEL)):
             reason = f"a convolution reads {self._shape(v)}; a compiled step has convolutions of [B, channels, height, width]"
         border = [(k - 1) * d for k, d in zip(shape[2:], dilation, strict=False)]
-        kept = [2 * p for p in padding] == border and all(s == 1 for s in stride) and not transposed
-        if reason is None and (len(shape) != 4 or not kept):
+        same_size = [2 * p for p in padding] == border and all(s == 1 for s in stride) and not transposed
+        if reason is None and (len(shape) != 4 or not same_size):
             reason = SIZES_KEPT
         if reason is None and not torch.is_grad_enabled():
             reason = "a convolution runs without its gradient; detach the kernels in weights(), once per call"
@@ -90,7 +97,14 @@ class FrameRecorder(Recorder):
         assert isinstance(kernels, Kernels)
         value = self.builder.reshape(row.value, (v.shape[1],))
         convolution = FrameConvolution(
-            Source(TensorKind.INPUT, 0), kernels.index, kernels.r0, kernels.r1, shape[2:], tuple(dilation), groups, v.shape[1]
+            ConvolutionSource(TensorKind.INPUT, 0),
+            kernels.index,
+            kernels.r0,
+            kernels.r1,
+            shape[2:],
+            tuple(dilation),
+            groups,
+            v.shape[1],
         )
         self.convolutions.append(RecordedConvolution(value, convolution))
         leaf = self.builder.leaf(TensorKind.INPUT, self.first + len(self.convolutions) - 1, 0, shape[0])
