@@ -59,6 +59,8 @@ def fused(
     """
     compiling = torch.compiler.is_compiling()
     if isinstance(cell_plan, FramePlan):
+        if any_wrapped((x, *state, *cell.parameters())):
+            return reference(cell, x, state, weights, options, inputs=inputs)
         return fused_frames(cell_plan, cell, x, state, weights, options, inputs, if_faster=if_faster)
     if cell_plan is None:
         cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)

@@ -146,15 +146,34 @@ class WinogradConvolver:
         run("convolve", self.frames, total, BLOCK, [(d, self.backward_matrices)], add=True)
 
     def add_kernel_gradient(self, v: Tensor, d: Tensor) -> None:
-        if self.total is None:
-            self.total = v.new_zeros((16, self.n, self.m))
-        run("kernel_gradient", self.frames, d, GRADIENT_BLOCK, [(v, self.total)], add=True)
+        self.add_together([(self, v)], d)
+
+    @staticmethod
+    def add_together(pairs: Sequence[tuple["WinogradConvolver", Tensor]], d: Tensor) -> None:
+        """Add the gradients of the kernels of several convolutions whose results have the same gradient."""
+        sources = []
+        for own, v in pairs:
+            if own.total is None:
+                own.total = v.new_zeros((16, own.n, own.m))
+            sources.append((v, own.total))
+        run("kernel_gradient", pairs[0][0].frames, d, GRADIENT_BLOCK, sources, add=True)
 
     def kernel_gradient(self) -> Tensor:
         if self.total is None:
             return torch.zeros_like(self.kernels)
         G = _kernel_transform(self.total.dtype)
         return torch.einsum("ia,ijnm,jb->nmab", G, self.total.unflatten(0, (4, 4)), G)
+
+
+def add_kernel_gradients(group: Sequence[tuple[Convolver, Tensor, Tensor]]) -> None:
+    """Add the gradients of the kernels of some convolutions, each with its input v and the gradient d of its result: the same
+    tensor for all."""
+    together = [(own, v) for own, v, _ in group if isinstance(own, WinogradConvolver)]
+    if together:
+        WinogradConvolver.add_together(together, group[0][2])
+    for own, v, d in group:
+        if not isinstance(own, WinogradConvolver):
+            own.add_kernel_gradient(v, d)
 
 
 def transformed(kernels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfading.fuse.frames.convolver import Convolver, Frames, convolver
+from unfading.fuse.frames.convolver import Convolver, Frames, add_kernel_gradients, convolver
 from unfading.fuse.frames.frame_kernels import FRAME_PROGRAMS, FrameKernels, frame_kernels
 from unfading.fuse.frames.interpret_frames import loop_in_torch
 from unfading.fuse.frames.pixels import target_for
@@ -320,16 +320,20 @@ class FrameBackward(Loop):
             d_outputs: list[Tensor] = list(carry)
             if k < last:
                 d_outputs = [self._buffer(f"output {k}", i, part.shape[-1]).zero_() for i, part in enumerate(computed)]
+                pairs: dict[int, list[tuple[Convolver, Tensor, Tensor]]] = {}  # by the memory of the gradient
                 for c, (number, own) in zip(stage.convolutions, self.stage_convolvers[k], strict=True):
                     d = totals.of.get(number)
                     if d is None:
                         continue
                     of_input = c.source.kind == INPUT
                     if self.wanted_weights[c.weight]:
-                        own.add_kernel_gradient((values if of_input else computed)[c.source.index], d)
+                        v = (values if of_input else computed)[c.source.index]
+                        pairs.setdefault(d.data_ptr(), []).append((own, v, d))
                     target = totals.cleared(c.source.index) if of_input else d_outputs[c.source.index]
                     if target is not None:
                         own.add_input_gradient(d, target)
+                for group in pairs.values():
+                    add_kernel_gradients(group)
             self._back(k, t, values, computed, d_outputs, totals)
         for i in range(program.inputs, first):
             totals.cleared(i)
