@@ -18,9 +18,10 @@ import unfading.tasks
 from unfading.cells.base import Cell, in_frame
 from unfading.cells.convolution import ConvolutionalCell
 from unfading.data import store
+from unfading.fuse.frames.frame_kernels import frame_kernels
 from unfading.fuse.ir.differentiate import differentiate
 from unfading.fuse.ir.program import InputKind, TensorKind
-from unfading.fuse.plan import PROGRAMS, plan
+from unfading.fuse.plan import PROGRAMS, FramePlan, plan
 from unfading.fuse.refusal import Refusal
 from unfading.tasks.base import Task
 
@@ -79,10 +80,12 @@ class Entry(NamedTuple):
     paper: str
 
 
-def _stored_bytes(cell: Cell) -> int | None:
+def _stored_bytes(cell: Cell, frame: tuple[int, ...]) -> int | None:
     cell_plan = plan(cell)
     if isinstance(cell_plan, Refusal):
         return None
+    if isinstance(cell_plan, FramePlan):
+        return 4 * math.prod(frame) * frame_kernels(cell_plan.key, cell_plan.dtype, cell_plan.target).stored_channels()
     forward, signature = differentiate(PROGRAMS[cell_plan.key]).forward, cell_plan.signature
     inputs = sum(n for n, kind in zip(signature.inputs, signature.kinds, strict=True) if kind == InputKind.SEQUENCE)
     return 4 * (inputs + sum(signature.states) + forward.widths.get((TensorKind.SAVED, 0), 0))
@@ -123,7 +126,7 @@ def entry(kind: type[Cell], *, input_size: int, hidden_size: int, length: int, f
         parameters=sum(parameter.numel() for parameter in cell.parameters()),
         multiply_adds_per_step=per_step,
         multiply_adds_per_sequence=build + length * per_step,
-        bytes_kept_per_step=_stored_bytes(cell),
+        bytes_kept_per_step=_stored_bytes(cell, cell.state_frame(frame)),
         paper=kind.paper,
     )
 

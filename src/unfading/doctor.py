@@ -11,8 +11,9 @@ from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.fuse.c import cache
 from unfading.fuse.c.compiler import NoCompiler
+from unfading.fuse.frames.frame_kernels import FRAME_PROGRAMS
 from unfading.fuse.ir.differentiate import Source, differentiate
-from unfading.fuse.plan import PROGRAMS, interpreted, plan, triton_kernel
+from unfading.fuse.plan import PROGRAMS, FramePlan, interpreted, plan, triton_kernel
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.triton.estimates import GRAPHS, REFERENCE, LoopEstimate, estimates
 from unfading.fuse.triton.kernel import gpu
@@ -85,12 +86,16 @@ def explain(cell: type[Cell]) -> Explanation:
 
 def programs(name: str, *, input_size: int, hidden_size: int) -> str:
     """The program of a cell's step and its reverse program, as text."""
-    cells = {cell.__name__.removesuffix("Cell"): cell for cell in catalogue.cells()}
+    cells = {cell.__name__.removesuffix("Cell"): cell for cell in (*catalogue.cells(), *catalogue.convolutional_cells())}
     if name not in cells:
         raise ValueError(unknown("cell", name, list(cells)))
     cell_plan = plan(cells[name](input_size, hidden_size))
     if isinstance(cell_plan, Refusal):
         raise ValueError(f"{name} is not compiled: {cell_plan}.")
+    if isinstance(cell_plan, FramePlan):
+        program = FRAME_PROGRAMS[cell_plan.key]
+        reverse = "\n".join(f"stage {i}\n{both.reverse}" for i, both in reversed(list(enumerate(program.reversed()))))
+        return f"forward, every step, for each pixel:\n{program}\n\nbackward, every step, for each pixel:\n{reverse}"
     both = differentiate(PROGRAMS[cell_plan.key])
     after = [f"W{p.block.weight} += {p.scale:g} * {_where(p.dy)}^T {_where(p.v)}" for p in both.outer]
     after += [f"weight{t.weight} += sum of {_where(t.dy)}" for t in both.totals]

@@ -1,9 +1,12 @@
 """Recorded loops equal the reference loop, for every cell, with a replacement for CUDA graphs; and refusals on a CPU."""
 
+import copy
+import os
 from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import unfading
 from tests.helpers.compiled import built
@@ -16,6 +19,8 @@ from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import capture
 from unfading.backends.cuda_graph.backend import graph, graph_if_possible, unrecordable
 from unfading.backends.cuda_graph.chunks import cut
+from unfading.fuse.plan import interpreted
+from unfading.fuse.triton.source import triton_missing
 from unfading.reference import reference
 
 
@@ -56,6 +61,29 @@ def device(monkeypatch):
     # Else "auto" would run every cell fused.
     monkeypatch.setattr("unfading.fuse.fused.runnable", lambda cell, batch=1, **options: "the compiler is at rest")
     return "cpu"
+
+
+@pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1" or triton_missing() is not None, reason="no interpreter of Triton")
+@pytest.mark.parametrize("cell", catalogue.convolutional_cells(), ids=name)
+def test_a_compiled_step_with_convolutions_is_recorded(cell, monkeypatch):
+    """The kernels for a GPU in Triton's interpreter, in chunks of four steps, against the reference loop in float64."""
+    monkeypatch.setattr(capture, "CapturedGraph", Called)
+    monkeypatch.setattr("unfading.backends.cuda_graph.chunks.CHUNK", 4)
+    torch.manual_seed(0)
+    layer = unfading.layer(cell)(2, 5, bidirectional=True)
+    exact = copy.deepcopy(layer).double()
+    x, lengths = torch.randn(7, 3, 2, 4, 3), torch.tensor([7, 2, 5])
+    results = []
+    for module, frames, target in ((exact, x.double(), nullcontext), (layer, x, interpreted)):
+        frames = frames.requires_grad_()
+        with target(), unfading.use_backend("reference" if module is exact else "fused"):
+            assert module is exact or choose(module.runners[0], "fused").keywords["plan"] is not None
+            output, state = module(frames, lengths=lengths)
+            (output.sin().sum() + sum(part.square().sum() for part in state)).backward()
+        gradients = [frames.grad, *(parameter.grad for parameter in module.parameters())]
+        results.append([part.detach().double() for part in (output, *state, *gradients)])
+    for got, want in zip(*reversed(results), strict=True):
+        assert_close(got, want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
 
 
 @pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)

@@ -286,7 +286,6 @@ CASES = {
         lambda: unfading.train(unfading.Run(task="adding", task_options={"T": 5}, cell="ConvSTAR", hidden=4, steps=1)),
         r"the recurrent stack reads \[T, 32, 2, height, width\]",
     ),
-    "fused": (lambda: unfading.ConvSTAR(C, H, backend="fused")(x), "ConvSTARCell cannot run fused"),
     "mixed": (
         lambda: unfading.Recurrent(lambda size: (unfading.STARCell if size == H else unfading.ConvSTARCell)(size, H), C, 2),
         "all cells of a stack read frames, or none does; got ConvSTARCell, STARCell",

@@ -92,10 +92,12 @@ def _observe(cell: Cell, implementation: Implementation, backend: str, batch: in
     if _fused_module is not None:
         names[_fused_module.fused] = "fused"
     function = implementation.func if isinstance(implementation, partial) else implementation
-    name, asked, reason = names.get(function, "stand-in"), _override or backend, None
+    compiled_step = isinstance(implementation, partial) and implementation.keywords.get("plan") is not None
+    name, asked, reason = "fused" if compiled_step else names.get(function, "stand-in"), _override or backend, None
     if name != "fused":
         compiler = cast(ModuleType, _fused_module)
         reason = f"backend={asked!r} was requested" if asked != "auto" else compiler.refusal(cell, batch, or_graphs=True)
+        reason = reason or "the reference loop is estimated to be faster for frames of this size"
     _observed[type(cell).__name__] = {"backend": name, "reason": reason}
 
 
@@ -121,6 +123,11 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
             if _graph_refusal(cell) is None:
                 return partial(cast(ModuleType, _graph_module).graph_if_possible, otherwise=compiler.fused)
             answer = compiler.runnable(cell, batch)
+        if isinstance(answer, compiler.FramePlan) and answer.target == "triton" and _graph_refusal(cell) is None:
+            eager = partial(compiler.fused, cell_plan=answer)
+            return partial(cast(ModuleType, _graph_module).graph_if_possible, otherwise=eager, plan=answer)
+        if isinstance(answer, compiler.FramePlan):
+            return partial(compiler.fused, cell_plan=answer, if_faster=name == "auto")
         if not isinstance(answer, str):
             return cast(Implementation, compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer))
         if name == "fused":
@@ -166,7 +173,7 @@ def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, opti
         if segments:
             return run_in_segments(implementation, cell, x, state, weights, options)
         return implementation(cell, x, state, weights, options)
-    except NoKernel as error:  # the GPU has no room for this call
+    except NoKernel as error:  # the GPU has no room for this call, or the reference loop is faster
         name = _override or options.backend
         if name != "auto":
             raise RuntimeError(cannot_run(cell, name, str(error))) from error
@@ -194,7 +201,7 @@ def stack_outputs(
     Args:
         dropout: the probability of dropping an entry between two layers, 0 outside training.
     """
-    if len(cells) < LEAST_LAYERS or options.checkpoint_every is not None or _stand_in is not None or traced():
+    if len(cells) < LEAST_LAYERS or options.checkpoint_every is not None or _stand_in is not None or traced() or x.dim() > 3:
         return None
     _load_fused()
     if cast(ModuleType, _fused_module).target_of(x.device) != "triton":

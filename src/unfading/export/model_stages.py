@@ -17,7 +17,7 @@ from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.program import NUMBERS, Block, InputKind, Op, Program, Store, TensorKind, Value
 from unfading.fuse.isolation import apart
 from unfading.fuse.locality import check_local
-from unfading.fuse.plan import PROGRAMS, Plan, plan
+from unfading.fuse.plan import PROGRAMS, plan, FramePlan, Plan
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import output_program
 from unfading.layers.model import Model
@@ -215,6 +215,10 @@ def _plan_of(cell: Cell) -> Plan:
     name, result = type(cell).__name__, plan(cell)
     if isinstance(result, Refusal):
         raise ValueError(f"{name} cannot be exported to C: {result}.")
+    if isinstance(result, FramePlan):
+        raise ValueError(
+            f"{name} cannot be exported to C: a convolutional layer reads frames, which the exporter does not write."
+        )
     if not result.with_project:
         raise ValueError(
             f"{name} cannot be exported to C: its project uses operations that a compiled step does not have, or needs more "

@@ -17,13 +17,17 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_tr
 
 from unfading.cells.base import Cell
 from unfading.errors import NoKernel
+from unfading.fuse.frames.frame_kernels import frame_kernels
+from unfading.fuse.frames.fused_frames import fused_frames
+from unfading.fuse.frames.pixels import check_compiles
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality
 from unfading.fuse.operator import LoopCall, loop_call, run_in_graph, run_loop
-from unfading.fuse.plan import Plan, autocast_precision, c_kernel, float32_dots, plan, plan_or_raise, target_of
+from unfading.fuse.plan import FramePlan, Plan, autocast_precision, c_kernel, float32_dots, plan, plan_or_raise, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
 from unfading.fuse.trace.tree import as_matrix, flatten, with_dense
+from unfading.fuse.triton.source import triton_missing
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, reference
@@ -44,14 +48,20 @@ def fused(
     options: LoopOptions = LoopOptions(),
     *,
     inputs: Any = None,
-    cell_plan: Plan | None = None,
+    cell_plan: Plan | FramePlan | None = None,
+    if_faster: bool = False,
 ) -> tuple[Any, Any]:
     """As `reference`, with the same arguments and results, for a cell that `refusal` accepts.
 
     Args:
+        if_faster: raise NoKernel for frames with which the reference loop is estimated to be faster.
         cell_plan: the present plan of the cell, if the caller has it: comparing a cell with its plan takes microseconds.
     """
     compiling = torch.compiler.is_compiling()
+    if isinstance(cell_plan, FramePlan):
+        if any_wrapped((x, *state, *cell.parameters())):
+            return reference(cell, x, state, weights, options, inputs=inputs)
+        return fused_frames(cell_plan, cell, x, state, weights, options, inputs, if_faster=if_faster)
     if cell_plan is None:
         cell_plan = _constant_plan(id(cell), _training(cell)) if compiling else plan_or_raise(cell)
     precision = autocast_precision(x.device.type)
@@ -82,13 +92,13 @@ def fused(
 
 
 def fused_outputs(
-    cell_plan: Plan, cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions
+    cell_plan: Plan | FramePlan, cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions
 ) -> tuple[Tensor, Any] | None:
     """`cell.output` of every step and the final state, without a gradient, by the present plan of a cell.
 
-    None for tensor subclasses, whose memory a kernel cannot read, and on a GPU, where `fused` is as fast.
+    None for tensor subclasses, whose memory a kernel cannot read, on a GPU, where `fused` is as fast, and for frames.
     """
-    if cell_plan.target != "c":
+    if cell_plan.target != "c" or isinstance(cell_plan, FramePlan):
         return None
     inference = Inference(cell_plan, cell, weights)
     if any_wrapped((x, *state, *inference.weights)):
@@ -173,7 +183,7 @@ def refusal(cell: Cell, batch: int = 1, *, or_graphs: bool = False) -> str | Non
     return answer if isinstance(answer, str) else None
 
 
-def runnable(cell: Cell, batch: int = 1, *, or_graphs: bool = False) -> Plan | str | None:
+def runnable(cell: Cell, batch: int = 1, *, or_graphs: bool = False) -> Plan | FramePlan | str | None:
     """The plan by which a cell runs at this moment, or the reason why it does not run fused.
 
     On a GPU the kernels are tested once for each number of rows. None inside torch.compile for a cell that runs: there `fused`
@@ -197,18 +207,31 @@ def runnable(cell: Cell, batch: int = 1, *, or_graphs: bool = False) -> Plan | s
     return _with_kernel(cell, batch, or_graphs)
 
 
-def _with_kernel(cell: Cell, batch: int = 1, or_graphs: bool = False) -> Plan | str:
+def _with_kernel(cell: Cell, batch: int = 1, or_graphs: bool = False) -> Plan | FramePlan | str:
     """The plan of a cell whose kernel is compiled, or the reason why there is none."""
     cell_plan = plan(cell)
     if isinstance(cell_plan, Refusal):
         return str(cell_plan)
     try:
+        if isinstance(cell_plan, FramePlan):
+            return _frames_trouble(cell_plan) or cell_plan
         if cell_plan.target == "triton":
             return _triton_trouble(cell_plan, cell, batch, or_graphs) or cell_plan
         c_kernel(cell_plan.key, cell_plan.signature.dtype)
     except (NoKernel, NotFusable, RecursionError) as error:
         return str(error)
     return cell_plan
+
+
+def _frames_trouble(cell_plan: FramePlan) -> str | None:
+    """Why a step with convolutions does not run compiled at this moment."""
+    if traced():
+        return "torch.compile or a transform of torch.func is active, which a compiled step with convolutions does not support"
+    kernels = frame_kernels(cell_plan.key, cell_plan.dtype, cell_plan.target)
+    if cell_plan.target == "c":
+        check_compiles([stage.kernels for stage in kernels.stages], cell_plan.dtype)
+        return None
+    return triton_missing()
 
 
 # `triton.probe`, imported when a cell is first on a GPU. A global, since an import statement inside a function costs two

@@ -13,9 +13,10 @@ from unfading.cells.base import Cell
 from unfading.cells.matrix import LowRank
 from unfading.fuse.cell_copy import CellCopy, varied, with_data, without_data
 from unfading.fuse.contents import CACHE, Contents
+from unfading.fuse.frames.plan_frames import frame_plan
 from unfading.fuse.ir.program import InputKind, Program
 from unfading.fuse.isolation import WithoutDraws, apart
-from unfading.fuse.plan import NAMES, PROGRAMS, Plan, Target, TensorNames, target_of
+from unfading.fuse.plan import NAMES, PROGRAMS, FramePlan, Plan, Target, TensorNames, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.row_law import StepExample, check_program, check_rows_of_project, check_rows_of_step
 from unfading.fuse.trace.projection import affine_project, with_project
@@ -31,7 +32,7 @@ PRECISIONS: dict[Target, tuple[torch.dtype, ...]] = {"c": (torch.float32, torch.
 PROJECTED_IN_LOOP = 1
 
 
-def make_plan(cell: Cell) -> tuple[Contents, Plan | Refusal]:
+def make_plan(cell: Cell) -> tuple[Contents, Plan | FramePlan | Refusal]:
     """The plan of a cell, or why there is none, with the contents of the cell that it depends on.
 
     The methods of the cell run on copies of it, apart from the caller's modes and hooks. The cell is left as it was.
@@ -40,13 +41,16 @@ def make_plan(cell: Cell) -> tuple[Contents, Plan | Refusal]:
     return apart(lambda: _plan_or_refusal(contents))
 
 
-def _plan_or_refusal(contents: Contents) -> tuple[Contents, Plan | Refusal]:
+def _plan_or_refusal(contents: Contents) -> tuple[Contents, Plan | FramePlan | Refusal]:
     caches = [(part.value, part.value.cache_info().misses) for part in contents.parts if isinstance(part.value, CACHE)]
-    result: Plan | Refusal
+    result: Plan | FramePlan | Refusal
     try:
-        example = _Example(contents)
-        contents = example.contents
-        result = _plan(example)
+        if contents.of().example_frame:
+            contents, result = frame_plan(contents, _target)
+        else:
+            example = _Example(contents)
+            contents = example.contents
+            result = _plan(example)
     except NotFusable as error:
         result = error.refusal
     except Exception as error:  # the cell breaks its contract; the reference loop will raise the full error
@@ -87,8 +91,6 @@ class _Example:
     def __init__(self, contents: Contents):
         example = CellCopy(contents, with_data, example=True)
         cell = self.cell = example.cell
-        if cell.example_frame:
-            raise NotFusable("a convolutional cell is not compiled")
         with WithoutDraws(), torch.no_grad():
             self.state = state = cell.initial_state(2)
             dtype, self.target = state[0].dtype, _target(state[0])

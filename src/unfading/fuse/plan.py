@@ -48,6 +48,21 @@ class Plan(NamedTuple):
         return self.with_project and len(self.signature.kinds) == 1
 
 
+class FramePlan(NamedTuple):
+    """The program of a convolutional cell (`frames/`), and where the tensors that it reads come from."""
+
+    key: str  # of the program, in FRAME_PROGRAMS
+    dtype: torch.dtype
+    inputs: "Structure"  # the nesting of what project returns
+    names: tuple[str, ...]  # of its leaves
+    weights: "Structure"
+    parameters: tuple[str, ...]  # that project reads, where it is compiled with the step
+    with_project: bool  # whether the program contains the projection
+    channels: tuple[int, ...]  # of the inputs, then of the states
+    shapes: tuple[tuple[int, ...], ...]  # of the weights and parameters
+    target: Target
+
+
 class TensorNames(NamedTuple):
     """What a cell calls its inputs, its states and its weights."""
 
@@ -64,25 +79,25 @@ _c_kernels: "dict[tuple[str, torch.dtype], Kernel]" = {}
 _triton_kernels: "dict[str, TritonKernel | Refusal]" = {}
 # For each cell, its last two plans or refusals, with the contents they were made for: two, since a training
 # loop switches between training and evaluation.
-_plans: "WeakKeyDictionary[Cell, list[tuple[Contents, FirstParameter, Plan | Refusal]]]" = WeakKeyDictionary()
+_plans: "WeakKeyDictionary[Cell, list[tuple[Contents, FirstParameter, Plan | FramePlan | Refusal]]]" = WeakKeyDictionary()
 # Held while a cell is planned. Planning works on copies, so the lock is there to do the work once. A cell that is planned
 # inside the trial of another one goes without it: the thread that waits for that trial holds the lock.
 _planning = ForkLock()
 
 
-def plan(cell: Cell) -> Plan | Refusal:
+def plan(cell: Cell) -> Plan | FramePlan | Refusal:
     """The plan of a cell with its present contents, or why its step cannot be compiled."""
     return _stored(cell) or _new(cell)
 
 
-def _stored(cell: Cell) -> Plan | Refusal | None:
+def _stored(cell: Cell) -> Plan | FramePlan | Refusal | None:
     for contents, parameter, result in _plans.get(cell, ()):
         if parameter.unchanged() and contents.unchanged():
             return result
     return None
 
 
-def _new(cell: Cell) -> Plan | Refusal:
+def _new(cell: Cell) -> Plan | FramePlan | Refusal:
     from unfading.fuse.make_plan import make_plan
 
     with nullcontext() if on_trial() else _planning.lock:
@@ -116,10 +131,12 @@ class FirstParameter:
 
 
 def plan_or_raise(cell: Cell) -> Plan:
-    """The plan of a cell; NotFusable where there is none."""
+    """The plan of a cell over vectors; NotFusable where there is none."""
     result = plan(cell)
     if isinstance(result, Refusal):
         raise NotFusable(*result)
+    if isinstance(result, FramePlan):
+        raise NotFusable("the cell reads frames")
     return result
 
 

@@ -55,7 +55,7 @@ class Stream:
         with torch.no_grad():
             for cell in cells:
                 on_cpu = states[0][0].device.type == "cpu"
-                compiled = on_cpu and runs_compiled(choose(cell, backend))
+                compiled = on_cpu and runs_compiled(choose(cell, backend)) and not frame
                 self._steps.append(OneStep(cell) if compiled else ReferenceStep(cell, frame))
                 frame = cell.state_frame(frame)
         untested = [cell for cell, step in zip(originals, self._steps, strict=True) if not step.local]

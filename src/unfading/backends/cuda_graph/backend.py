@@ -23,6 +23,7 @@ from unfading.backends.cuda_graph.chunks import CallKind, Gradients, Parts, Reco
 from unfading.cells.base import Cell, in_frame
 from unfading.errors import cannot_run
 from unfading.fuse.contents import Contents
+from unfading.fuse.plan import FramePlan
 from unfading.lengths import flip
 from unfading.loop_options import LoopOptions
 from unfading.reference import check_inputs, leaf_names, reference, scan
@@ -60,11 +61,17 @@ def graph_if_possible(
     *,
     inputs: Any = None,
     otherwise: Callable[..., tuple[Any, Any]] = reference,
+    plan: FramePlan | None = None,
 ) -> tuple[Any, Any]:
-    """As `graph`, and by another backend where recording fails. Both use one projection, so no noise is drawn twice."""
+    """As `graph`, and by another backend where recording fails. Both use one projection, so no noise is drawn twice.
+
+    Args:
+        otherwise: the other backend.
+        plan: of a convolutional cell whose compiled step is recorded, in the place of the reference loop.
+    """
     inputs = cell.project(x, options.start) if inputs is None else inputs
     try:
-        return _graphed(cell, inputs, state, weights, options, most=MOST)
+        return _graphed(cell, inputs, state, weights, options, most=MOST, plan=plan)
     except NotGraphable:
         return otherwise(cell, x, state, weights, options, inputs=inputs)
 
@@ -149,11 +156,18 @@ def _of(cell: Cell) -> CellRecordings:
 
 
 def _graphed(
-    cell: Cell, inputs: Any, state: Any, weights: Any, options: LoopOptions, most: float = math.inf
+    cell: Cell,
+    inputs: Any,
+    state: Any,
+    weights: Any,
+    options: LoopOptions,
+    most: float = math.inf,
+    plan: FramePlan | None = None,
 ) -> tuple[Any, Any]:
     lengths, reverse = options[:2]
     T = check_inputs(cell, inputs, batch=state[0].shape[0])
     parts, kind = _sorted(cell, inputs, state, weights, lengths, reverse)
+    kind = kind._replace(plan=plan)
     loop = _of(cell).loop(cell, kind, T, most)
     n, flat = len(state), [each for group in parts for each in group]
     if kind.differentiable:

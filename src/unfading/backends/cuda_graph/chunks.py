@@ -21,6 +21,8 @@ from torch.utils import _pytree
 from unfading.backends.cuda_graph import capture
 from unfading.backends.cuda_graph.capture import Watch, undisturbed
 from unfading.cells.base import Cell
+from unfading.fuse.frames.fused_frames import scan_frames
+from unfading.fuse.plan import FramePlan
 from unfading.reference import scan
 
 CHUNK = 32
@@ -50,6 +52,7 @@ class CallKind(NamedTuple):
     lengths: bool
     autocast: tuple[torch.dtype, bool]
     settings: tuple[Any, ...]  # of torch, that its choice of kernels depends on
+    plan: FramePlan | None = None  # of a step with convolutions that is compiled
 
     @property
     def differentiable(self) -> bool:
@@ -57,14 +60,15 @@ class CallKind(NamedTuple):
         return any(any(group) for group in self.wanted)
 
     def scan(self, cell: Cell, parts: Parts, lengths: Tensor | None) -> list[Tensor]:
-        """The reference loop: the trajectory's parts, then the final state's."""
+        """The reference loop, or that of a compiled step: the trajectory's parts, then the final state's."""
         timed, whole = iter(parts.timed), iter(parts.whole)
         leaves = [next(timed if is_timed else whole) for is_timed in self.is_timed]
         n = self.inputs.num_leaves
         inputs, weights = _pytree.tree_unflatten(leaves[:n], self.inputs), _pytree.tree_unflatten(leaves[n:], self.weights)
         # A cast in the cache of autocast would be read by others, after the recording that it belongs to.
         with torch.autocast(self.device.type, *self.autocast, cache_enabled=False):
-            trajectory, final = scan(cell, inputs, self.state(*parts.state), weights, lengths=lengths)
+            run = scan if self.plan is None else partial(scan_frames, self.plan)
+            trajectory, final = run(cell, inputs, self.state(*parts.state), weights, lengths=lengths)
         return [*trajectory, *final]
 
 

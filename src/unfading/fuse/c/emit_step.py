@@ -161,7 +161,7 @@ class StepWriter:
             if value.op is Op.POWER and value.number == -0.5:  # as torch computes it: pow differs at -0 and -infinity
                 expression = f"1 / sqrt_x({args[0]})"
             else:
-                expression = EXPRESSIONS[value.op].format(*args, attr=_number(value.number) if value.op is Op.POWER else "")
+                expression = EXPRESSIONS[value.op].format(*args, attr=number_in_c(value.number) if value.op is Op.POWER else "")
             loop.body.append(f"const real v{value.id} = {expression};")
             loop.local[value.id] = f"v{value.id}"
             if value.id in self.schedule.slots:
@@ -233,7 +233,7 @@ class _LoopWriter:
     def read(self, value: Value) -> str:
         """An expression for a value at the index of the loop."""
         if value.op is Op.CONST:
-            return _number(value.number)
+            return number_in_c(value.number)
         if value.op is Op.ZERO:
             return "(real)0"
         if value.id in self.local:
@@ -256,7 +256,7 @@ class _LoopWriter:
     def _stored(self, value: Value, flat: str) -> tuple[str, str | None]:
         """The base and the index of an entry of a value that is no view; no index for a number."""
         if value.op in NUMBERS:
-            return (_number(value.number) if value.op is Op.CONST else "(real)0"), None
+            return (number_in_c(value.number) if value.op is Op.CONST else "(real)0"), None
         if value.op is Op.LEAF:
             return self.step.base(value.leaf.kind, value.leaf.index), plus(value.leaf.start, flat)
         return f"s{self.step.schedule.slots[value.id]} + r * PAD({value.size})", flat
@@ -293,7 +293,8 @@ def _nest(shape: Shape, axes: list[int]) -> list[str]:
     ]
 
 
-def _number(x: float) -> str:
+def number_in_c(x: float) -> str:
+    """A number as C has it, in the precision of the kernel."""
     if x != x:
         return "(real)NAN"
     if x in (float("inf"), float("-inf")):

@@ -11,6 +11,7 @@ typedef int (*Rows)(void**, int64_t, int64_t, int64_t, int64_t, int64_t, int, co
 typedef int (*Units)(void**, int64_t, int64_t, int64_t, int64_t, int64_t, int, const int64_t*, const int64_t*, Member*);
 typedef void (*Outer)(const char*, int64_t, const char*, int64_t, int64_t, int64_t, int64_t, char*, int64_t, double);
 typedef void (*Pack)(const int64_t*, int64_t, const void**, void*, int64_t, int64_t);
+typedef int (*Share)(const void*, int, int);
 
 typedef struct {
   void* entry; void** tensors;
@@ -20,13 +21,14 @@ typedef struct {
 } Loop;
 typedef struct { Outer outer; const char *a, *b; char* c; int64_t lda, ldb, ldc, lines, n, k, item; double scale; } Product;
 typedef struct { Pack pack; const int64_t* blocks; int64_t count; const void** matrices; void* to; } Packing;
+typedef struct { Share share; const void* call; } Sharing;
 struct Job {
   Task task;
   int threads, members; /* wanted, and running */
   int next, tile, failed; /* the next member's number; the next tile */
   Flag ready;
   Team* teams;
-  union { Loop loop; Product product; Packing packing; };
+  union { Loop loop; Product product; Packing packing; Sharing sharing; };
 };
 
 static void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
@@ -120,4 +122,15 @@ void packs(int threads, void* pack, const int64_t* blocks, int64_t count, const 
   Job job = {.task = run_packing, .threads = threads};
   job.packing = (Packing){(Pack)pack, blocks, count, matrices, to};
   run(&job);
+}
+
+static void run_share(Job* job, int me, int members) {
+  if (job->sharing.share(job->sharing.call, me, members)) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+}
+/* A function that computes the part of a member; 1 if there was no memory. */
+int shares(int threads, void* share, const void* call) {
+  Job job = {.task = run_share, .threads = threads};
+  job.sharing = (Sharing){(Share)share, call};
+  run(&job);
+  return job.failed;
 }

@@ -8,6 +8,7 @@ less time by a rough model. The results of a row do not depend on the division.
 
 import ctypes
 import os
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -122,8 +123,26 @@ def team() -> ctypes.CDLL:
     functions.outers.restype = None
     functions.packs.argtypes = [Int, Pointer, Pointer, Long, Pointer, Pointer]
     functions.packs.restype = None
+    functions.shares.argtypes = [Int, Pointer, Pointer]
+    functions.shares.restype = Int
     functions.use(*(None, None) if _forked else _openmp())
     return functions
+
+
+def on_threads(address: int, call: ctypes.Array[ctypes.c_int64], threads: int) -> None:
+    """Run `int function(const int64_t* call, int me, int members)` at an address, each thread its part."""
+    if threads == 1:
+        failed = _share(address)(call, 0, 1)
+    else:
+        failed = team().shares(threads, address, call)
+    if failed:
+        raise MemoryError("there is no memory for the buffers of a fused step.")
+
+
+@cache
+def _share(address: int) -> Callable[[ctypes.Array[ctypes.c_int64], int, int], int]:
+    """The function at an address."""
+    return ctypes.CFUNCTYPE(Int, Pointer, Int, Int)(address)
 
 
 def _openmp() -> tuple[int | None, int | None]:

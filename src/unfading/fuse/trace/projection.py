@@ -45,7 +45,7 @@ def with_project(contents: Contents, step: StepFunction, signature: Signature) -
     names = _read(program, tensors, own)
     while True:
         wide = _wide(cell, signature, [tuple(tensors[name].shape) for name in names])
-        program = trace_with_project(_projection(contents, [tensors[name] for name in names]), step, wide, fields, own)
+        program = trace_with_project(projection_of(contents, [tensors[name] for name in names]), step, wide, fields, own)
         read = _read(program, names, own)
         if read == names:
             return Projected(program, wide, tuple(names))
@@ -75,7 +75,7 @@ def _projected(
 ) -> list[Value]:
     """The value of each field that project returns, with all these tensors as further weights."""
     wide = _wide(contents.of(), signature, [tuple(tensor.shape) for tensor in tensors.values()])
-    project = _projection(contents, list(tensors.values()))
+    project = projection_of(contents, list(tensors.values()))
     return projected_values(project, wide, fields, len(signature.weights), EXAMPLES[0])[2]
 
 
@@ -162,7 +162,7 @@ def _tensors(cell: Cell, signature: Signature) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor.dtype == signature.dtype}
 
 
-def _projection(contents: Contents, tensors: Sequence[Tensor]) -> ProjectFunction:
+def projection_of(contents: Contents, tensors: Sequence[Tensor]) -> ProjectFunction:
     """`project` as a function of x, of the index of its first step, and of values for these tensors of the cell."""
 
     def project(x: Tensor, start: int, parameters: Sequence[Tensor]) -> list[Tensor]:

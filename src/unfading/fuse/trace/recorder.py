@@ -31,6 +31,7 @@ from unfading.fuse.trace.values import (
     EXAMPLES,
     Call,
     Example,
+    Kernels,
     MatrixView,
     Moved,
     Opaque,
@@ -92,15 +93,15 @@ class Recorder(TorchDispatchMode):
 
     def rows(self, value: Value, *lead: int) -> Tensor:
         """A tensor that stands for a value: these axes, then the features."""
-        return self.name(_meta((*lead, *value.shape), self.dtype), RowValue(value, len(lead)))
+        return self.name(tensor_without_data((*lead, *value.shape), self.dtype), RowValue(value, len(lead)))
 
     def weight(self, index: int, shape: tuple[int, ...]) -> Tensor:
         """A tensor that stands for a weight."""
         flat = self.builder.leaf(TensorKind.WEIGHT, index, 0, math.prod(shape))
         self.columns.append(shape[-1] if shape else 1)
         if len(shape) == 2:
-            return self.name(_meta(shape, self.dtype), MatrixView(index, flat, shape, 0, shape[0], 0, shape[1]))
-        return self.name(_meta(shape, self.dtype), RowValue(self.builder.reshape(flat, shape), 0))
+            return self.name(tensor_without_data(shape, self.dtype), MatrixView(index, flat, shape, 0, shape[0], 0, shape[1]))
+        return self.name(tensor_without_data(shape, self.dtype), RowValue(self.builder.reshape(flat, shape), 0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -261,8 +262,8 @@ def projected_values(
     T, B, start = example
     weights = [recorder.weight(i, shape) for i, shape in enumerate(signature.weights)]
     x = recorder.rows(builder.leaf(TensorKind.INPUT, 0, 0, signature.inputs[0]), T, B)
-    tensors = _recorded(recorder, partial(project, x, start, weights[step_weights:]))
-    _refuse_own_gradients(tensors)
+    tensors = recorded(recorder, partial(project, x, start, weights[step_weights:]))
+    own_gradients_refused(tensors)
     leaves = []
     for tensor, index in zip(tensors, fields, strict=True):
         row = recorder.value(tensor)
@@ -287,8 +288,8 @@ def _step_program(
     batch = recorder.example.batch
     states = [recorder.rows(leaf, batch) for leaf in leaves]
     rows = [recorder.rows(value, batch) for value in inputs]
-    outputs = _recorded(recorder, lambda: step(rows, states, weights))
-    _refuse_own_gradients(outputs)
+    outputs = recorded(recorder, lambda: step(rows, states, weights))
+    own_gradients_refused(outputs)
     if any(tensor._backward_hooks for tensor, _ in recorder.values.values()):
         reason = "the step registers a hook on a gradient, which a compiled step would not call"
         raise NotFusable(reason, definition_line(step))
@@ -314,7 +315,7 @@ def _widths(signature: Signature) -> dict[TensorId, int]:
     return widths
 
 
-def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
+def recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
     """The result of a function under the recorder; its errors become refusals."""
     try:
         with torch.enable_grad(), recorder:
@@ -328,7 +329,7 @@ def _recorded(recorder: Recorder, function: Callable[[], Any]) -> Any:
 # -- the autograd graph of what was recorded ----------------------------------------------------------------------------------
 
 
-def _refuse_own_gradients(outputs: Sequence[Any]) -> None:
+def own_gradients_refused(outputs: Sequence[Any]) -> None:
     """Refuse a torch.autograd.Function: the program would not have the gradient that it defines."""
     for node in _nodes([output for output in outputs if isinstance(output, Tensor)]):
         if isinstance(node, BackwardCFunction):
@@ -361,7 +362,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def tensor_without_data(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="meta", requires_grad=True)
 
 
@@ -388,7 +389,7 @@ def _stopped(builder: Builder, traced: Traced) -> Traced:
     """The same without a gradient."""
     if isinstance(traced, MatrixView):
         return traced._replace(stopped=True)
-    return traced if isinstance(traced, Opaque) else traced._replace(value=builder.map(Op.STOP, traced.value))
+    return traced if isinstance(traced, Opaque | Kernels) else traced._replace(value=builder.map(Op.STOP, traced.value))
 
 
 def _no_rule(packet: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree
 
+from unfading.cells.convolution import Convolution
 from unfading.cells.matrix import BlockDiagonal, LowRank
 from unfading.fuse.refusal import NotFusable
 
@@ -29,8 +30,11 @@ def flatten(tree: Any, leaves: list[Tensor]) -> Structure:
     if isinstance(tree, BlockDiagonal):
         leaves.append(tree.blocks)
         return (BlockDiagonal, tree.heads)
+    if isinstance(tree, Convolution):
+        leaves.append(tree.weight)
+        return (Convolution, tree.dilation, tree.groups)
     raise NotFusable(
-        "project and weights must return tensors, LowRank and BlockDiagonal matrices, and tuples of them; got "
+        "project and weights must return tensors, LowRank and BlockDiagonal matrices, Convolutions, and tuples of them; got "
         f"{type(tree).__name__}"
     )
 
@@ -44,6 +48,8 @@ def unflatten(structure: Structure, leaves: list[Tensor]) -> Any:
         return LowRank(leaves.pop(0), leaves.pop(0), *parts)
     if kind is BlockDiagonal:
         return BlockDiagonal(leaves.pop(0), *parts)
+    if kind is Convolution:
+        return Convolution(leaves.pop(0), *parts)
     members = [unflatten(part, leaves) for part in parts]
     return kind(*members) if hasattr(kind, "_fields") else tuple(members)
 
@@ -71,7 +77,7 @@ def weight_names(tree: Any, name: str = "") -> list[str]:
     """The names that the cell has for the tensors of its weights, in the order of `flatten`."""
     if isinstance(tree, LowRank):
         return [f"{name}_left", f"{name}_right"]
-    if isinstance(tree, Tensor | BlockDiagonal):
+    if isinstance(tree, Tensor | BlockDiagonal | Convolution):
         return [name]
     fields = getattr(tree, "_fields", [f"weight{i}" for i in range(len(tree))])
     return [

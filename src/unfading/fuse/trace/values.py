@@ -98,13 +98,21 @@ class MatrixView(NamedTuple):
         return b.permute(cut, (1, 0)) if self.transposed else cut
 
 
+class Kernels(NamedTuple):
+    """Rows r0..r1 of weight number `index`, the kernels of a convolution."""
+
+    index: int  # type: ignore[assignment]
+    r0: int
+    r1: int
+
+
 class Opaque(NamedTuple):
     """The result of an unsupported operation: an error is raised only if the program depends on it."""
 
     reason: str
 
 
-Traced: TypeAlias = RowValue | Moved | MatrixView | Opaque
+Traced: TypeAlias = RowValue | Moved | MatrixView | Kernels | Opaque
 
 
 class Call(NamedTuple):
@@ -206,6 +214,8 @@ def as_row(build: Builder, x: Any) -> Any:
     """A matrix as an ordinary value; everything else as it is."""
     if isinstance(x, Moved):
         raise NotFusable("the batch is not the first axis of a tensor, which only views and batched products may take")
+    if isinstance(x, Kernels):
+        raise NotFusable("the kernels of a convolution are changed inside the step; do it in weights(), once per call")
     return RowValue(x.entries(build), 0) if isinstance(x, MatrixView) else x
 
 
