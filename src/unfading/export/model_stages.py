@@ -17,7 +17,7 @@ from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.program import NUMBERS, Block, InputKind, Op, Program, Store, TensorKind, Value
 from unfading.fuse.isolation import apart
 from unfading.fuse.locality import check_local
-from unfading.fuse.plan import PROGRAMS, plan, FramePlan, Plan
+from unfading.fuse.plan import PROGRAMS, Plan, plan
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import output_program
 from unfading.layers.model import Model
