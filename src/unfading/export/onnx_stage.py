@@ -123,9 +123,9 @@ def write_scan(
 
 def _sequential(order: Sequence[Value]) -> set[int]:
     """The values that depend on the state."""
-    found: set[int] = set()
+    dependent: set[int] = set()
     for value in order:
         is_state = value.op is Op.LEAF and value.leaf.kind is TensorKind.STATE
-        if is_state or any(arg.id in found for arg in value.args):
-            found.add(value.id)
-    return found
+        if is_state or any(arg.id in dependent for arg in value.args):
+            dependent.add(value.id)
+    return dependent

@@ -83,8 +83,6 @@ class _Writer:
         """The ONNX model."""
         from onnx import helper, numpy_helper
 
-        import unfading
-
         output, finals = self._layers(self._sequence())
         self._output(output)
         self._final_states(finals)
@@ -97,7 +95,6 @@ class _Writer:
         return helper.make_model(
             graph,
             producer_name="unfading",
-            producer_version=unfading.__version__,
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR,
         )
@@ -217,8 +214,8 @@ class _Writer:
                 rows = [g.add("Unsqueeze", part, self.constants.int([0])) for part in parts]
                 self._declare(self._state_name(field, 0), g.add("Concat", *rows, axis=0), [len(rows), "B", len(start)])
             return
-        for i, (stage, parts) in enumerate(zip(self.layers, finals, strict=True)):
-            for field, part, start in zip(stage.state_names, parts, stage.states, strict=True):
+        for i, (stage, final) in enumerate(zip(self.layers, finals, strict=True)):
+            for field, part, start in zip(stage.state_names, final, stage.states, strict=True):
                 self._declare(self._state_name(field, i), part, ["B", len(start)])
 
     # -- output ---------------------------------------------------------------------------------------------------------------
