@@ -111,7 +111,10 @@ class _Writer:
         return name
 
     def _sequence(self) -> str:
-        """The input of the first layer, [T, B, I], with zeros past each row's end; and the sizes that all need."""
+        """The input of the first layer, [T, B, I]; and the sizes that all need.
+
+        What is past a row's end reaches no state and no output, so it may be anything.
+        """
         g, constants, tokens = self.graph, self.constants, self.stages.tokens
         batch_first = self.rnn.batch_first
         axes: list[str | int] = ["B", "T"] if batch_first else ["T", "B"]
@@ -134,7 +137,7 @@ class _Writer:
             self.index = g.add("Add", self.index, self._input("start", [], np.array(0), whole_number=True))
         if not self.stages.stages[0].states:
             x = write_stateless(g, self.stages.stages[0], self._inputs(self.stages.stages[0], x))
-        return self._zero_past(x)
+        return x
 
     def _inputs(self, stage: Stage, x: str) -> dict[int, Entries]:
         """The inputs of a stage: x, and rows of its tables by the index of the step."""
