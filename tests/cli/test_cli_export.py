@@ -1,4 +1,4 @@
-"""`unfading export`: a file of weights becomes a folder of C."""
+"""`unfading export`: a file of weights becomes a folder of C, or an ONNX file."""
 
 from tests.helpers.command import run
 from tests.helpers.paths import ROOT
@@ -24,3 +24,16 @@ def test_what_is_no_file_of_weights_is_refused(tmp_path):
     assert answer.returncode == 2
     assert "does not exist" in answer.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_weights_becomes_an_onnx_file(tmp_path):
+    path = tmp_path / "adding.onnx"
+    answer = run("export", str(ADDING), "--to", "onnx", "-o", str(path))
+    assert answer.returncode == 0, answer.stderr
+    assert "inputs x, lengths, start, initial_h, outputs output, h" in " ".join(answer.stdout.split())
+    assert path.stat().st_size > 1000
+    for more, reason in (([], "exists"), (["--precision", "int8"], "--to onnx writes float32")):
+        again = run("export", str(ADDING), "--to", "onnx", "-o", str(path), *more)
+        assert again.returncode == 2
+        assert reason in again.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["adding.onnx"]

@@ -417,3 +417,7 @@ class Guarded(Along):
 @pytest.mark.parametrize("strict", [True, False], ids=["error", "NaN"])
 def test_a_cell_that_takes_only_its_own_numbers_is_compiled(strict):
     assert not isinstance(plan(Guarded(I, strict)), Refusal)
+
+
+def test_a_cell_with_a_weight_without_entries_is_compiled():
+    assert not isinstance(plan(unfading.RecurrentHighwayCell(I, 4, depth=1)), Refusal)  # its upper layers have none

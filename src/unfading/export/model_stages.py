@@ -48,12 +48,13 @@ class Exported(NamedTuple):
         return self.stages[-1].output_size
 
 
-def exported(model: Model | Recurrent, scale: Scale | None = None) -> Exported:
+def exported(model: Model | Recurrent, scale: Scale | None = None, *, stream: bool = True) -> Exported:
     """The stages of a model, or of a recurrent layer without encoder and head.
 
     Args:
         model: the model; its parameters are read in float32 and in evaluation mode.
         scale: mean and spread with which samples are normalised, (x - mean) / spread; [1 or T, 1, I] as of a task.
+        stream: whether the model must run one sample at a time. If not, a bidirectional layer has a stage per direction.
     """
     if not isinstance(model, Model | Recurrent):
         raise TypeError(f"model must be a Model or a recurrent layer; got {type(model).__name__}.")
@@ -62,18 +63,19 @@ def exported(model: Model | Recurrent, scale: Scale | None = None) -> Exported:
         twin = copy.deepcopy(model).cpu().float().eval()  # else the model itself, whose plans may exist already
     rnn = twin.rnn if isinstance(twin, Model) else twin
     name = type(rnn).__name__
-    if rnn.bidirectional:
+    if stream and rnn.bidirectional:
         raise ValueError(
             f"{name} is bidirectional: its reverse direction begins at the end, which a stream of samples has not."
         )
     if rnn.frame_axes:
-        raise ValueError(f"{name} reads frames, and the export to C is written for vectors.")
+        raise ValueError(f"{name} reads frames, and an export is written for vectors.")
     with torch.no_grad():
         tokens = _token_vectors(twin.encoder) if isinstance(twin, Model) else None
         stages = [] if scale is None else [_normalisation(scale, rnn.input_size, tokens is not None)]
         states = rnn.initial_states(1)
-        for depth, cell in enumerate(rnn.runners):
-            stages.append(_layer(cell, states[depth], f"layer{depth}"))
+        for i, cell in enumerate(rnn.runners):
+            depth, reverse = divmod(i, rnn.directions)
+            stages.append(_layer(cell, states[i], f"layer{depth}" + "_reverse" * reverse))
         if isinstance(twin, Model):
             stages.append(_head(twin.head, rnn.output_size))
     mean = isinstance(twin, Model) and isinstance(twin.head, MeanOverTime)
@@ -155,7 +157,7 @@ def _layer(cell: Cell, state: tuple[Tensor, ...], name: str) -> Stage:
         try:
             output, tensors = apart(lambda: output_program(Contents(cell), state))
         except NotFusable as error:
-            raise ValueError(f"{type(cell).__name__}.output cannot be exported to C: {error}.") from None
+            raise ValueError(f"{type(cell).__name__}.output cannot be exported: {error}.") from None
         program = _with_output(program, output, len(weights))
         weights += [_numbers(tensor) for tensor in tensors]
     return Stage(name, program, tuple(weights), parts, names, _tables(cell, cell_plan))
@@ -214,14 +216,11 @@ def _rebuilt(b: Builder, value: Value, new: dict[int, Value]) -> Value:
 def _plan_of(cell: Cell) -> Plan:
     name, result = type(cell).__name__, plan(cell)
     if isinstance(result, Refusal):
-        raise ValueError(f"{name} cannot be exported to C: {result}.")
-    if isinstance(result, FramePlan):
-        raise ValueError(
-            f"{name} cannot be exported to C: a convolutional layer reads frames, which the exporter does not write."
-        )
+        raise ValueError(f"{name} cannot be exported: {result}.")
+    assert isinstance(result, Plan)  # cells over frames were refused before
     if not result.with_project:
         raise ValueError(
-            f"{name} cannot be exported to C: its project uses operations that a compiled step does not have, or needs more "
+            f"{name} cannot be exported: its project uses operations that a compiled step does not have, or needs more "
             "than one sample at a time."
         )
     if not result.local:
@@ -240,11 +239,12 @@ def _tables(cell: Cell, cell_plan: Plan) -> dict[int, Array]:
     for i, kind in enumerate(kinds):
         if kind is InputKind.SHARED:
             rows, last = _numbers(first[i][:, 0]), _numbers(far[i][:, 0])
-            changes = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1))
-            length = int(changes[-1]) + 2 if len(changes) else 1
-            if length > STEPS // 2 or (last != rows[-1]).any():
+            # Equal up to rounding: vector instructions and those for the rest of an array round differently.
+            before = np.flatnonzero(~np.isclose(rows, last[-1], rtol=1e-6, atol=0.0).all(axis=1))
+            length = int(before[-1]) + 2 if len(before) else 1
+            if length > STEPS // 2:
                 raise ValueError(
-                    f"{type(cell).__name__} cannot be exported to C: an input that depends on the index of the step still "
+                    f"{type(cell).__name__} cannot be exported: an input that depends on the index of the step still "
                     f"changes after {STEPS // 2} steps, and a table of it must end."
                 )
             tables[i] = rows[:length]

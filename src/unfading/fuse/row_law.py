@@ -169,7 +169,7 @@ def _equal_rows(got: Sequence[Tensor], want: Sequence[Tensor], times: float) -> 
 
 def _equal(got: Sequence[Tensor], want: Sequence[Tensor], times: float) -> list[Tensor]:
     """For every tensor, which entries are equal up to some times the rounding of its largest entry, or of that of all."""
-    sizes = [part.nan_to_num(0.0, 0.0, 0.0).abs().amax().item() for part in want]
+    sizes = [part.nan_to_num(0.0, 0.0, 0.0).abs().amax().item() if part.numel() else 0.0 for part in want]
     floor = SMALLEST * max(sizes, default=0.0)
     return [
         torch.isclose(a, b, rtol=0.0, atol=times * ROUNDING[b.dtype] * max(size, floor), equal_nan=True)

@@ -51,7 +51,7 @@ class FrameConvolution(NamedTuple):
         return height, width
 
 
-class Stage(NamedTuple):
+class FrameStage(NamedTuple):
     """A computation of every pixel, and the convolutions after it."""
 
     program: Program
@@ -61,7 +61,7 @@ class Stage(NamedTuple):
 class FrameProgram(NamedTuple):
     """A step. Its stages read inputs 0..inputs, then the states, then the results of the convolutions in their order."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[FrameStage, ...]
     inputs: int
     states: int
     weights: tuple[tuple[int, ...], ...]  # shapes
@@ -132,7 +132,7 @@ def cut(
     needed = _needed([store.value for store in outputs], recorded, first)
     levels = _levels(recorded, first)
     depth = 1 + max((levels[j] for j in needed), default=-1)
-    stages: list[Stage] = []
+    stages: list[FrameStage] = []
     order = sorted(needed, key=lambda j: (levels[j], j))
     numbers = {
         first + j: first + k for k, j in enumerate(order)
@@ -164,9 +164,9 @@ def cut(
                     stores += pieces(TensorKind.NEXT, computed[value.id], value)
                 source = ConvolutionSource(TensorKind.NEXT, computed[value.id])
             convolutions.append(convolution._replace(source=source))
-        stages.append(Stage(program(stores, next_widths), tuple(convolutions)))
+        stages.append(FrameStage(program(stores, next_widths), tuple(convolutions)))
     states = widths[inputs:]
-    stages.append(Stage(program(outputs, states), ()))
+    stages.append(FrameStage(program(outputs, states), ()))
     return FrameProgram(tuple(stages), inputs, len(states), weights)
 
 
