@@ -21,6 +21,17 @@ enum { PANEL_VECTORS = 4 };
 enum { PANEL = PANEL_VECTORS * V };
 typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
 
+/* s x + sum, rounded once where a processor can do that. For a single sum gcc does not join them on some processors (AMD Zen), so
+   that a row would have other last digits alone than beside others. For several sums it does, and better than from this loop. */
+static inline vec joined(real s, vec x, vec sum) {
+#if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)
+  for (int i = 0; i < V; i++) sum[i] = sizeof(real) == sizeof(float) ? __builtin_fmaf(s, x[i], sum[i]) : __builtin_fma(s, x[i], sum[i]);
+  return sum;
+#else
+  return s * x + sum;
+#endif
+}
+
 /* A matrix M [k, n] is packed in panels of PANEL columns, the last one as wide as what is left, padded to V with zeros:
    panel after panel, row after row, so that a product reads it once from front to back. */
 
@@ -40,7 +51,8 @@ static void micro_##ROWS##_##WIDE##_##N(const Part* part, int parts, int row, in
       for (int w = 0; w < WIDE; w++) for (int j = 0; j < N; j++) x[w * N + j] = *(const vec*)(b + w * k_end * (N * V) + j * V); \
       for (int r = 0; r < ROWS; r++) { \
         const real s = a[r * lda + k]; \
-        for (int j = 0; j < WIDE * N; j++) sum[r][j] += s * x[j]; \
+        if (ROWS * WIDE * N == 1) sum[r][0] = joined(s, x[0], sum[r][0]); \
+        else for (int j = 0; j < WIDE * N; j++) sum[r][j] += s * x[j]; \
       } \
     } \
   } \
