@@ -50,8 +50,9 @@ def with_copies(cells, thetas, x, loss, lengths=None):
     outputs, copies = list(x), []
     for cell, theta in zip(cells, thetas, strict=True):
         state, row, new_outputs = cell.initial_state(x.shape[1]), [], []
+        trained = {f"cell.{name}" for name, _ in cell.named_parameters()}  # no buffers
         for t, u in enumerate(outputs):
-            copy = {name: part.detach().clone().requires_grad_(part.is_floating_point()) for name, part in theta.items()}
+            copy = {name: part.detach().clone().requires_grad_(name in trained) for name, part in theta.items()}
             row.append([part for part in copy.values() if part.requires_grad])
             new, output = functional_call(Loop(cell), copy, (u, state, t))
             if lengths is not None:
