@@ -107,7 +107,6 @@ def test_a_current_form_stays_as_it_is(form, capsys):
 
 def test_old_forms_give_what_the_current_ones_give():
     for old, new in {
-        "cells --explain": "cells explain",
         "cells --program STAR --hidden-size 8": "cells program STAR --hidden-size 8",
         "reproduce --list": "reproduce list",
     }.items():
