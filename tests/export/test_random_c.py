@@ -13,7 +13,7 @@ from unfading.export.c_folder import MAKEFILE
 from unfading.export.c_model import float_source, integer_source
 from unfading.export.fold import folded
 from unfading.export.model_stages import Exported
-from unfading.export.quantised import Quantised
+from unfading.export.quantised_model import Quantised
 from unfading.export.stage import Stage
 from unfading.fuse.c.schedule import addressable
 from unfading.fuse.ir.interpret import next_states

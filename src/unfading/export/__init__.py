@@ -5,7 +5,7 @@ unfading.export.onnx(model, "model.onnx")              a file for ONNX runtimes
 twin = unfading.export.quantised(model, batches)       all-integer arithmetic, run in Python
 """
 
-from unfading.export.quantised import Quantised, quantised
+from unfading.export.quantised_model import Quantised, quantised
 from unfading.export.write_c import c
 from unfading.export.write_onnx import onnx
 

@@ -12,7 +12,7 @@ from unfading.export.c_stage import StageWriter, table_name
 from unfading.export.instructions import rounded, tanh_table
 from unfading.export.int8 import Integers
 from unfading.export.model_stages import Exported
-from unfading.export.quantised import Quantised
+from unfading.export.quantised_model import Quantised
 from unfading.export.stage import Array
 from unfading.fuse.ir.program import Op
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from unfading.export.c_model import CSource
-from unfading.export.quantised import Quantised, quantised
+from unfading.export.quantised_model import Quantised, quantised
 from unfading.export.write_c import Precision, c
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Split, Task

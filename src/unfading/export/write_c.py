@@ -11,7 +11,7 @@ from unfading.export.c_folder import MAKEFILE, main_source, readme
 from unfading.export.c_model import CSource, float_source, integer_source
 from unfading.export.model_stages import Exported, exported
 from unfading.export.new_folder import check_absent, write_folder
-from unfading.export.quantised import Quantised, quantised
+from unfading.export.quantised_model import Quantised, quantised
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent
 from unfading.tasks.scaling import Scale
