@@ -10,6 +10,7 @@ from tests.helpers.variants import name
 from unfading import catalogue
 from unfading.backends import choose as choosing
 from unfading.backends.choose import observe_backends
+from unfading.backends.cuda_graph import backend
 from unfading.bench.agreement import relative_error
 from unfading.torch_state import float32_products
 
@@ -102,6 +103,14 @@ def test_autocast(cell):
 def test_without_a_recording(cell, monkeypatch):
     """The same kernels, launched one by one."""
     monkeypatch.setattr(choosing, "_graph_refusal", lambda cell: "switched off")
+    with float32_products("ieee"):
+        agrees(layer_of(cell), frames(), LIMITS["ieee"])
+
+
+@each
+def test_large_calls_are_not_recorded(cell, monkeypatch):
+    monkeypatch.setattr(backend, "LARGEST_INPUTS", 0)
+    monkeypatch.setattr(backend, "RecordedLoop", None)
     with float32_products("ieee"):
         agrees(layer_of(cell), frames(), LIMITS["ieee"])
 

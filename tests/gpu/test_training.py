@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import unfading
+from unfading.backends.cuda_graph import backend
 from unfading.training import captured_step as step_graph
 from unfading.training.loop import train_together
 from unfading.training.options import TrainOptions
@@ -86,3 +87,20 @@ def test_a_task_that_carries_its_state(monkeypatch):
     first = curves([unfading.train(run)])
     monkeypatch.setattr(step_graph, "WARM_UP", 10**9)
     assert curves([unfading.train(run)]) == first
+
+
+def test_a_captured_step_replaces_the_recordings_of_single_layers(monkeypatch):
+    """They would hold memory that nothing uses again."""
+    left = []
+    capture = step_graph.CapturedStep._capture
+
+    def noted(self):
+        cells = self.fleet.models[0].rnn.runners
+        assert any(cell in backend._recordings for cell in cells)
+        capture(self)
+        left.extend(cell for cell in cells if cell in backend._recordings)
+
+    monkeypatch.setattr(step_graph.CapturedStep, "_capture", noted)
+    with unfading.use_backend("graph"):
+        train_together([replace(RUN, cell="Elman")])
+    assert left == []

@@ -19,6 +19,9 @@ from unfading.backends.choose import choose
 from unfading.backends.cuda_graph import backend as graph
 from unfading.backends.cuda_graph import capture, chunks
 from unfading.backends.cuda_graph.backend import graph_if_possible, graph_refusal
+from unfading.cells.base import in_frame
+from unfading.fuse.fused import runnable
+from unfading.reference import scan
 
 # float64: the same operations; sums over chunks in another order.
 EXACT = 1e-12
@@ -238,6 +241,26 @@ def test_few_kinds_of_call_are_kept(device, recordings, monkeypatch):
             for batch in (20, 21, 22):
                 layer(given(device, 4, batch))
             assert len(recordings) == 2 * (graph.STORED + 4)
+
+
+def test_a_large_call_of_a_compiled_step_is_not_recorded(device, recordings, monkeypatch):
+    cell, x = unfading.ConvSTARCell(2, 3).to(device), torch.randn(5, 2, 2, 6, 4, device=device)
+    state, inputs_of_a_chunk = in_frame(cell.initial_state(2), (6, 4)), 2 * (chunks.CHUNK * 2 * 3 * 6 * 4)
+    monkeypatch.setattr(graph, "LARGEST_INPUTS", 4 * inputs_of_a_chunk - 1)  # a byte less than they have
+    got = graph_if_possible(cell, x, state, cell.weights(), plan=runnable(cell, 2))
+    assert not recordings
+    want, _ = scan(cell, cell.project(x), state, cell.weights())
+    assert_close(got[0].h, want.h, rtol=1e-4, atol=1e-5)
+    graph_if_possible(cell, x, state, cell.weights())  # the reference loop is
+    assert recordings
+
+
+def test_forgotten_recordings_are_made_again(device, recordings):
+    layer, x = built(unfading.STARCell, 5, backend="graph").to(device), given(device)
+    before, count = layer(x)[0], len(recordings)
+    graph.forget(layer.cells[0])
+    assert torch.equal(layer(x)[0], before)
+    assert len(recordings) == 2 * count
 
 
 def test_hooks_on_what_is_saved_see_no_recording(device):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from unfading.backends.cuda_graph.backend import forget
 from unfading.fuse.triton.waiting import check_waiting
 from unfading.tasks.base import Batch
 from unfading.training.active_run import ActiveRun
@@ -119,6 +120,9 @@ class CapturedStep:
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
+        for model in self.fleet.models:  # the recordings of single layers, which the first steps made and the graph replaces
+            for cell in model.rnn.runners:
+                forget(cell)
         torch.cuda.empty_cache()  # a graph has its own memory pool, and the memory of the first steps is free now
         try:
             with torch.cuda.graph(graph):

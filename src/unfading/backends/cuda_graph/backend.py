@@ -34,6 +34,9 @@ from unfading.torch_state import traced
 STORED = 8
 # Kinds of call that backend="auto" records. A cell that has met more seems never to meet one twice.
 MOST = 32
+# The largest inputs of one recording of a compiled step with convolutions, in bytes. The kernels of larger calls take longer
+# than their launches, and the recordings of all layers would fill the memory of a GPU.
+LARGEST_INPUTS = 1 << 30
 
 
 def graph(
@@ -147,6 +150,11 @@ class CellRecordings:
 _recordings: "WeakKeyDictionary[Cell, dict[tuple[bool, ...], CellRecordings]]" = WeakKeyDictionary()
 
 
+def forget(cell: Cell) -> None:
+    """Release the recordings of a cell and their memory."""
+    _recordings.pop(cell, None)
+
+
 def _of(cell: Cell) -> CellRecordings:
     recordings = _recordings.setdefault(cell, {})
     training = tuple(module.training for module in cell.modules())
@@ -168,6 +176,8 @@ def _graphed(
     T = check_inputs(cell, inputs, batch=state[0].shape[0])
     parts, kind = _sorted(cell, inputs, state, weights, lengths, reverse)
     kind = kind._replace(plan=plan)
+    if plan is not None and kind.input_bytes > LARGEST_INPUTS:
+        raise NotNow("its inputs are so large that the kernels take longer than their launches")
     loop = _of(cell).loop(cell, kind, T, most)
     n, flat = len(state), [each for group in parts for each in group]
     if kind.differentiable:

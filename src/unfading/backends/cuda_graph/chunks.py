@@ -59,6 +59,12 @@ class CallKind(NamedTuple):
         """Whether any gradient is wanted."""
         return any(any(group) for group in self.wanted)
 
+    @property
+    def input_bytes(self) -> int:
+        """The memory of the inputs of a chunk."""
+        sizes = zip(self.shapes[0], self.dtypes[0], strict=True)
+        return CHUNK * sum(shape.numel() * dtype.itemsize for shape, dtype in sizes)
+
     def scan(self, cell: Cell, parts: Parts, lengths: Tensor | None) -> list[Tensor]:
         """The reference loop, or that of a compiled step: the trajectory's parts, then the final state's."""
         timed, whole = iter(parts.timed), iter(parts.whole)
