@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unfading.backends.choose import choose, runs_compiled
 from unfading.cells.base import Cell
-from unfading.cells.wrap import WrapperCell
+from unfading.cells.wrap import NoiseCell
 from unfading.fuse.locality import check_local
 from unfading.fuse.one_step import OneStep
 from unfading.reference import constants_of, projected
@@ -43,7 +43,7 @@ class Stream:
     """
 
     def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str, frame: tuple[int, ...] = ()):
-        if any(isinstance(cell, WrapperCell) and cell.noisy for cell in cells):
+        if any(isinstance(cell, NoiseCell) and cell.noisy for cell in cells):
             raise ValueError(
                 "a stream draws no noise, and the layer is in training mode with dropout or zoneout; call eval() first."
             )
