@@ -11,7 +11,7 @@ Convolutional cells read frames: every x, output and part of a state has two mor
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
@@ -213,7 +213,7 @@ class Recurrent(NotScriptable, nn.Module, Generic[State]):
     ) -> "Stream":
         """Run the layer one step at a time: `push(x)` takes x [batch, I] and returns the output [batch, n].
 
-        The stream copies the parameters; a later change of the layer does not affect it.
+        `push(x, resets=ended)`, with a bool [batch], sets the state of some rows to the initial state before the step. The stream copies the parameters; a later change of the layer does not affect it.
 
         Args:
             batch: number of rows.
@@ -232,10 +232,10 @@ class Recurrent(NotScriptable, nn.Module, Generic[State]):
         from unfading.layers.stream import Stream
 
         with allocation.refuse_large(f"a stream of {batch} rows", "batch"):
-            states = self.initial_states(batch, frame)
+            states = initial = self.initial_states(batch, frame)
             if state is not None:
-                states = _split_state(state, states, name, stacked=self.stacked_state, batched=True)
-            return Stream(self.runners, states, start, self.backend, frame)
+                states = _split_state(state, initial, name, stacked=self.stacked_state, batched=True)
+            return Stream(self.runners, states, initial, start, self.backend, frame)
 
     def check_chunks(self, steps: int, every: int) -> None:
         """Raise ValueError if separate calls of `every` steps would differ from one call: a projection may need all steps."""
@@ -356,6 +356,16 @@ class Recurrent(NotScriptable, nn.Module, Generic[State]):
 def detach(state: Any) -> Any:
     """The same state without its history in the autograd graph: for truncated backpropagation through time."""
     return _pytree.tree_map_only(Tensor, torch.Tensor.detach, state)
+
+
+def split_resets(resets: Tensor | None, x: Tensor, every: int, time: int = 0) -> Sequence[Tensor | None]:
+    """The resets of each chunk of `every` steps of x, whose axis `time` is that of time."""
+    if resets is None:
+        return [None] * -(-x.shape[time] // every)
+    check_type("resets", resets, Tensor)
+    if resets.shape[time : time + 1] != x.shape[time : time + 1]:
+        raise ValueError(f"resets must mark the {x.shape[time]} steps of x along axis {time}; got shape {list(resets.shape)}.")
+    return resets.split(every, dim=time)
 
 
 def check_reads_vectors(module: nn.Module, what: str) -> None:
