@@ -159,15 +159,21 @@ def runs_compiled(implementation: Implementation) -> bool:
     return isinstance(implementation, partial) and implementation.func is cast(ModuleType, _fused_module).fused
 
 
-def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
-    """Project x [T, B, I] and run the cell over it; return the states after every step and the final state, as `scan`."""
-    return _run(choose(cell, options.backend, x.shape[1]), cell, x, state, options)
+def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions, *, weights: Any = None) -> tuple[Any, Any]:
+    """Project x [T, B, I] and run the cell over it; return the states after every step and the final state, as `scan`.
+
+    Args:
+        weights: in the place of the cell's own.
+    """
+    return _run(choose(cell, options.backend, x.shape[1]), cell, x, state, options, weights)
 
 
-def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
+def _run(
+    implementation: Implementation, cell: Cell, x: Tensor, state: Any, options: LoopOptions, weights: Any = None
+) -> tuple[Any, Any]:
     if _observed is not None:
         _observe(cell, implementation, options.backend, x.shape[1])
-    weights = _weights(cell, x)
+    weights = _weights(cell, x) if weights is None else weights
     segments = options.checkpoint_every is not None and implementation is not _stand_in
     try:
         if segments:
@@ -177,7 +183,7 @@ def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, opti
         name = _override or options.backend
         if name != "auto":
             raise RuntimeError(cannot_run(cell, name, str(error))) from error
-    return _run(_without_kernel(cell, "auto"), cell, x, state, options)
+    return _run(_without_kernel(cell, "auto"), cell, x, state, options, weights)
 
 
 def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:

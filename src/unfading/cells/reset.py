@@ -53,7 +53,7 @@ class ResetCell(WrapperCell[Inputs]):
         return Weights(self.cell.weights(), tuple(self.learned[self.first + i] for i in range(len(initial))))
 
     def step(self, inputs: Inputs, state: Any, weights: Weights) -> Any:
-        begins = inputs.reset != 0
+        begins = inputs.reset > 0.5
         parts = zip(weights.initial, state, strict=True)
         state = type(state)(*(torch.where(begins, initial, part) for initial, part in parts))
         return self.cell.step(inputs.inner, state, weights.inner)

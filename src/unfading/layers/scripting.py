@@ -10,6 +10,6 @@ class NotScriptable:
         # torch.jit.script calls it for every module inside the one that it is given.
         raise RuntimeError(
             f"torch.jit.script cannot compile {type(self).__name__}, whose loop over time is compiled by this library. Use "
-            "torch.export or torch.compile; unfading.to_torch turns an Elman, LSTM or GRU layer into one of torch.nn, which "
-            "can be scripted."
+            "torch.export or torch.compile, or script a layer of torch.nn, which unfading.to_torch makes of an Elman, LSTM or "
+            "GRU layer."
         )
