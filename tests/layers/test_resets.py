@@ -1,4 +1,4 @@
-"""Resets: the steps from one mark to the next are a sequence of their own, in outputs and all gradients, wherever a layer runs."""
+"""Resets: the steps from one mark to the next are a sequence of their own, in outputs and all gradients, on every backend."""
 
 import pytest
 import torch

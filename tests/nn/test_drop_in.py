@@ -122,7 +122,7 @@ def test_arguments_are_positional_as_in_torch():
 def test_a_wrong_option_is_the_error_of_torch(options):
     messages = []
     for package in (nn, unfading.nn):
-        with pytest.raises(ValueError) as error:  # noqa: PT011
+        with pytest.raises(ValueError) as error:
             package.RNN(I, H, **options)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
@@ -146,7 +146,7 @@ def test_a_wrong_call_is_the_error_of_torch(kind, what):
     x, *hx = WRONG[what]
     errors = []
     for layer in pair(kind, torch.float32):
-        with pytest.raises(Exception) as error:  # noqa: PT011
+        with pytest.raises(Exception) as error:
             layer(x, *((each, each) if kind == "LSTM" else each for each in hx))
         errors.append((error.type, str(error.value)))
     assert errors[0] == errors[1]
@@ -250,5 +250,5 @@ def test_resets_set_the_state_to_zero():
 
 @pytest.mark.parametrize("layer", [unfading.nn.LSTM(I, H), unfading.STAR(I, H), nn.Sequential(unfading.STAR(I, H))], ids=str)
 def test_torch_jit_script_is_refused_with_a_sentence(layer):
-    with pytest.raises(RuntimeError, match=r"torch\.jit\.script cannot compile (LSTM|STAR).*Use torch\.export or torch\.compile"):
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.script cannot compile (LSTM|STAR).*Use torch\.export or"):
         torch.jit.script(layer)

@@ -229,9 +229,7 @@ def stack_outputs(
     if not all(runs_compiled(implementation) for implementation in implementations):
         return None
     plans = [cast("partial[Any]", implementation).keywords["cell_plan"] for implementation in implementations]
-    result: tuple[Tensor, list[Any]] | None = _wavefront_module.wavefront(
-        cells, plans, x, states, dropout, options, resets
-    )
+    result: tuple[Tensor, list[Any]] | None = _wavefront_module.wavefront(cells, plans, x, states, dropout, options, resets)
     if result is not None and _observed is not None:
         for cell, implementation in zip(cells, implementations, strict=True):
             _observe(cell, implementation, options.backend, x.shape[1])

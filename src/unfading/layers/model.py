@@ -10,7 +10,7 @@ from unfading.layers.recurrent import Recurrent, detach, split_resets
 
 
 class Model(nn.Module):
-    """prediction, state = model(x, state=None, *, lengths=None, resets=None, start=0, truncate=None), in the layout [T, B, ...].
+    """prediction, state = model(x, state=None, *, lengths=None, resets=None, start=0, truncate=None), with x [T, B, ...].
 
     With `truncate=N` gradients flow back over at most N steps; the prediction is the same. The other arguments are those of
     `Recurrent`.

@@ -174,9 +174,9 @@ class Recurrent(NotScriptable, nn.Module, Generic[State]):
             state: the state that an earlier call returned; None starts from the initial state.
             lengths: int64 [B], in 1..T, in any order. The output past the end of a row is 0, its final state is that of its
                 last step, and the reverse direction starts at its end.
-            resets: bool [T, B] ([B, T] with batch_first, [T] unbatched). Before the steps that it marks, the state is set to the
-                layer's initial state, also where `state` is given, and no gradient flows past it. Both directions take the
-                steps from one mark to the next as a sequence of its own; only the index of the step goes on.
+            resets: bool [T, B] ([B, T] with batch_first, [T] unbatched). Before a step that it marks, the state is set to the
+                layer's initial state, also where `state` is given, and no gradient flows past it. For both directions the
+                steps from one mark to the next are a sequence of its own; only the index of the step goes on.
             start: absolute index of the first step of x, where x continues an earlier sequence.
         """
         sequences, output, finals = self._run(x, state, lengths, resets, start)
@@ -213,7 +213,8 @@ class Recurrent(NotScriptable, nn.Module, Generic[State]):
     ) -> "Stream":
         """Run the layer one step at a time: `push(x)` takes x [batch, I] and returns the output [batch, n].
 
-        `push(x, resets=ended)`, with a bool [batch], sets the state of some rows to the initial state before the step. The stream copies the parameters; a later change of the layer does not affect it.
+        `push(x, resets=ended)`, with a bool [batch], sets the state of some rows to the initial state before the step. The
+        stream copies the parameters; a later change of the layer does not affect it.
 
         Args:
             batch: number of rows.

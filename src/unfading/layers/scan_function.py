@@ -170,7 +170,9 @@ def _tensors(name: str, tree: Any) -> list[Tensor]:
     leaves = _pytree.tree_leaves(tree) if tree is not None else []
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"{name} must be a tensor, or nested tuples, lists or dicts of tensors; got {type(leaf).__name__} in it.")
+            raise TypeError(
+                f"{name} must be a tensor, or nested tuples, lists or dicts of tensors; got {type(leaf).__name__} in it."
+            )
     return leaves
 
 

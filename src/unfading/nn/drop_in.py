@@ -7,7 +7,6 @@ does the work. They are read by their names, so that a parametrisation or a prun
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -57,16 +56,16 @@ class TorchLayer(NotScriptable, nn.RNNBase):
         return output, tuple(state) if pair else state[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state: dict[str, Any] = super().__getstate__()
         del state["_stack"]  # it holds the tensors of the last run
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._build()
 
     def _replicate_for_data_parallel(self) -> Any:
-        replica = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica = super()._replicate_for_data_parallel()
         replica._build()
         return replica
 

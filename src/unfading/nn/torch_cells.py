@@ -7,14 +7,14 @@ h_t = weight_hr (o_t * tanh(c_t)), and weight_hh is [4H, P]. The tensors belong 
 before every run.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unfading.cells import elman, gru, lstm
-from unfading.cells.base import Activation, Cell, activation
+from unfading.cells.base import Activation, Cell, Gains
 from unfading.cells.layer_norm import Plain
 from unfading.cells.matrix import linear
 
@@ -36,14 +36,14 @@ class TorchTensors(Cell):
     bias_hh: Tensor | None
     weight_hr: Tensor | None
 
-    singular_values_at_zero = None
-    bounded_state = None
+    singular_values_at_zero: Gains | None = None
+    bounded_state: Any = None
 
     def __init__(self, input_size: int, hidden_size: int, gates: int, *, bias: bool, proj_size: int = 0):
         Cell.__init__(self, input_size, proj_size or hidden_size)
         self.hidden_size = hidden_size
         rows = gates * hidden_size
-        shapes = {"weight_ih": (rows, input_size), "weight_hh": (rows, proj_size or hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size), "weight_hh": (rows, proj_size or hidden_size)}
         shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
         shapes |= {"weight_hr": (proj_size, hidden_size)} if proj_size else {}
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"):
@@ -74,7 +74,7 @@ class TorchLSTMCell(TorchTensors, lstm.LSTMCell):
         h, c = self.output_size, self.hidden_size
         return lstm.State(self.weight_hh.new_zeros(batch, h), self.weight_hh.new_zeros(batch, c))
 
-    def step(self, inputs: lstm.Inputs, state: lstm.State, weights: lstm.Weights | ProjectedWeights) -> lstm.State:  # type: ignore[override]
+    def step(self, inputs: lstm.Inputs, state: lstm.State, weights: lstm.Weights | ProjectedWeights) -> lstm.State:
         h, c = super().step(inputs, state, weights)  # type: ignore[arg-type]
         return lstm.State(linear(h, weights.W_p) if isinstance(weights, ProjectedWeights) else h, c)
 
@@ -92,7 +92,8 @@ class TorchGRUCell(TorchTensors, gru.GRUCell):
     def weights(self) -> gru.WeightsAfter:
         H = self.hidden_size
         c_n = self.weight_hh.new_zeros(H) if self.bias_hh is None else self.bias_hh[2 * H :]
-        return gru.WeightsAfter(*self.weight_hh.split([2 * H, H]), Plain(), Plain(), c_n)
+        W_rz, W_n = self.weight_hh.split([2 * H, H])
+        return gru.WeightsAfter(W_rz, W_n, Plain(), Plain(), c_n)
 
     def initial_state(self, batch: int) -> gru.State:
         return gru.State(self.weight_hh.new_zeros(batch, self.hidden_size))
