@@ -77,7 +77,7 @@ def call_block_diagonal(blocks, heads):
 
 def call_scan(**keywords):
     cell = unfading.STARCell(2, 3)
-    return unfading.scan(**{"cell": cell, "weights": cell.weights(), **keywords})
+    return unfading.reference.scan(**{"cell": cell, "weights": cell.weights(), **keywords})
 
 
 def scan_arguments():

@@ -24,6 +24,7 @@ LAYERS = [
     ["fuse"],
     ["backends", "catalogue", "machine"],
     ["layers"],
+    ["nn"],
     ["training"],
     ["bench", "diagnostics", "doctor", "export"],
     ["papers"],

@@ -12,9 +12,9 @@ from typing import Any
 import griffe
 
 import unfading
-from unfading import export, tasks
+from unfading import export, nn, tasks
 
-PACKAGES = {"unfading": unfading, "unfading.tasks": tasks, "unfading.export": export}
+PACKAGES = {"unfading": unfading, "unfading.tasks": tasks, "unfading.export": export, "unfading.nn": nn}
 
 
 class PublicNames(griffe.Extension):

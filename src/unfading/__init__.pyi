@@ -60,9 +60,9 @@ from unfading.layers.convert import from_torch, to_torch
 from unfading.layers.factory import Layer, layer
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent, detach
+from unfading.layers.scan_function import scan
 from unfading.layers.truncated import truncated
 from unfading.layers.tune import tune
-from unfading.reference import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
 from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame, MeanFrame
 from unfading.training.compare import compare

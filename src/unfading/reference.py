@@ -46,7 +46,7 @@ def scan(
     for t, inputs_t in enumerate(zip(*rows, strict=True)):
         new = _checked(cell, cell.step(_pytree.tree_unflatten(inputs_t, tree), state, weights), state)
         if lengths is not None:
-            new = [torch.where(_as_column(t < lengths, n), n, old) for n, old in zip(new, state, strict=True)]
+            new = [torch.where(as_column(t < lengths, n), n, old) for n, old in zip(new, state, strict=True)]
         state = type(state)(*new)
         states.append(state)
 
@@ -158,5 +158,6 @@ def _describe(state: Any) -> str:
     return ", ".join(f"{name} {part.dtype} {list(part.shape)}" for name, part in zip(names, state, strict=True))
 
 
-def _as_column(mask: Tensor, like: Tensor) -> Tensor:
+def as_column(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask [B] with axes of size 1 appended, so that it broadcasts with `like` [B, ...]."""
     return mask.reshape(-1, *[1] * (like.dim() - 1))

@@ -67,7 +67,7 @@ def test_dropout_acts_on_the_input_of_the_matrix_and_not_on_the_state():
     inner = unfading.STARCell(2, 5).double()
     cell, x = RecurrentDropoutCell(inner, 0.5), laws.random_input()
     inputs = cell.project(x)
-    states, _ = unfading.scan(cell, inputs, cell.initial_state(3), cell.weights())
+    states, _ = unfading.reference.scan(cell, inputs, cell.initial_state(3), cell.weights())
     h = torch.zeros(3, 5, dtype=torch.float64)
     for t in range(len(x)):
         k = torch.sigmoid(inputs.inner.a[t] + (h * inputs.masks[0][0]) @ inner.W_h.T)
@@ -79,7 +79,7 @@ def test_zoneout_keeps_entries_and_uses_the_expectation_in_evaluation():
     inner = unfading.LSTMCell(2, 5).double()
     cell, x = ZoneoutCell(inner, 0.3), laws.random_input()
     inputs = cell.project(x)
-    states, _ = unfading.scan(cell, inputs, cell.initial_state(3), cell.weights())
+    states, _ = unfading.reference.scan(cell, inputs, cell.initial_state(3), cell.weights())
     for t in range(1, len(x)):
         for mask, part in zip(inputs.masks, states, strict=True):
             still = mask[t] == 1
@@ -88,8 +88,8 @@ def test_zoneout_keeps_entries_and_uses_the_expectation_in_evaluation():
     cell.eval()
     state = type(states)(*(part[3] for part in states))
     one = x[:1]
-    expected, _ = unfading.scan(cell, cell.project(one), state, cell.weights())
-    moved, _ = unfading.scan(inner, inner.project(one), state, inner.weights())
+    expected, _ = unfading.reference.scan(cell, cell.project(one), state, cell.weights())
+    moved, _ = unfading.reference.scan(inner, inner.project(one), state, inner.weights())
     for e, m, old in zip(expected, moved, state, strict=True):
         assert_close(e[0], 0.3 * old + 0.7 * m[0], **EXACT)
 

@@ -22,12 +22,12 @@ def built(cell, hidden, dtype=torch.float64, *, features=3, **keywords):
     return layer
 
 
-def everything(layer, x, backend, lengths=None):
+def everything(layer, x, backend, lengths=None, resets=None):
     """Output, final state and all gradients, through output and final state, by name."""
     x = x.clone().requires_grad_()
     torch.manual_seed(4)  # for cells that draw noise
     with unfading.use_backend(backend):
-        output, state = layer(x, lengths=lengths)
+        output, state = layer(x, lengths=lengths, resets=resets)
     torch.manual_seed(5)
     parts = torch.utils._pytree.tree_leaves(state)
     loss = sum((part * torch.randn_like(part)).sum() for part in [output, *parts])

@@ -75,6 +75,15 @@ def same_as_the_reference(layer, device, tolerance=EXACT):
         agree(everything(layer, x, "graph", lengths), everything(layer, x, "reference", lengths), tolerance)
 
 
+@pytest.mark.parametrize("cell", [unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell], ids=name)
+def test_resets_are_recorded(cell, device):
+    layer, x = built(cell, 5, bidirectional=True, learn_initial_state=True).to(device), given(device)
+    for share in (0.3, 0.0):
+        resets = torch.rand(T, B) < share
+        for lengths in (None, lengths_on(device)):
+            agree(*(everything(layer, x, backend, lengths, resets) for backend in ("graph", "reference")))
+
+
 @pytest.mark.parametrize(
     "noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.3}], ids=str
 )

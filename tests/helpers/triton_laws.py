@@ -34,11 +34,11 @@ def sampled(cells, sample=SAMPLE):
     return [cell if cell in sample else pytest.param(cell, marks=pytest.mark.long) for cell in cells]
 
 
-def everything(layer, x, lengths, backend):
+def everything(layer, x, lengths, backend, resets=None):
     """Output, final state and all gradients, through output and final state, in float64 on the CPU."""
     x = x.to(next(layer.parameters())).requires_grad_()
     with unfading.use_backend(backend):
-        output, state = layer(x, lengths=None if lengths is None else lengths.to(x.device))
+        output, state = layer(x, lengths=None if lengths is None else lengths.to(x.device), resets=resets)
     parts = [output, *torch.utils._pytree.tree_leaves(state)]
     generator = torch.Generator().manual_seed(5)
     loss = sum((part * torch.randn(part.shape, generator=generator).to(part)).sum() for part in parts)
@@ -75,6 +75,24 @@ def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
     exact = copy.deepcopy(layer).double().cpu()
     x, lengths = torch.randn(3, 5, 3), torch.tensor([2, 3, 1, 3, 1])
     agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"))
+
+
+@pytest.mark.parametrize("cell", sampled(CELLS, SOME), ids=name)
+def test_resets_agree_with_the_reference_in_float64(cell, device):
+    layer = built(cell, hidden_size(cell), torch.float32, bidirectional=True, learn_initial_state=True).to(device)
+    exact = copy.deepcopy(layer).double().cpu()
+    x, resets = torch.randn(4, 5, 3), torch.rand(4, 5) < 0.4
+    for lengths in (None, torch.tensor([2, 4, 1, 3, 1])):
+        agree(everything(layer, x, lengths, "fused", resets), everything(exact, x, lengths, "reference", resets))
+
+
+@pytest.mark.parametrize("cell", [unfading.LSTMCell, unfading.IncrementalRNNCell], ids=name)
+def test_an_input_of_one_feature_is_projected_in_the_kernel_with_resets(cell, device):
+    layer = unfading.Recurrent(lambda size: cell(size, 5), 1).to(device)
+    exact = copy.deepcopy(layer).double().cpu()
+    x, resets = torch.randn(3, 5, 1), torch.rand(3, 5) < 0.4
+    agree(everything(layer, x, None, "fused", resets), everything(exact, x, None, "reference", resets))
+    assert plan(layer._runners[0].resetting).with_project
 
 
 @pytest.mark.parametrize("lengths", [torch.tensor([3, 1, 1, 3, 2, 1])[::2], torch.tensor(2).expand(3)], ids=["apart", "one"])

@@ -62,12 +62,12 @@ def stack(cell, device, **keywords):
     return built(cell, hidden_size(cell), torch.float32, num_layers=3, **keywords).to(device)
 
 
-def same(layer, x, lengths, one_by_one):
+def same(layer, x, lengths, one_by_one, resets=None):
     """Both ways agree: in outputs and states exactly on a CPU, in gradients up to the order of sums."""
     torch.manual_seed(7)
-    got = everything(layer, x, lengths, "fused")
+    got = everything(layer, x, lengths, "fused", resets)
     torch.manual_seed(7)
-    want = one_by_one(lambda: everything(layer, x, lengths, "fused"))
+    want = one_by_one(lambda: everything(layer, x, lengths, "fused", resets))
     tolerance = ROUNDING if next(layer.parameters()).device.type == "cpu" else 1e-4
     agree(got, want, tolerance)
 
@@ -89,6 +89,15 @@ def test_every_cell_is_the_same_side_by_side(cell, device, chunks, one_by_one):
         same(layer, torch.randn(5, 3, 3), own, one_by_one)
     plain = cell.output is unfading.Cell.output
     assert len(stacks) == (2 if plain else 0)
+
+
+@pytest.mark.parametrize("cell", SOME, ids=name)
+def test_resets_reach_every_layer(cell, device, chunks, one_by_one):
+    layer, stacks = stack(cell, device, dropout=0.3, learn_initial_state=True), chunks(2)
+    resets = torch.rand(5, 3) < 0.4
+    for lengths in (None, torch.tensor([5, 1, 4])):
+        same(layer, torch.randn(5, 3, 3), lengths, one_by_one, resets)
+    assert [each.resets is not None for each in stacks] == [True, True]
 
 
 @pytest.mark.parametrize("cell", SOME, ids=name)

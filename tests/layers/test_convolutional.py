@@ -168,7 +168,7 @@ def test_dropped_channels_do_not_reach_the_convolution():
     cell = RecurrentDropoutCell(unfading.ConvSTARCell(C, H).double(), 0.5)
     x = frames()
     inputs = cell.project(x)
-    trajectory, _ = unfading.scan(
+    trajectory, _ = unfading.reference.scan(
         cell, inputs, unfading.ConvSTAR(C, H, dtype=torch.float64).initial_states(B, FRAME)[0], cell.weights()
     )
     h = torch.zeros(B, H, *FRAME, dtype=torch.float64)

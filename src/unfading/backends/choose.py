@@ -159,15 +159,21 @@ def runs_compiled(implementation: Implementation) -> bool:
     return isinstance(implementation, partial) and implementation.func is cast(ModuleType, _fused_module).fused
 
 
-def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
-    """Project x [T, B, I] and run the cell over it; return the states after every step and the final state, as `scan`."""
-    return _run(choose(cell, options.backend, x.shape[1]), cell, x, state, options)
+def run(cell: Cell, x: Tensor, state: Any, options: LoopOptions, *, weights: Any = None) -> tuple[Any, Any]:
+    """Project x [T, B, I] and run the cell over it; return the states after every step and the final state, as `scan`.
+
+    Args:
+        weights: in the place of the cell's own.
+    """
+    return _run(choose(cell, options.backend, x.shape[1]), cell, x, state, options, weights)
 
 
-def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Any, Any]:
+def _run(
+    implementation: Implementation, cell: Cell, x: Tensor, state: Any, options: LoopOptions, weights: Any = None
+) -> tuple[Any, Any]:
     if _observed is not None:
         _observe(cell, implementation, options.backend, x.shape[1])
-    weights = _weights(cell, x)
+    weights = _weights(cell, x) if weights is None else weights
     segments = options.checkpoint_every is not None and implementation is not _stand_in
     try:
         if segments:
@@ -177,7 +183,7 @@ def _run(implementation: Implementation, cell: Cell, x: Tensor, state: Any, opti
         name = _override or options.backend
         if name != "auto":
             raise RuntimeError(cannot_run(cell, name, str(error))) from error
-    return _run(_without_kernel(cell, "auto"), cell, x, state, options)
+    return _run(_without_kernel(cell, "auto"), cell, x, state, options, weights)
 
 
 def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:
@@ -194,12 +200,18 @@ def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Te
 
 
 def stack_outputs(
-    cells: Sequence[Cell], x: Tensor, states: Sequence[Any], options: LoopOptions, dropout: float
+    cells: Sequence[Cell],
+    x: Tensor,
+    states: Sequence[Any],
+    options: LoopOptions,
+    dropout: float,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, list[Any]] | None:
     """The output of the last layer and the final states of all layers, which run side by side; None where they do not.
 
     Args:
         dropout: the probability of dropping an entry between two layers, 0 outside training.
+        resets: [T, B], of cells that read them.
     """
     if len(cells) < LEAST_LAYERS or options.checkpoint_every is not None or _stand_in is not None or traced() or x.dim() > 3:
         return None
@@ -217,7 +229,7 @@ def stack_outputs(
     if not all(runs_compiled(implementation) for implementation in implementations):
         return None
     plans = [cast("partial[Any]", implementation).keywords["cell_plan"] for implementation in implementations]
-    result: tuple[Tensor, list[Any]] | None = _wavefront_module.wavefront(cells, plans, x, states, dropout, options)
+    result: tuple[Tensor, list[Any]] | None = _wavefront_module.wavefront(cells, plans, x, states, dropout, options, resets)
     if result is not None and _observed is not None:
         for cell, implementation in zip(cells, implementations, strict=True):
             _observe(cell, implementation, options.backend, x.shape[1])
@@ -258,7 +270,7 @@ def _load_graph() -> bool:
 
 def _weights(cell: Cell, x: Tensor) -> Any:
     """Matrices are built in the precision of their parameters; autocast applies to the products with them."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):  # there is no autocast on the device "meta"
         return cell.weights()
     with torch.autocast(x.device.type, enabled=False):
         return cell.weights()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unfading.cells.base import Cell, in_frame
+from unfading.cells.base import Inputs as AnyInputs
 from unfading.cells.convolution import Convolution
 from unfading.cells.matrix import BlockDiagonal, LowRank, Masked
 from unfading.errors import check_share, check_type
@@ -26,22 +27,19 @@ class Inputs(NamedTuple):
     masks: tuple[Tensor, ...]  # [1, B, n] per matrix, or [T, B, n] per part of the state; none in evaluation of dropout
 
 
-class WrapperCell(Cell[Inputs, Any, Any]):
-    """The common part of wrappers: everything except the noise comes from the wrapped cell."""
+class WrapperCell(Cell[AnyInputs, Any, Any]):
+    """The common part of wrappers: everything except `project` and `step` comes from the wrapped cell."""
 
-    def __init__(self, cell: Cell, rate: float):
+    def __init__(self, cell: Cell):
         check_type("cell", cell, Cell)
         super().__init__(cell.input_size, cell.output_size)
-        check_share("rate", rate)
         self.cell = cell
-        self.rate = rate
         self.example_frame = cell.example_frame
         self.shared = tuple(f"inner.{name}" for name in cell.shared)
 
     @property
-    def noisy(self) -> bool:
-        """Whether to draw masks: while the innermost cell, which belongs to the network, is in training mode."""
-        return innermost(self).training
+    def constant(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(f"inner.{name}" for name in self.cell.constant)
 
     def weights(self) -> Any:
         return self.cell.weights()
@@ -59,7 +57,21 @@ class WrapperCell(Cell[Inputs, Any, Any]):
         return self.cell.penalty()
 
 
-class RecurrentDropoutCell(WrapperCell):
+class NoiseCell(WrapperCell[Inputs]):
+    """The common part of wrappers that draw masks."""
+
+    def __init__(self, cell: Cell, rate: float):
+        super().__init__(cell)
+        check_share("rate", rate)
+        self.rate = rate
+
+    @property
+    def noisy(self) -> bool:
+        """Whether to draw masks: while the innermost cell, which belongs to the network, is in training mode."""
+        return innermost(self).training
+
+
+class RecurrentDropoutCell(NoiseCell):
     """Variational dropout on the inputs of a cell's recurrent matrices.
 
     Args:
@@ -84,7 +96,7 @@ class RecurrentDropoutCell(WrapperCell):
     @property
     def constant(self) -> tuple[str, ...]:  # type: ignore[override]
         masks = tuple(f"masks.{i}" for i in range(len(self.columns))) if self.noisy else ()
-        return (*(f"inner.{name}" for name in self.cell.constant), *masks)
+        return (*super().constant, *masks)
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         inner = self.cell.project(x, start)
@@ -112,17 +124,13 @@ class RecurrentDropoutCell(WrapperCell):
             ) from error
 
 
-class ZoneoutCell(WrapperCell):
+class ZoneoutCell(NoiseCell):
     """Random entries of the state keep their value for a step.
 
     Args:
         cell: the cell to wrap.
         rate: probability that an entry keeps its value.
     """
-
-    @property
-    def constant(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(f"inner.{name}" for name in self.cell.constant)
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         state = in_frame(self.cell.initial_state(x.shape[1]), self.state_frame(x.shape[3:]))
@@ -135,6 +143,11 @@ class ZoneoutCell(WrapperCell):
     def step(self, inputs: Inputs, state: Any, weights: Any) -> Any:
         new = self.cell.step(inputs.inner, state, weights)
         return type(state)(*(m * old + (1 - m) * n for m, old, n in zip(inputs.masks, state, new, strict=True)))
+
+
+def outputs_first_part(cell: Cell) -> bool:
+    """Whether the output of a cell is the first part of its state, as it is unless a cell defines `output` itself."""
+    return getattr(innermost(cell).output, "__func__", None) is Cell.output
 
 
 def innermost(cell: Cell) -> Cell:

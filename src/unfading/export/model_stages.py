@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unfading.cells.base import Cell
-from unfading.cells.wrap import WrapperCell, ZoneoutCell
+from unfading.cells.wrap import WrapperCell, ZoneoutCell, outputs_first_part
 from unfading.export.fold import folded
 from unfading.export.stage import Array, Stage
 from unfading.fuse.contents import Contents
@@ -153,7 +153,7 @@ def _layer(cell: Cell, state: tuple[Tensor, ...], name: str) -> Stage:
     program = PROGRAMS[cell_plan.key]
     for rate in reversed(rates):
         program = _with_zoneout(program, rate)
-    if getattr(cell.output, "__func__", None) is not Cell.output or cell.output_size != len(parts[0]):
+    if not outputs_first_part(cell) or cell.output_size != len(parts[0]):
         try:
             output, tensors = apart(lambda: output_program(Contents(cell), state))
         except NotFusable as error:

@@ -16,6 +16,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
 from unfading.cells.base import Cell
+from unfading.cells.wrap import outputs_first_part
 from unfading.errors import NoKernel
 from unfading.fuse.frames.frame_kernels import frame_kernels
 from unfading.fuse.frames.fused_frames import fused_frames
@@ -119,8 +120,7 @@ class Inference:
         self.weights = [leaf.detach().contiguous() for leaf in bind_weights(cell_plan, cell, weights)]
         self.packed = self.kernel.packed(self.kernel.infer, self.weights)
         # Whether the output is the first part of the state. The kernel then writes it into the output tensor.
-        first_part = getattr(cell.output, "__func__", None) is Cell.output
-        self.direct = first_part and cell.output_size == cell_plan.signature.states[0]
+        self.direct = outputs_first_part(cell) and cell.output_size == cell_plan.signature.states[0]
 
     def outputs(self, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:
         """`cell.output` of every step, and the final state."""

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from unfading.cells.base import Cell
 from unfading.cells.matrix import LowRank
+from unfading.cells.wrap import innermost
 from unfading.fuse.cell_copy import CellCopy, varied, with_data, without_data
 from unfading.fuse.contents import CACHE, Contents
 from unfading.fuse.frames.plan_frames import frame_plan
@@ -200,7 +201,8 @@ def _program(example: _Example) -> _Traced:
     """The program of projection and step together where that can be compiled and pays; else of the step alone."""
     contents, signature, step, target = example.contents, example.signature, example.step_function(), example.target
     try:
-        if target == "triton" and example.cell.input_size > PROJECTED_IN_LOOP:
+        # A mask of resets, which a wrapper reads as one more feature, is not projected.
+        if target == "triton" and innermost(example.cell).input_size > PROJECTED_IN_LOOP:
             raise NotFusable("the projection stays outside the loop")
         traced = _Traced(*with_project(contents, step, signature))
         example.check_rows_of_project()

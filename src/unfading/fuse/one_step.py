@@ -59,6 +59,11 @@ class OneStep:
         """A copy of the present state."""
         return self.kind(*(part.clone() for part in self.buffers[self.turn]))
 
+    def reset(self, rows: Tensor, initial: Any) -> None:
+        """Set some rows of the state, given as bool [B], to those of another state."""
+        for part, new in zip(self.buffers[self.turn], initial, strict=True):
+            part[rows] = new[rows]
+
     def push(self, x: Tensor, index: int) -> Tensor:
         """Run step number `index` on x [B, I]; return the output."""
         array = self.arrays[self.turn]

@@ -24,6 +24,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional
 
 from unfading.cells.base import Cell
+from unfading.cells.wrap import outputs_first_part
 from unfading.fuse.contents import HOOKS
 from unfading.fuse.fused import any_wrapped, bind_weights
 from unfading.fuse.ir.program import InputKind
@@ -41,7 +42,13 @@ REHEARSALS = 64  # at most; batches whose size never repeats are not captured
 
 
 def wavefront(
-    cells: Sequence[Cell], plans: Sequence[Plan], x: Tensor, states: Sequence[Any], dropout: float, options: LoopOptions
+    cells: Sequence[Cell],
+    plans: Sequence[Plan],
+    x: Tensor,
+    states: Sequence[Any],
+    dropout: float,
+    options: LoopOptions,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, list[Any]] | None:
     """The output of the last layer and the final states of all layers; None where the layers run one after the other.
 
@@ -50,6 +57,7 @@ def wavefront(
         plans: the present plans of the cells.
         states: before the first step, one for each layer.
         dropout: the probability of dropping an entry between two layers, 0 outside training.
+        resets: [T, B], of cells that read them.
     """
     T, B = x.shape[:2]
     if T < 2 * LEAST_STEPS or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
@@ -69,12 +77,13 @@ def wavefront(
     steps = max(LEAST_STEPS, -(-T // CHUNKS))
     bounds = list(pairwise([*range(0, T, steps), T]))
     nothing: list[Tensor | None] = [None] * len(cells)
-    stack = Stack(layers, sizes, bounds, B, options.start, options.lengths, nothing, autocast, dots)
+    stack = Stack(layers, sizes, bounds, B, options.start, options.lengths, nothing, autocast, dots, resets)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *tensors))
     if x.is_cuda and not _rehearsed(stack, x, tensors, keep):
         return None
     if dropout:
-        masks = [_mask(states[0][0], (T, B), cell, dropout) if depth else None for depth, cell in enumerate(cells)]
+        widths = [None, *(cell.output_size for cell in cells[:-1])]
+        masks = [None if width is None else _mask(states[0][0], (T, B, width), dropout) for width in widths]
         stack = stack._replace(masks=masks)
     try:
         run = WavefrontLoop.apply(stack, x, *tensors) if keep else WavefrontRun(stack, x, tensors).forward(keep=False)
@@ -175,7 +184,7 @@ def _can_be_cut(cell: Cell, cell_plan: Plan, steps: int) -> bool:
 def _is_plain(cell: Cell, cell_plan: Plan) -> bool:
     """Whether the output of a cell is the first part of its state, no input is constant in time, and no module has a hook,
     which would be called for every chunk."""
-    direct = getattr(cell.output, "__func__", None) is Cell.output and cell.output_size == cell_plan.signature.states[0]
+    direct = outputs_first_part(cell) and cell.output_size == cell_plan.signature.states[0]
     hooked = any(vars(module)[kind] for module in cell.modules() for kind in HOOKS)
     return direct and not hooked and InputKind.CONSTANT not in cell_plan.signature.kinds
 
@@ -202,11 +211,11 @@ def _tensors(
     return tensors, sizes
 
 
-def _mask(like: Tensor, extent: tuple[int, int], cell: Cell, dropout: float) -> Tensor:
+def _mask(like: Tensor, extent: tuple[int, int, int], dropout: float) -> Tensor:
     """What dropout multiplies the input of a layer with: drawn for all steps, as where layers run one after the other.
 
     Args:
         like: of the precision of the outputs, which x may not have under autocast.
-        extent: steps and rows.
+        extent: steps, rows and features.
     """
-    return functional.dropout(like.new_ones((*extent, cell.input_size)), dropout, True)
+    return functional.dropout(like.new_ones(extent), dropout, True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from unfading.cells.base import Cell
+from unfading.cells.reset import with_resets
 from unfading.fuse.fused import bind_inputs, check_tensors
 from unfading.fuse.ir.program import InputKind, TensorKind
 from unfading.fuse.operator import FusedLoop, LoopCall
@@ -59,6 +60,7 @@ class Stack(NamedTuple):
     masks: Sequence[Tensor | None]  # of dropout, which the input of each layer is multiplied with
     autocast: torch.dtype | None  # None where it is off
     dots: str  # the precision of matrix products
+    resets: Tensor | None = None  # [T, B], which the layers read behind their input
 
     @property
     def steps(self) -> int:
@@ -402,6 +404,8 @@ class WavefrontRun:
 
 def _fields(stack: Stack, cell_plan: Plan, cell: Cell, x: Tensor, first: int) -> list[Tensor]:
     """What the loop of a layer reads at every step: x, or its projection. `first` is the index of the first step of x."""
+    if stack.resets is not None:
+        x = with_resets(x, stack.resets[first : first + len(x)])
     if stack.autocast is None:
         return bind_inputs(cell_plan, cell, x, stack.start + first)
     # Also in the backward pass, where autocast is off.

@@ -1,6 +1,6 @@
 """Recurrent: a stack of any cell, with the shapes and behaviour of torch.nn's recurrent layers.
 
-    output, state = recurrent(x, state=None, *, lengths=None, start=0)
+    output, state = recurrent(x, state=None, *, lengths=None, resets=None, start=0)
 
 Inside, x is [T, B, I] with lengths, and each layer and direction has its own state with parts [B, n]. Callers may pass x in any
 form that torch.nn accepts, and the output has the same form. They hold one state: the cell's NamedTuple with parts
@@ -11,7 +11,7 @@ Convolutional cells read frames: every x, output and part of a state has two mor
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
@@ -24,9 +24,11 @@ from typing_extensions import TypeVar
 from unfading import allocation
 from unfading.backends.choose import check_backend, output_of, outputs, run, stack_outputs
 from unfading.cells.base import Cell, in_frame
+from unfading.cells.reset import ResetCell, with_resets
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 from unfading.errors import check_count, check_flag, check_share, check_type
 from unfading.layers.exported_state import exported_class
+from unfading.layers.scripting import NotScriptable
 from unfading.lengths import checked_lengths, zero_past
 from unfading.loop_options import LoopOptions
 from unfading.source_lines import first_line
@@ -50,7 +52,15 @@ class Sequences(NamedTuple):
     packed: PackedSequence | None
 
 
-class Recurrent(nn.Module, Generic[State]):
+class Runner(NamedTuple):
+    """A cell of a stack, and the cells that run in its place."""
+
+    cell: Cell
+    noisy: Cell  # with recurrent dropout and zoneout, if any
+    resetting: ResetCell  # the same with resets
+
+
+class Recurrent(NotScriptable, nn.Module, Generic[State]):
     """A stack of any cell, run over time.
 
     Args:
@@ -128,9 +138,6 @@ class Recurrent(nn.Module, Generic[State]):
         self.cells = nn.ModuleList(cells)
         self.to(device=device, dtype=dtype)
         self.output_size = cells[-1].output_size * self.directions
-        # Each cell, and the cell that runs in its place with noise added. A plain list, which does not change parameter names.
-        self._noisy = [(cell, _with_noise(cell, recurrent_dropout, zoneout)) for cell in cells]
-
         initial = [_checked_initial_state(cell) for cell in cells]
         self.frame_axes = len(cells[0].example_frame)
         if any(len(cell.example_frame) != self.frame_axes for cell in cells):
@@ -147,9 +154,17 @@ class Recurrent(nn.Module, Generic[State]):
             if learn_initial_state
             else None
         )
+        # A plain list, which does not change parameter names.
+        self._runners = [self._runner(i, cell) for i, cell in enumerate(cells)]
 
     def forward(
-        self, x: Form, state: State | tuple[Tensor, ...] | None = None, *, lengths: Tensor | None = None, start: int = 0
+        self,
+        x: Form,
+        state: State | tuple[Tensor, ...] | None = None,
+        *,
+        lengths: Tensor | None = None,
+        resets: Tensor | None = None,
+        start: int = 0,
     ) -> tuple[Form, State]:
         """Run over x; return the output of the last layer and the final state.
 
@@ -159,9 +174,12 @@ class Recurrent(nn.Module, Generic[State]):
             state: the state that an earlier call returned; None starts from the initial state.
             lengths: int64 [B], in 1..T, in any order. The output past the end of a row is 0, its final state is that of its
                 last step, and the reverse direction starts at its end.
+            resets: bool [T, B] ([B, T] with batch_first, [T] unbatched). Before a step that it marks, the state is set to the
+                layer's initial state, also where `state` is given, and no gradient flows past it. For both directions the
+                steps from one mark to the next are a sequence of its own; only the index of the step goes on.
             start: absolute index of the first step of x, where x continues an earlier sequence.
         """
-        sequences, output, finals = self._run(x, state, lengths, start)
+        sequences, output, finals = self._run(x, state, lengths, resets, start)
         final = _join_states(finals, stacked=self.stacked_state, batched=sequences.batched, axis=0)
         return cast(Form, _in_form_of_input(output, sequences, batch_first=self.batch_first)), final
 
@@ -174,6 +192,7 @@ class Recurrent(nn.Module, Generic[State]):
         state: State | tuple[Tensor, ...] | None = None,
         *,
         lengths: Tensor | None = None,
+        resets: Tensor | None = None,
         start: int = 0,
     ) -> State:
         """The state after every step: like the state that `forward` returns, with a time axis in front.
@@ -181,7 +200,7 @@ class Recurrent(nn.Module, Generic[State]):
         Each part is [T, layers * directions, B, n], also with batch_first and for a PackedSequence, and zero past a row's end.
         """
         trajectories: list[Any] = []
-        sequences, _, _ = self._run(x, state, lengths, start, trajectories)
+        sequences, _, _ = self._run(x, state, lengths, resets, start, trajectories)
         return _join_states(trajectories, stacked=self.stacked_state, batched=sequences.batched, axis=1)
 
     def stream(
@@ -194,7 +213,8 @@ class Recurrent(nn.Module, Generic[State]):
     ) -> "Stream":
         """Run the layer one step at a time: `push(x)` takes x [batch, I] and returns the output [batch, n].
 
-        The stream copies the parameters; a later change of the layer does not affect it.
+        `push(x, resets=ended)`, with a bool [batch], sets the state of some rows to the initial state before the step. The
+        stream copies the parameters; a later change of the layer does not affect it.
 
         Args:
             batch: number of rows.
@@ -213,10 +233,10 @@ class Recurrent(nn.Module, Generic[State]):
         from unfading.layers.stream import Stream
 
         with allocation.refuse_large(f"a stream of {batch} rows", "batch"):
-            states = self.initial_states(batch, frame)
+            states = initial = self.initial_states(batch, frame)
             if state is not None:
-                states = _split_state(state, states, name, stacked=self.stacked_state, batched=True)
-            return Stream(self.runners, states, start, self.backend, frame)
+                states = _split_state(state, initial, name, stacked=self.stacked_state, batched=True)
+            return Stream(self.runners, states, initial, start, self.backend, frame)
 
     def check_chunks(self, steps: int, every: int) -> None:
         """Raise ValueError if separate calls of `every` steps would differ from one call: a projection may need all steps."""
@@ -231,6 +251,7 @@ class Recurrent(nn.Module, Generic[State]):
         x: Tensor | PackedSequence,
         state: State | tuple[Tensor, ...] | None,
         lengths: Tensor | None,
+        resets: Tensor | None,
         start: int,
         trajectories: list[Any] | None = None,
     ) -> tuple[Sequences, Tensor, list[Any]]:
@@ -240,6 +261,9 @@ class Recurrent(nn.Module, Generic[State]):
         """
         name, cells = type(self).__name__, self.runners
         sequences = _checked_input(x, lengths, start, name, self.input_size, self.frame_axes, batch_first=self.batch_first)
+        if resets is not None:
+            resets = _checked_resets(resets, sequences, name, batch_first=self.batch_first)
+            cells = [runner.resetting for runner in self._runners]
         frame = tuple(sequences.x.shape[3:]) if self.frame_axes else ()
         states = self._initial_states(cells, sequences.x.shape[1], frame)
         _check_device_and_dtype(sequences.x, states[0][0], name)
@@ -248,7 +272,7 @@ class Recurrent(nn.Module, Generic[State]):
         output, lengths = sequences.x, sequences.lengths
         if self.num_layers > 1 and trajectories is None and not self.bidirectional:
             options = LoopOptions(lengths, False, start, self.backend, self.checkpoint_every)
-            side_by_side = stack_outputs(cells, output, states, options, self.dropout if self.training else 0.0)
+            side_by_side = stack_outputs(cells, output, states, options, self.dropout if self.training else 0.0, resets)
             if side_by_side is not None:
                 return sequences, *side_by_side
         finals = []
@@ -259,10 +283,11 @@ class Recurrent(nn.Module, Generic[State]):
             for direction in range(self.directions):
                 i = depth * self.directions + direction
                 options = LoopOptions(lengths, direction == 1, start, self.backend, self.checkpoint_every)
+                read = output if resets is None else with_resets(output, _from_end(resets) if direction else resets)
                 if trajectories is None:
-                    side, final = outputs(cells[i], output, states[i], options)
+                    side, final = outputs(cells[i], read, states[i], options)
                 else:
-                    trajectory, final = run(cells[i], output, states[i], options)
+                    trajectory, final = run(cells[i], read, states[i], options)
                     trajectories.append(trajectory)
                     side = output_of(cells[i], trajectory, lengths)
                 if side.shape[2] != cells[i].output_size:
@@ -279,9 +304,17 @@ class Recurrent(nn.Module, Generic[State]):
     def runners(self) -> list[Cell]:
         """The cells as they are run: wrapped by recurrent dropout and zoneout, if any."""
         for i, cell in enumerate(cast(list[Cell], self.cells)):
-            if self._noisy[i][0] is not cell:  # the user has replaced a cell
-                self._noisy[i] = (cell, _with_noise(cell, self.recurrent_dropout, self.zoneout))
-        return [runner for _, runner in self._noisy]
+            if self._runners[i].cell is not cell:  # the user has replaced a cell
+                self._runners[i] = self._runner(i, cell)
+        return [runner.noisy for runner in self._runners]
+
+    def _runner(self, i: int, cell: Cell) -> Runner:
+        """What runs in the place of the cell of layer and direction i."""
+        noisy = _with_noise(cell, self.recurrent_dropout, self.zoneout)
+        if self.learned_state is None:
+            return Runner(cell, noisy, ResetCell(noisy))
+        earlier = sum(len(each.initial_state(1)) for each in cast(list[Cell], self.cells)[:i])
+        return Runner(cell, noisy, ResetCell(noisy, self.learned_state, earlier))
 
     def initial_states(self, batch: int, frame: tuple[int, ...] = ()) -> list[Any]:
         """The state of every layer and direction before the first step, each part [batch, n], or [batch, n, height, width].
@@ -324,6 +357,16 @@ class Recurrent(nn.Module, Generic[State]):
 def detach(state: Any) -> Any:
     """The same state without its history in the autograd graph: for truncated backpropagation through time."""
     return _pytree.tree_map_only(Tensor, torch.Tensor.detach, state)
+
+
+def split_resets(resets: Tensor | None, x: Tensor, every: int, time: int = 0) -> Sequence[Tensor | None]:
+    """The resets of each chunk of `every` steps of x, whose axis `time` is that of time."""
+    if resets is None:
+        return [None] * -(-x.shape[time] // every)
+    check_type("resets", resets, Tensor)
+    if resets.shape[time : time + 1] != x.shape[time : time + 1]:
+        raise ValueError(f"resets must mark the {x.shape[time]} steps of x along axis {time}; got shape {list(resets.shape)}.")
+    return resets.split(every, dim=time)
 
 
 def check_reads_vectors(module: nn.Module, what: str) -> None:
@@ -432,6 +475,26 @@ def _checked_input(
     return Sequences(x, lengths, batched, packed)
 
 
+def _checked_resets(resets: Tensor, sequences: Sequences, name: str, *, batch_first: bool) -> Tensor:
+    """The resets as [T, B], on the device of the input, and none past the end of a row."""
+    x, lengths = sequences.x, sequences.lengths
+    if not isinstance(resets, Tensor) or resets.dtype != torch.bool:
+        got = resets.dtype if isinstance(resets, Tensor) else type(resets).__name__
+        raise TypeError(f"{name}'s resets must be a tensor of torch.bool; got {got}. Compare first, as in resets=done != 0.")
+    transposed = batch_first and sequences.batched and sequences.packed is None
+    wanted = list(x.shape[:2][::-1] if transposed else x.shape[:2]) if sequences.batched else [x.shape[0]]
+    if list(resets.shape) != wanted:
+        raise ValueError(f"{name}'s resets must have shape {wanted}, steps and rows as in the input; got {list(resets.shape)}.")
+    resets = resets.to(x.device)
+    resets = resets.unsqueeze(1) if not sequences.batched else resets.transpose(0, 1) if transposed else resets
+    return resets if lengths is None else zero_past(resets, lengths)
+
+
+def _from_end(resets: Tensor) -> Tensor:
+    """The resets [T, B] of the reverse direction: a sequence begins at the step before a mark, and goes backwards."""
+    return torch.cat([resets[1:], torch.zeros_like(resets[:1])])
+
+
 def _in_form_of_input(output: Tensor, sequences: Sequences, *, batch_first: bool) -> Tensor | PackedSequence:
     """Output [T, B, n] in the form that the input had."""
     packed = sequences.packed
@@ -530,7 +593,7 @@ def _check_device_and_dtype(x: Tensor, like: Tensor, name: str) -> None:
     if not x.dtype.is_floating_point:
         raise TypeError(f"{name} takes floating-point input; got {x.dtype}. For tokens, put an nn.Embedding before it.")
     # Autocast converts between float32 and the half types, and leaves float64 alone.
-    cast = torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, like.dtype)
+    cast = not x.is_meta and torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, like.dtype)
     if x.dtype != like.dtype and not cast:
         raise TypeError(
             f"{name} has parameters in {like.dtype}; got input in {x.dtype}. Convert the input with x.to({like.dtype}), or "

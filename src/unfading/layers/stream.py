@@ -17,10 +17,10 @@ from torch import Tensor
 
 from unfading.backends.choose import choose, runs_compiled
 from unfading.cells.base import Cell
-from unfading.cells.wrap import WrapperCell
+from unfading.cells.wrap import NoiseCell
 from unfading.fuse.locality import check_local
 from unfading.fuse.one_step import OneStep
-from unfading.reference import constants_of, projected
+from unfading.reference import as_column, constants_of, projected
 
 STEPS = 1024  # of the sequence with which it is tested that a projection needs one step at a time
 
@@ -37,19 +37,28 @@ class Stream:
     Args:
         cells: the cells, from the lowest layer up.
         states: the state of each cell before the first step.
+        initial: the state of each cell to which `push(x, resets=...)` returns.
         start: absolute index of the first step.
         backend: the layer's backend.
         frame: height and width of the input, for convolutional cells.
     """
 
-    def __init__(self, cells: list[Cell], states: list[Any], start: int, backend: str, frame: tuple[int, ...] = ()):
-        if any(isinstance(cell, WrapperCell) and cell.noisy for cell in cells):
+    def __init__(
+        self,
+        cells: list[Cell],
+        states: list[Any],
+        initial: list[Any],
+        start: int,
+        backend: str,
+        frame: tuple[int, ...] = (),
+    ):
+        if any(isinstance(cell, NoiseCell) and cell.noisy for cell in cells):
             raise ValueError(
                 "a stream draws no noise, and the layer is in training mode with dropout or zoneout; call eval() first."
             )
         self.start = start
         originals, cells = cells, copy.deepcopy(cells)  # a later change of the layer does not affect the stream
-        self._first = [type(state)(*(part.detach().clone() for part in state)) for state in states]
+        self._first, self._initial = ([_copied(state) for state in each] for each in (states, initial))
         self._shape = (states[0][0].shape[0], cells[0].input_size, *frame)
         self._steps: list[OneStep | ReferenceStep] = []
         with torch.no_grad():
@@ -86,8 +95,13 @@ class Stream:
         finally:
             self._release()
 
-    def push(self, x: Tensor) -> Tensor:
-        """Take the input of the next step, x [B, I] or [B, I, height, width]; return the output of the last layer."""
+    def push(self, x: Tensor, *, resets: Tensor | None = None) -> Tensor:
+        """Take the input of the next step; return the output of the last layer.
+
+        Args:
+            x: [B, I] or [B, I, height, width].
+            resets: bool [B]: the rows whose state is set to the layer's initial state before the step.
+        """
         if not isinstance(x, Tensor):
             raise TypeError(f"push takes a Tensor of shape {list(self._shape)}; got {type(x).__name__}.")
         if x.shape != self._shape or x.dtype != self._dtype or x.device != self._device:
@@ -95,16 +109,30 @@ class Stream:
                 f"push takes {self._dtype} {list(self._shape)} on {self._device}, one step for every row; got {x.dtype} "
                 f"{list(x.shape)} on {x.device}."
             )
+        if resets is not None:
+            self._check_resets(resets)
         if not self._acquire(False):
             raise RuntimeError(IN_USE)
         try:
             with torch.no_grad():
+                if resets is not None:
+                    for step, initial in zip(self._steps, self._initial, strict=True):
+                        step.reset(resets, initial)
                 for step in self._steps:
                     x = step.push(x, self.index)
             self.index += 1
             return x
         finally:
             self._release()
+
+    def _check_resets(self, resets: Tensor) -> None:
+        if not isinstance(resets, Tensor) or resets.dtype != torch.bool or resets.shape != self._shape[:1]:
+            shape = [resets.dtype, list(resets.shape)] if isinstance(resets, Tensor) else type(resets).__name__
+            raise ValueError(f"push takes resets of torch.bool {list(self._shape[:1])}, one for every row; got {shape}.")
+
+
+def _copied(state: Any) -> Any:
+    return type(state)(*(part.detach().clone() for part in state))
 
 
 class ReferenceStep:
@@ -124,6 +152,11 @@ class ReferenceStep:
 
     def state(self) -> Any:
         return self._state
+
+    def reset(self, rows: Tensor, initial: Any) -> None:
+        """Set some rows of the state, given as bool [B], to those of another state."""
+        parts = zip(initial, self._state, strict=True)
+        self._state = type(initial)(*(torch.where(as_column(rows, old), new, old) for new, old in parts))
 
     def push(self, x: Tensor, index: int) -> Tensor:
         inputs = projected(self.cell, x.unsqueeze(0), index, self.constants)

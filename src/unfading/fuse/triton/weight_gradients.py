@@ -24,13 +24,20 @@ INPUT, STATE, SEQUENCE = TensorKind.INPUT, TensorKind.STATE, TensorKind.SEQUENCE
 NEXT, INITIAL, D_WEIGHT = TensorKind.NEXT, TensorKind.INITIAL, TensorKind.D_WEIGHT
 
 
+class Feature(NamedTuple):
+    """One feature of an input of the loop."""
+
+    input: int
+    column: int
+
+
 class SumRun(NamedTuple):
     """Entries of a weight, counted as in a vector, whose gradients are adjacent sums over steps and rows."""
 
     start: int
     size: int
     column: int  # at which the factors dy begin in the stored sequences
-    of: int | None  # the input of one feature that dy is multiplied with; None for a sum of dy alone
+    of: Feature | None  # what dy is multiplied with; None for a sum of dy alone
 
 
 class WeightProduct(NamedTuple):
@@ -40,7 +47,7 @@ class WeightProduct(NamedTuple):
     width: int  # of dy
     length: int  # of v
     whole: bool  # it is all of the gradient, not a block of it
-    run: SumRun | None  # of the sums that it consists of, where v is an input of one feature
+    run: SumRun | None  # of the sums that it consists of, where v is one feature of an input
 
 
 class Terms(NamedTuple):
@@ -67,6 +74,8 @@ class WeightGradients:
         self.order = sorted(range(len(sizes)), key=lambda i: (first.get(i, (math.inf, 0)), i))
         self.sizes = [sizes[i] for i in self.order]
         self.starts = dict(zip(self.order, accumulate(self.sizes, initial=0), strict=False))
+        # Those that are multiplied with a gradient of their own, without others.
+        self.features = sorted({Feature(product.v.index, product.v.start) for product in outer if _is_column(product)})
         self._terms: dict[int, Terms] = {}  # by weight
 
     def sources(self) -> list[Source]:
@@ -86,7 +95,7 @@ class WeightGradients:
             tensors: those of the loop, by kind and number.
             stored: all sequences that the loop has stored.
         """
-        sums = WeightSums(self.starts, tensors, stored, options)
+        sums = WeightSums(self.starts, self.features, tensors, stored, options)
         return [self._gradient(i, weights[i], sums) if want else None for i, want in enumerate(wanted)]
 
     def _gradient(self, index: int, weight: Tensor, sums: "WeightSums") -> Tensor:
@@ -123,7 +132,8 @@ class WeightGradients:
 
     def _product(self, outer: Outer, shape: tuple[int, ...]) -> WeightProduct:
         block, dy, v, _ = outer
-        run = SumRun(block.r0, block.width, self.starts[dy.index] + dy.start, v.index) if _is_column(outer) else None
+        of = Feature(v.index, v.start)
+        run = SumRun(block.r0, block.width, self.starts[dy.index] + dy.start, of) if _is_column(outer) else None
         return WeightProduct(outer, block.width, block.length, block[1:5] == (0, shape[0], 0, shape[1]), run)
 
     def run_of_total(self, total: Total) -> SumRun | None:
@@ -134,7 +144,7 @@ class WeightGradients:
 
 
 def _is_column(product: Outer) -> bool:
-    """Whether a product is with an input of one feature, and so one column of a matrix."""
+    """Whether a product is with one feature of an input, and so one column of a matrix."""
     block = product.block
     return block.length == 1 and not block.transposed and product.v.kind == INPUT and product.dy.kind == SEQUENCE
 
@@ -157,17 +167,24 @@ def _joined(runs: Sequence[SumRun | None]) -> SumRun | None:
 class WeightSums:
     """The sums of one backward loop over steps and rows.
 
-    Sums of a gradient alone, and of its products with an input of one feature, are computed together, as one product of [x, 1]
+    Sums of a gradient alone, and of its products with one feature of an input, are computed together, as one product of [x, 1]
     with all sequences that the loop has stored.
 
     Products are written into tensors, by operations that autocast leaves in float32.
     """
 
-    def __init__(self, starts: Mapping[int, int], tensors: Tensors, stored: Tensor | None, options: LoopOptions):
-        self.starts, self.tensors, self.options = starts, tensors, options
+    def __init__(
+        self,
+        starts: Mapping[int, int],
+        features: Sequence[Feature],
+        tensors: Tensors,
+        stored: Tensor | None,
+        options: LoopOptions,
+    ):
+        self.starts, self.features, self.tensors, self.options = starts, features, tensors, options
         self.models = self._of(INITIAL, 0).dim() == 3
         self.stored = None if stored is None else stored.flatten(-3, -2)
-        self._columns: dict[int | None, Tensor] = {}
+        self._columns: dict[Feature | None, Tensor] = {}
 
     def add_product(self, product: WeightProduct, weight: Tensor, beta: int = 1) -> None:
         """Add a product to the gradient of a weight. With beta = 0, what the gradient has been before is ignored."""
@@ -193,18 +210,15 @@ class WeightSums:
             self._columns = self._all_columns()
         return _cut(self._columns[run.of], run.column, run.size)
 
-    def _all_columns(self) -> dict[int | None, Tensor]:
+    def _all_columns(self) -> dict[Feature | None, Tensor]:
         whole = self.stored
         assert whole is not None
-        inputs = {i: x for (kind, i), x in self.tensors.items() if kind == INPUT and x is not None and x.shape[-1] == 1}
-        flat = {i: x.flatten(-3, -2) for i, x in inputs.items()}
-        flat = {i: x for i, x in flat.items() if x.shape[-2] == whole.shape[-2]}
-        features = list(flat.values())
+        features = [_cut(self._of(INPUT, index).flatten(-3, -2), column, 1) for index, column in self.features]
         table = features[0] if len(features) == 1 else torch.cat(features, -1) if features else whole[..., :0]
         table = functional.pad(table, (0, max(LEAST - len(features), 1)), value=1.0)
         sums = whole.new_empty((*whole.shape[:-2], table.shape[-1], whole.shape[-1]))
         self._multiply(sums, table, whole, 0, 1)
-        return dict(zip([*flat, None], sums.unbind(-2), strict=False))
+        return dict(zip([*self.features, None], sums.unbind(-2), strict=False))
 
     def _multiply(self, result: Tensor, left: Tensor, right: Tensor, beta: int, scale: float) -> None:
         """Add left^T right to a result, or, with beta = 0, write it there."""
