@@ -23,7 +23,7 @@ class SparseMatrix(NamedTuple):
     @property
     def packed(self) -> NDArray[np.int64]:
         """The codes as bytes, two in each."""
-        codes = np.append(self.codes, [0] * (len(self.codes) % 2)).reshape(-1, 2)
+        codes = np.append(self.codes, np.zeros(len(self.codes) % 2, np.int64)).reshape(-1, 2)
         return codes[:, 0] | codes[:, 1] << 4
 
 

@@ -2,7 +2,7 @@
 
 Names and shapes do not decide it: a bias may have two axes, with a row for each gate, and a skew-symmetric matrix is stored as
 the list of its entries above the diagonal. So a copy of the model with random parameters runs twice on noise, and the operands
-of its products are compared. One that is the same for both inputs, while the other operand differs, is a matrix, and a parameter
+of its products are compared. One that is the same for both inputs, while the other operand differs, is a matrix. A parameter
 is a matrix if most of its entries, up to their sign, are entries of such an operand. That leaves out what a matrix is only
 computed from, such as the angles of a rotation.
 """

@@ -8,8 +8,8 @@ The steps of a run are divided evenly among its stages:
     rounded      the model computes with W = scale Q, Q int8, scale = max |W| / 127, as an exported model does; the gradient
                  at W moves the entries before rounding
 
-The stages threshold and fixed need `sparsity`, and rounded needs `bits`; a run with `sparsity` alone has three stages, with `bits`
-alone it has two. Only weights of the last stage can be the best ones of a run.
+The stages threshold and fixed need `sparsity`, and rounded needs `bits`: a run with `sparsity` alone has three stages, one with
+`bits` alone has two. Only weights of the last stage can be the best ones of a run.
 
 All of it is arithmetic on the rows of a fleet, without a branch that a GPU would have to decide. The support of the stage fixed
 is not stored: an entry that is zero before an update is zero after it.
@@ -49,7 +49,7 @@ def stages(options: Mapping[str, Any], total: int) -> Stages:
     """The stages of a run of `total` steps."""
     names = ["dense", *(["threshold", "fixed"] if "sparsity" in options else []), *(["rounded"] if "bits" in options else [])]
     if total < len(names):
-        raise ValueError(f"a run with compress has {len(names)} stages of at least one step each; got {total} steps. Take more.")
+        raise ValueError(f"compress: the stages {', '.join(names)} take at least one step each; got {total} steps.")
     begin = {name: total * i // len(names) for i, name in enumerate(names)}
     return Stages(*(begin.get(name, NEVER) for name in Stages._fields))
 
@@ -124,7 +124,7 @@ class Compression:
 def compressed_size(model: Model, names: Sequence[str], bits: int | None) -> dict[str, int]:
     """The number of entries of a model's matrices, how many are not zero, and the bytes of all parameters.
 
-    A matrix counts in the smaller of its dense and its sparse form. With `bits` it has int8 entries and other parameters are int16,
+    A matrix counts in the smaller of its dense and its sparse form. With `bits` its entries are int8, other parameters int16,
     as in an all-integer export; without, everything is float32.
     """
     entries = nonzeros = size = 0

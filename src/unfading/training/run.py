@@ -103,14 +103,15 @@ class Run(Settings):
             return
         if "rank" in self.cell_options:
             raise ValueError(
-                f"compress gives rank={self.compress['rank']} and cell_options rank={self.cell_options['rank']!r}; leave one out."
+                f"the rank is given twice: {self.compress['rank']} in compress and {self.cell_options['rank']!r} in "
+                "cell_options. Leave one out."
             )
         if "rank" not in inspect.signature(self._layer_class()).parameters:
             cells = (*catalogue.cells(), *catalogue.convolutional_cells())
             known = [each.__name__.removesuffix("Cell") for each in cells if "rank" in inspect.signature(each).parameters]
             raise ValueError(
-                f"compress: {self.cell} has no low-rank form, and rank={self.compress['rank']} was given. Leave rank out, or use "
-                f"a cell with an option rank: {', '.join(known)}, or one of your own."
+                f"compress: {self.cell} has no low-rank form; got rank={self.compress['rank']}. Leave rank out, or use a cell "
+                f"with an option rank: {', '.join(known)}, or one of your own."
             )
 
     def _layer_class(self) -> type[Layer]:
