@@ -3,13 +3,16 @@
 The steps of a run are divided evenly among its stages:
 
     dense        the model as it is
-    threshold    iterative hard thresholding: after each update only the largest entries of each matrix remain
-    fixed        the zeros stay zeros, the other entries are trained
-    rounded      the model computes with W = scale Q, Q int8, scale = max |W| / 127, as an exported model does; the gradient
-                 at W moves the entries before rounding
+    threshold    iterative hard thresholding: after each update the model has only the largest entries of each matrix
+    fixed        the entries that are zero stay zero, the others are trained
+    rounded      the model has W = scale Q, Q int8, scale = max |W| / 127, as an exported model does
 
 The stages threshold and fixed need `sparsity`, and rounded needs `bits`: a run with `sparsity` alone has three stages, one with
 `bits` alone has two. Only weights of the last stage can be the best ones of a run.
+
+The optimiser has a copy of the weights, which it moves with the gradient at those of the model. So in the stage threshold an
+entry that the model lacks can grow until it is among the largest, and in the stage rounded small updates add up. (The authors'
+code sets the weights themselves to zero. A step moves an entry by about the learning rate, so that hardly any came back.)
 
 All of it is arithmetic on the rows of a fleet, without a branch that a GPU would have to decide. The support of the stage fixed
 is not stored: an entry that is zero before an update is zero after it.
@@ -78,8 +81,7 @@ class Compression:
         self.first_threshold, self.first_fixed, self.first_rounded = (min(steps) for steps in zip(*stages, strict=True))
         device = fleet.w.device
         self.threshold_at, self.fixed_at, self.rounded_at = torch.tensor(stages, device=device).T.unsqueeze(2)  # each [E, 1]
-        # What the optimiser moves: the entries before rounding, or the weights of the models themselves.
-        self.w = fleet.w.clone() if self.rounded else fleet.w
+        self.w = fleet.w.clone()  # what the optimiser moves
         self._sparse_entries = torch.zeros_like(fleet.w[:1], dtype=torch.bool)
         for name in self.sparse:
             fleet.view(self._sparse_entries, name).fill_(True)
@@ -91,25 +93,27 @@ class Compression:
         return (self.w != 0) | ~self._sparse_entries | (step < self.fixed_at)
 
     def apply(self, step: int | Tensor, movable: Tensor | None) -> None:
-        """Compress the weights after the update with index `step`: those of the optimiser, and those of the models."""
+        """Compress the weights after the update with index `step`: those of the models, and from the stage fixed on all."""
+        w, own = self.fleet.w, self.w
         if movable is not None:
-            self.w.masked_fill_(~movable, 0.0)
+            own.masked_fill_(~movable, 0.0)
+        w.copy_(own)
         if not isinstance(step, int) or step >= self.first_threshold:
             self._threshold(step >= self.threshold_at)
-        if self.rounded:
-            self.fleet.w.copy_(self.w)
-            if not isinstance(step, int) or step >= self.first_rounded:
-                self._round(step >= self.rounded_at)
+        if movable is not None:
+            own.copy_(torch.where(step >= self.fixed_at, w, own))
+        if not isinstance(step, int) or step >= self.first_rounded:
+            self._round(step >= self.rounded_at)
 
     def _threshold(self, now: Tensor) -> None:
         """Keep only the largest entries of each matrix, of the models [E, 1] for which it is time."""
         for name in self.sparse:
-            matrix = self.fleet.view(self.w, name)
+            matrix = self.fleet.view(self.fleet.w, name)
             entries = matrix.flatten(1)
             assert self.sparsity is not None
             largest = entries.abs().topk(kept_entries(entries.shape[1], self.sparsity), dim=1, sorted=False).indices
             keep = torch.zeros_like(entries, dtype=torch.bool).scatter_(1, largest, True) | ~now
-            matrix.mul_(keep.view_as(matrix))
+            matrix.masked_fill_(~keep.view_as(matrix), 0.0)
 
     def _round(self, now: Tensor) -> None:
         """Round the matrices of the models [E, 1] for which it is time."""

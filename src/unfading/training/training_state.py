@@ -76,7 +76,7 @@ def _check_fits(models: Sequence[Model], run: Run, device: torch.device) -> None
     """Raise if the matrices of training do not fit in memory: weights, gradients, best weights, and those of the optimiser."""
     held = sum(part.numel() * part.element_size() for model in models for part in model.parameters() if part.requires_grad)
     states = len(run.make_optimiser().state_names)
-    copies = 3 + states + (1 + states if run.retries else 0) + ("bits" in run.compress)
+    copies = 3 + states + (1 + states if run.retries else 0) + bool(run.compress)
     what = f"training {run.cell} with hidden={run.hidden} and layers={run.layers}"
     allocation.check_fits(what, copies * held, "hidden size or number of layers", device)
 

@@ -65,7 +65,7 @@ class Update:
             "waits": self.pending,
             "lost": self.loss_sum,
             "seen": self.loss_count,
-            **({} if self.w is self.fleet.w else {"exact": self.w}),
+            **({} if self.compression is None else {"exact": self.w}),
             **{f"best.{name}": part for name, part in self.best.items()},
         }
 
