@@ -247,3 +247,29 @@ def test_no_compression_leaves_json_and_key_as_they_were():
     assert "compress" not in small().to_json()
     assert small(compress={}).key == small().key
     assert Run.from_json(compressed().to_json()) == compressed()
+
+
+def test_a_fixed_support_stays_however_large_a_step_is():
+    run = compressed()
+    compression = TrainingState([ActiveRun(run, run.make_task())], together=False).update.compression
+    compression.apply(6, compression.movable(6))
+    before = compression.w != 0
+    for step in range(7, STEPS):
+        movable = compression.movable(step)
+        compression.w += 100 * torch.rand(compression.w.shape, generator=torch.Generator().manual_seed(step))
+        compression.apply(step, movable)
+    for matrix in compression.sparse:
+        view = compression.fleet.view
+        assert torch.equal(view(compression.w, matrix) != 0, view(before, matrix))
+        assert not view(compression.fleet.w, matrix)[~view(before, matrix)].any()
+
+
+def test_gradients_of_fixed_zeros_do_not_count_for_clipping():
+    run = compressed(compress={"sparsity": 0.6})
+    state = TrainingState([ActiveRun(run, run.make_task())], together=False)
+    update, compression = state.update, state.update.compression
+    compression.apply(8, compression.movable(8))
+    movable = compression.movable(9)
+    compression.fleet.g.copy_(torch.where(movable, 0.0, 1e6))
+    update.apply(torch.zeros(1), torch.ones(1, 1, dtype=torch.float64), 9, torch.ones(1, 1, dtype=torch.bool))
+    assert not compression.fleet.g.any()
