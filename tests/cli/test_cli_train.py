@@ -88,6 +88,19 @@ def test_every_flag_reaches_the_run(unfading, tmp_path):
     assert set(run) - set(wanted) == {"task", "task_options", "cell", "cell_options", "epochs"}
 
 
+def test_train_compresses_a_model_and_tells_its_size(unfading, tmp_path):
+    flags = ["--compress", "rank=2,sparsity=0.5,bits=8"]
+    code, out, _ = unfading("train", "--task", "adding,T=6", "--cell", "FastGRNN", *QUICK, *flags)
+    assert code == 0
+    (folder,) = (tmp_path / "runs" / "adding").iterdir()
+    record = json.loads((folder / "record.json").read_text())
+    assert record["run"]["compress"] == {"rank": 2, "sparsity": 0.5, "bits": 8}
+    size = record["compressed"]
+    assert size["entries"] == 4 * 2 + 4 * 2 + 4 * 2 + 4
+    assert size["nonzeros"] <= 3 * 4 + 4
+    assert f"{size['nonzeros']} of {size['entries']} entries of matrices are not zero; {size['bytes']} bytes in all" in out
+
+
 def test_a_budget_that_is_not_said_fits_the_task(unfading, tmp_path):
     from unfading.cli.flags import training_flags
 
@@ -212,6 +225,14 @@ def test_factors_are_given_to_the_cells_that_they_fit_and_must_fit_one(unfading,
         (["--task", "adding", "--cell", "STAR", "--schedule", "cosin"], "unknown schedule 'cosin'. Did you mean 'cosine'?"),
         (["--task", "adding", "--cell", "STAR", "--rates", "W_z=0.1"], "rates: unknown parameter 'W_z'"),
         (["--task", "adding", "--cell", "STAR", "--rates", "W_h"], "--rates takes NAME=FACTOR, e.g. eta=0.1; got 'W_h'"),
+        (
+            ["--task", "adding", "--cell", "STAR", "--compress", "8"],
+            "expected option=value,...; got '8', e.g. --compress rank=8",
+        ),
+        (["--task", "adding", "--cell", "STAR", "--compress", "bits=8,bits=8"], "'bits=8,bits=8' gives bits twice"),
+        (["--task", "adding", "--cell", "STAR", "--compress", "rank=2"], "compress: STAR has no low-rank form; got rank=2"),
+        (["--task", "adding", "--cell", "STAR", "--compress", "bits=4"], "compress: bits must be 8"),
+        (["--task", "adding", "--cell", "STAR", "--compress", "sparsity=0"], "compress: sparsity is the share of zeros"),
         (["--task", "adding", "--cell", "STAR", "--epochs", "2"], "task adding generates its data and has no epochs"),
         (["--task", "adding", "--cell", "STAR", "--steps", "2", "--epochs", "2"], "steps or epochs, one of the two"),
         (["--task", "adding", "--cell", "STAR", "--clip-value", "2"], "clips by norm or by value"),

@@ -36,7 +36,15 @@ def runs(**changes):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"cell": "IncrementalRNN"}, {"cell_options": {"zoneout": 0.2}}, {"retries": 1}], ids=str
+    "options",
+    [
+        {},
+        {"cell": "IncrementalRNN"},
+        {"cell_options": {"zoneout": 0.2}},
+        {"retries": 1},
+        {"compress": {"sparsity": 0.5, "bits": 8}},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("together", [True, False])
 def test_captured_steps_are_the_steps_that_would_have_run(options, together, monkeypatch):
@@ -46,8 +54,9 @@ def test_captured_steps_are_the_steps_that_would_have_run(options, together, mon
     assert curves(train_together(runs(**options), together=together)) == first
 
 
+@pytest.mark.parametrize("compress", [{}, {"sparsity": 0.5, "bits": 8}], ids=str)
 @pytest.mark.parametrize("cell", ["STAR", "StatisticalRNN", "NRU", "IncrementalRNN", "EURNN"])
-def test_every_step_after_the_first_is_captured(cell, monkeypatch):
+def test_every_step_after_the_first_is_captured(cell, compress, monkeypatch):
     troubles = []
     capture = step_graph.CapturedStep._capture
 
@@ -56,7 +65,7 @@ def test_every_step_after_the_first_is_captured(cell, monkeypatch):
         troubles.append(self.trouble)
 
     monkeypatch.setattr(step_graph.CapturedStep, "_capture", noted)
-    train_together(runs(cell=cell))
+    train_together(runs(cell=cell, compress=compress))
     assert troubles == [None]
 
 

@@ -153,6 +153,7 @@ KINDS = {
     "buffers": {"cell": "UnitaryRNN"},
     "full": {"split": "full"},
     "float64": {"dtype": "float64"},
+    "compressed": {"compress": {"sparsity": 0.5, "bits": 8}},
     "enough": {"stop_at": 0.3, "valid_every": 2, "rate": 0.02},
     "log rows of two steps": {"steps": 410, "task_options": {"T": 2}, "valid_every": 150},
 }
@@ -194,6 +195,7 @@ OTHER = {
     "valid_batches": 2,
     "stop_at": 0.1,
     "select_by": "loss",
+    "compress": {"sparsity": 0.5},
     "retries": 1,
     "dtype": "float64",
     "device": "cuda",

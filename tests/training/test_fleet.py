@@ -96,6 +96,7 @@ KINDS = {
     "penalty": ({"cell": "SoftOrthogonalRNN"}, {}),
     "learnt state": ({"cell_options": {"learn_initial_state": True}}, {}),
     "in segments": ({"cell_options": {"checkpoint_every": 2}}, {}),
+    "compressed": ({"compress": {"sparsity": 0.5, "bits": 8}}, {}),
     "float32": ({"dtype": "float32", "rate": 0.001}, {}),
 }
 
@@ -197,6 +198,7 @@ OTHERWISE = {
     "split": "full",
     "valid_batches": 3,
     "valid_every": 5,
+    "compress": {"bits": 8},
     "dtype": "float64",
     "backend": "auto",
 }

@@ -152,6 +152,8 @@ CASES = {
     "split and stop_at": ({"split": "full", "stop_at": 0.1}, "nothing is evaluated during training; got stop_at=0.1"),
     "select_by": ({"select_by": "accuracy"}, "unknown select_by 'accuracy'"),
     "split and select_by": ({"split": "full", "select_by": "loss"}, "nothing is evaluated during training; got select_by=loss"),
+    "compress": ({"compress": {"sparsity": 2}}, "compress: sparsity is the share of zeros in each matrix"),
+    "compress kind": ({"compress": "bits=8"}, "compress must be a dict"),
     "retries": ({"retries": -1}, "retries must be at least 0"),
     "dtype": ({"dtype": "float16"}, "unknown dtype 'float16'"),
     "device": ({"device": "gpu"}, "unknown device 'gpu'"),

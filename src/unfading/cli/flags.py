@@ -33,12 +33,19 @@ MORE = {
     "optimiser": "Options follow the name: sgd,momentum=0.9.",
     "schedule": "Options follow the name: step,every=1000,gamma=0.5.",
     "rates": "Written NAME=FACTOR: eta=0.1.",
+    "compress": "Written rank=8,sparsity=0.7,bits=8; each may be left out.",
 }
 # What the help of a flag says of its default, if that is not the value itself.
 DEFAULTS = {
     "rates": "(default: none)",
+    "compress": "(default: none)",
     "steps": f"(default: {STEPS} if the task has no epochs)",
     "epochs": f"(default: {EPOCHS} if the task has epochs)",
+}
+# Type, default and metavar of flags that are written as text.
+TEXTS: dict[str, tuple[Any, Any, str]] = {
+    "rates": (tuple[str, ...], (), "TEXT ..."),
+    "compress": (str | None, None, "TEXT"),
 }
 
 
@@ -47,11 +54,12 @@ class TrainingFlags:
 
     def run(self, task: str, cell: str, *, rate: float, seed: int) -> "Run":
         """The run that the flags describe."""
-        from unfading.training.names import parse
+        from unfading.training.names import parse, parse_options
         from unfading.training.run import Run
 
         values = {**asdict(self), "task": task, "cell": cell}  # type: ignore[call-overload]
         values["rates"] = _factors(values["rates"])
+        values["compress"] = {} if values["compress"] is None else parse_options(values["compress"], "--compress rank=8,bits=8")
         for name in ("task", "cell", "optimiser", "schedule"):
             values[name], values[f"{name}_options"] = parse(values[name])
         length_given = values["steps"] is not None or values["epochs"] is not None
@@ -82,8 +90,8 @@ def training_flags() -> type[TrainingFlags]:
     for name, each in FIELDS.items():
         if name not in NOT_FLAGS:
             help = " ".join(filter(None, [each.description, MORE.get(name)]))
-            kind, default = (tuple[str, ...], ()) if name == "rates" else (each.annotation, each.default)
-            about = arg(help=help, help_behavior_hint=DEFAULTS.get(name), metavar="TEXT ..." if name == "rates" else None)
+            kind, default, metavar = TEXTS.get(name, (each.annotation, each.default, None))
+            about = arg(help=help, help_behavior_hint=DEFAULTS.get(name), metavar=metavar)
             flags.append((name, Annotated[kind, about], field(default=default)))
     namespace = {"__doc__": TrainingFlags.__doc__}
     return make_dataclass("TrainingFlags", flags, bases=(TrainingFlags,), frozen=True, namespace=namespace)

@@ -211,6 +211,9 @@ def _print_record(record: dict[str, Any], folder: Path) -> None:
     if record["best"] is not None:
         print(f"  weights of step {record['best']['step']} of {record['steps']}, chosen by validation")
     print(f"  {sizes['all']:,} parameters, {sizes['recurrent']:,} of them recurrent, {record['kilobytes']} kB")
+    if "compressed" in record:
+        size = record["compressed"]
+        print(f"  {size['nonzeros']:,} of {size['entries']:,} entries of matrices are not zero; {size['bytes']:,} bytes in all")
     print(f"  {record['seconds']:.1f} s of training, {record['milliseconds_per_sequence']:.3g} ms per test sequence")
     print(f"  {folder / record['key']}")
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SIZES = {"float": 4, "int8_t": 1, "int16_t": 2, "int32_t": 4}
+SIZES = {"float": 4, "int8_t": 1, "uint8_t": 1, "int16_t": 2, "int32_t": 4}
 
 
 class Arrays:

@@ -13,6 +13,7 @@ import numpy as np
 
 from unfading.export.arrays_of_c import Arrays
 from unfading.export.int8 import block_entries, int8_of
+from unfading.export.matrix_storage import SPARSE_LOOP, store
 from unfading.export.stage import Stage
 from unfading.fuse.ir.program import Op, Value
 
@@ -74,6 +75,12 @@ float *restrict sum, int width, int add)
       sum[j] += v[i]SCALED * (float)W[j];
 }
 """
+
+SPARSE_PRODUCT = """\
+/* The same with a sparse matrix: its entries row by row, and in 4 bits how many zeros lie before each; 15 is zeros alone. */
+static void sparse_product(const WEIGHT *restrict W, const uint8_t *restrict codes, int count, const float *restrict v,
+                           int length, SCALE_PARAMETERfloat *restrict out, int width, int add)
+""" + SPARSE_LOOP.replace("FINISH", "out[j] = (add ? out[j] : 0.0f) + sumSCALED;").replace("SUM", "float")
 
 FUNCTIONS: dict[str, str] = {
     "from_bits": """\
@@ -309,6 +316,7 @@ class FloatArithmetic:
 
     def __init__(self, arrays: Arrays, *, int8: bool):
         self.arrays, self.int8 = arrays, int8
+        self.multiply_adds = 0  # of the products that were written
 
     def buffers(self, stage: Stage) -> list[str]:
         return []
@@ -341,10 +349,12 @@ class FloatArithmetic:
             scale = ""
             if self.int8:
                 quantised, step = int8_of(matrix)
-                array, scale = self.arrays.add(name, quantised, "int8_t"), f"{literal(step)}, "
+                stored, scale = store(self.arrays, name, quantised.T, "int8_t", by_column=True), f"{literal(step)}, "
             else:
-                array = self.arrays.add(name, matrix, "float")
-            lines.append(f"product({array}, {factor}, {block.length}, {scale}{target}, {block.width}, {int(number > 0)});")
+                stored = store(self.arrays, name, matrix.T, "float", by_column=True)
+            self.multiply_adds += stored.products
+            arguments = f"{stored.arguments}, {factor}, {block.length}, {scale}{target}, {block.width}, {int(number > 0)}"
+            lines.append(f"{stored.function}({arguments});")
         return lines
 
     def reduction(self, value: Value) -> tuple[str, str, str, str]:
@@ -352,8 +362,10 @@ class FloatArithmetic:
             return "float", "0.0f", "q += {x};", "q"
         return "float", "-from_bits(0x7f800000u)", "if ({x} > q || {x} != {x}) q = {x};", "q"
 
-    def product_source(self) -> str:
-        """The C function of a matrix product."""
-        text = PRODUCT.replace("WEIGHT", "int8_t" if self.int8 else "float")
+    def product_source(self, text: str) -> str:
+        """The C functions of the matrix products that a text calls."""
+        functions = {"product": PRODUCT, "sparse_product": SPARSE_PRODUCT}
+        text = "\n".join(source for name, source in functions.items() if re.search(rf"\b{name}\(", text))
+        text = text.replace("WEIGHT", "int8_t" if self.int8 else "float")
         text = text.replace("SCALE_PARAMETER", "float scale, " if self.int8 else "")
         return text.replace("SCALED", " * scale" if self.int8 else "").replace("(float)", "(float)" if self.int8 else "")

@@ -26,6 +26,7 @@ from unfading.export.instructions import (
     Squashed,
     Unary,
 )
+from unfading.export.matrix_storage import SPARSE_LOOP, store
 from unfading.export.stage import Stage
 from unfading.fuse.c.indexing import plus
 from unfading.fuse.ir.program import COMPARISONS, INFIX, Op, Value
@@ -54,6 +55,13 @@ static int32_t compare(int32_t a, int32_t b)
   return (a > b) - (a < b);
 }
 """,
+    "scaled": """\
+/* x m / 2^shift, rounded to nearest. */
+static int32_t scaled(int32_t x, int32_t m, int shift)
+{
+  return (int32_t)(((int64_t)x * m + ((int64_t)1 << (shift - 1))) >> shift);
+}
+""",
     "product": """\
 /* total[j] = the sum of v[i] W[j][i], times m / 2^shift; added to what total holds if `add`. */
 static void product(const int8_t *restrict W, const int16_t *restrict v, int length, int32_t m, int shift,
@@ -66,11 +74,16 @@ static void product(const int8_t *restrict W, const int16_t *restrict v, int len
       sum += (int32_t)v[i] * W[0] + (int32_t)v[i + 1] * W[1] + (int32_t)v[i + 2] * W[2] + (int32_t)v[i + 3] * W[3];
     for (; i < length; i++)
       sum += (int32_t)v[i] * *W++;
-    sum = (int32_t)(((int64_t)sum * m + ((int64_t)1 << (shift - 1))) >> shift);
-    total[j] = add ? total[j] + sum : sum;
+    total[j] = (add ? total[j] : 0) + scaled(sum, m, shift);
   }
 }
 """,
+    "sparse_product": """\
+/* The same with a sparse matrix: its entries row by row, and in 4 bits how many zeros lie before each; 15 is zeros alone. */
+static void sparse_product(const int8_t *restrict W, const uint8_t *restrict codes, int count, const int16_t *restrict v,
+                           int length, int32_t m, int shift, int32_t *restrict total, int width, int add)
+"""
+    + SPARSE_LOOP.replace("FINISH", "total[j] = (add ? total[j] : 0) + scaled(sum, m, shift);").replace("SUM", "int32_t"),
     "limit_all": """\
 static void limit_all(const int32_t *total, int16_t *out, int width)
 {
@@ -130,7 +143,13 @@ static int32_t root(uint32_t x)
 }
 """,
 }
-_NEEDED = {"limit_all": ["limit"], "carried": ["limit"], "sigmoid_i": ["tanh_i"]}
+_NEEDED = {
+    "product": ["scaled"],
+    "sparse_product": ["scaled"],
+    "limit_all": ["limit"],
+    "carried": ["limit"],
+    "sigmoid_i": ["tanh_i"],
+}
 
 
 def functions_of_integers(text: str) -> str:
@@ -159,6 +178,7 @@ class IntegerArithmetic:
 
     def __init__(self, arrays: Arrays, stage: IntegerStage):
         self.arrays, self.current = arrays, stage
+        self.multiply_adds = 0  # of the products that were written
 
     def buffers(self, stage: Stage) -> list[str]:
         return [f"int32_t total[{self.widest}];"] if self.widest else []
@@ -235,11 +255,13 @@ class IntegerArithmetic:
         assert isinstance(code, Dot)
         lines = []
         for number, factor in enumerate(code.factors):
-            array = self.arrays.add(f"{stage.name}_m{value.blocks[factor.argument].weight}", factor.matrix, "int8_t")
+            name = f"{stage.name}_m{value.blocks[factor.argument].weight}"
+            stored = store(self.arrays, name, factor.matrix, "int8_t", by_column=False)
+            self.multiply_adds += stored.products
             vector = factors[factor.argument] + (f" + {factor.start}" if factor.start else "")
             width, length = factor.matrix.shape
-            arguments = f"{array}, {vector}, {length}, {factor.multiplier}, {factor.shift}, total, {width}, {int(number > 0)}"
-            lines.append(f"product({arguments});")
+            numbers = f"{length}, {factor.multiplier}, {factor.shift}, total, {width}, {int(number > 0)}"
+            lines.append(f"{stored.function}({stored.arguments}, {vector}, {numbers});")
         return [*lines, f"limit_all(total, {target}, {value.size});"]
 
     def reduction(self, value: Value) -> tuple[str, str, str, str]:

@@ -14,7 +14,6 @@ from unfading.export.int8 import Integers
 from unfading.export.model_stages import Exported
 from unfading.export.quantised_model import Quantised
 from unfading.export.stage import Array
-from unfading.fuse.ir.program import Op
 
 
 class CSource(NamedTuple):
@@ -26,12 +25,6 @@ class CSource(NamedTuple):
     state: int  # owned by the caller
     scratch: int  # on the stack during a push, without what the compiler adds
     multiply_adds: int  # of the matrix products of one push
-
-
-def multiply_adds(model: Exported) -> int:
-    """The multiply-adds of the matrix products of one push."""
-    dots = (value for stage in model.stages for value in stage.program.values() if value.op is Op.DOT)
-    return sum(block.length * block.width for value in dots for block in value.blocks)
 
 
 def float_source(model: Exported, *, int8: bool) -> CSource:
@@ -53,10 +46,9 @@ def float_source(model: Exported, *, int8: bool) -> CSource:
     )
     push = layout.push(mean_lines(model) if model.mean_over_time else [])
     text = "\n".join((*functions, *push))
-    product = [arithmetic.product_source()] if "product(" in text else []
-    blocks = [*arrays.source, functions_of(text), *product, *functions, *initial, "", *push]
+    blocks = [*arrays.source, functions_of(text), arithmetic.product_source(text), *functions, *initial, "", *push]
     scratch = max(4 * writer.scratch for writer in writers) + 4 * layout.vectors
-    sizes = (arrays.bytes, layout.state_bytes, scratch, multiply_adds(model))
+    sizes = (arrays.bytes, layout.state_bytes, scratch, arithmetic.multiply_adds)
     kind = "int8 matrices, float32 arithmetic" if int8 else "float32"
     return CSource(layout.header(kind, []), source_text(kind, model, blocks), *sizes)
 
@@ -65,12 +57,13 @@ def integer_source(twin: Quantised) -> CSource:
     """The model in all-integer arithmetic."""
     model, arrays = twin.model, Arrays()
     functions: list[str] = []
-    scratch, stages = 0, {}
+    scratch, multiply_adds, stages = 0, 0, {}
     for each in twin.stages:
         arithmetic = IntegerArithmetic(arrays, each)
         writer = StageWriter(each.stage, arithmetic)
         functions += [*writer.source(), ""]
         scratch = max(scratch, 2 * writer.scratch + 4 * arithmetic.widest)
+        multiply_adds += arithmetic.multiply_adds
         stages[each.stage.name] = each
     tables = {
         (name, i): arrays.add(table_name(each.stage, i), table, "int16_t")
@@ -90,7 +83,7 @@ def integer_source(twin: Quantised) -> CSource:
     if "tanh_i(" in text or "sigmoid_i(" in text:
         arrays.add("tanh_table", np.array(tanh_table()), "int16_t")
     blocks = [*arrays.source, functions_of_integers(text), *functions, *initial, "", *push]
-    sizes = (arrays.bytes, layout.state_bytes, scratch + 2 * layout.vectors, multiply_adds(model))
+    sizes = (arrays.bytes, layout.state_bytes, scratch + 2 * layout.vectors, multiply_adds)
     defines = [
         f"#define MODEL_SAMPLE_UNITS {2.0**twin.sample_bits!r} /* a number x of a sample is given as x times this, rounded */",
         f"#define MODEL_OUTPUT_UNITS {2.0**twin.output_bits!r} /* an output y is y / this */",

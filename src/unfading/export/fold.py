@@ -13,6 +13,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from unfading.export.int8 import block_entries
+from unfading.export.matrix_storage import numbers_of
 from unfading.export.stage import Array, Stage
 from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.interpret import evaluate
@@ -117,7 +119,7 @@ def fold_affine(stage: Stage) -> Stage:
     tops = [value for value in order if value.id in affine and value.id in outside and value.op not in (Op.LEAF, *VIEWS)]
     blocks = {block for value in order if value.id in affine and value.op is Op.DOT for block in value.blocks}
     used_elsewhere = {block for value in order if value.id not in affine and value.op is Op.DOT for block in value.blocks}
-    now = sum(block.length * block.width for block in blocks - used_elsewhere)
+    now = sum(numbers_of(block_entries(stage, block)) for block in blocks - used_elsewhere)
     depth = max((len(value.blocks) for value in order if value.id in affine and value.op is Op.DOT), default=0)
     if depth == 0 or any(len(value.shape) != 1 for value in tops) or sum(value.size for value in tops) * size > now:
         return stage

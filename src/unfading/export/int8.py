@@ -1,4 +1,8 @@
-"""Matrices in int8: W = scale Q, with scale = max |W| / 127 for each matrix, or block of one that a product uses."""
+"""Matrices in int8: W = scale Q, with one scale for each matrix, or block of one that a product uses.
+
+The scale is max |W| / 127. Where a smaller divisor n makes W = scale Q exact, with scale = max |W| / n, it is taken: a model
+that was trained with rounded matrices keeps its weights, also where a block lacks the largest entry of its matrix.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,6 +11,9 @@ from unfading.export.stage import Array, Stage
 from unfading.fuse.ir.program import Block
 
 Integers = NDArray[np.int64]
+
+LARGEST = 127
+ROUNDING = 1e-4  # float32 has multiples of the scale up to 127 with errors of 1e-5
 
 
 def block_entries(stage: Stage, block: Block) -> Array:
@@ -18,5 +25,14 @@ def block_entries(stage: Stage, block: Block) -> Array:
 def int8_of(matrix: Array) -> tuple[Integers, float]:
     """A matrix as int8 entries and their scale."""
     largest = float(np.abs(matrix).max(initial=0.0))
-    scale = largest / 127 if largest else 1.0
+    if not largest:
+        return np.zeros(matrix.shape, np.int64), 1.0
+    exact = (n for n in range(LARGEST, 0, -1) if _is_rounded(matrix, largest / n))
+    scale = largest / next(exact, LARGEST)
     return np.round(matrix / scale).astype(np.int64), scale
+
+
+def _is_rounded(matrix: Array, scale: float) -> bool:
+    """Whether all entries are multiples of the scale, up to the rounding of float32."""
+    multiples = matrix / scale
+    return bool((np.abs(multiples - np.round(multiples)) <= ROUNDING).all())

@@ -68,6 +68,15 @@ class Parameters(TypedDict):
 
 
 @with_config(_CONFIG)
+class Compressed(TypedDict):
+    """The size of a compressed model."""
+
+    entries: Count  # of its matrices
+    nonzeros: Count  # of them
+    bytes: Count  # of all parameters, each matrix in the smaller of its dense and its sparse form
+
+
+@with_config(_CONFIG)
 class About(TypedDict):
     """The machine and the sources of a record."""
 
@@ -94,6 +103,7 @@ class RecordFile(TypedDict):
     milliseconds_per_sequence: Number
     parameters: Parameters
     kilobytes: Number
+    compressed: NotRequired[Compressed]
     about: About | None
     curve: list[LogLine]
 
@@ -141,6 +151,7 @@ class Card(TypedDict):
     test: NotRequired[Scores | None]
     steps: NotRequired[Count]
     parameters: NotRequired[Parameters]
+    compressed: NotRequired[Compressed]
 
 
 # Each kind of object, with its name in errors.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unfading.tasks.base import Task
 from unfading.training import check_task
+from unfading.training.compress import stages
 from unfading.training.explosion import Explosion
 from unfading.training.record import finite_or_none, is_better
 from unfading.training.run import Run
@@ -30,6 +31,7 @@ class ActiveRun:
         self.run = run
         self.task = task
         self.total = run.total()
+        self.stages = stages(run.compress, self.total)
         self.folder: RunFolder | None = None  # None writes nothing
         self.schedule = run.make_schedule()
         self.log_every = max(1, self.total // LOG_ROWS)
@@ -82,7 +84,12 @@ class ActiveRun:
         return sum(self.log_due(each) and each not in steps for each in range(1, step + 1))
 
     def update_best(self, step: int, scores: Mapping[str, float]) -> bool:
-        """Take the scores of an evaluation; True if they are the best so far. Of equal scores the first stays the best."""
+        """Take the scores of an evaluation; True if they are the best so far. Of equal scores the first stays the best.
+
+        Weights before the last stage of a compression are not what the run is for.
+        """
+        if step <= self.stages.last:
+            return False
         score, target = scores[self.task.metric], self.run.stop_at
         higher = self.task.higher_is_better
         self.reached = self.reached or (target is not None and (score == target or is_better(score, target, higher)))

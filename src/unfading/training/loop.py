@@ -16,6 +16,7 @@ from unfading.backends.choose import observe_backends
 from unfading.torch_state import float32_products
 from unfading.training.active_run import ActiveRun
 from unfading.training.check_task import check_declared, examine
+from unfading.training.compress import compressed_size
 from unfading.training.evaluate import Scores, evaluate, first_place
 from unfading.training.monitor import Monitor
 from unfading.training.options import TrainOptions
@@ -23,6 +24,7 @@ from unfading.training.persistence import Checkpoints
 from unfading.training.record import data_changed, finite_or_none, initial_record
 from unfading.training.run import Run
 from unfading.training.run_dir import finished
+from unfading.training.settings import FIELDS
 from unfading.training.stepper import Stepper
 from unfading.training.stopping import Stopped, asked_to_stop, stop_if_late
 from unfading.training.training_state import TrainingState
@@ -130,15 +132,23 @@ class Training:
             if state.active[e].best is not None:
                 state.fleet.w[e] = state.best_w[e]
         tested = evaluate(state.fleet, state.active[over[0]].run, "test")
+        sizes = {e: self._compressed(e) for e in over}
         state.fleet.w.copy_(w)
         for e in over:
             each = state.active[e]
-            self.records[e] |= self._outcome(e, diverged_at[e], tested)
+            self.records[e] |= {**self._outcome(e, diverged_at[e], tested), **sizes[e]}
             self.records[e]["about"]["backends"] = each.backends
             if each.folder is not None:
                 each.folder.save_record(self.records[e])
             each.done = True
             self.monitor.report(e, status=self.records[e]["status"])
+
+    def _compressed(self, e: int) -> dict[str, Any]:
+        """The size of a compressed model, with the weights that are tested."""
+        options = self.state.active[e].run.compress
+        if not options:
+            return {}
+        return {"compressed": compressed_size(self.state.fleet.models[e], self.state.matrices, options.get("bits"))}
 
     def _outcome(self, e: int, diverged_at: int, tested: Scores) -> dict[str, Any]:
         """The part of a record that is known after training."""
@@ -215,8 +225,7 @@ def train_pass(runs: Sequence[Run], options: TrainOptions) -> None:
 
 def shared_fields(run: Run) -> dict[str, Any]:
     """The fields of a run that the other runs of its pass must share."""
-    shared = {name: value for name, value in run.to_json().items() if name not in MAY_DIFFER}
-    return {**shared, "sources": run.sources}
+    return {name: getattr(run, name) for name in (*FIELDS, "sources") if name not in MAY_DIFFER}
 
 
 def _check_shape(runs: Sequence[Run]) -> None:

@@ -8,7 +8,7 @@ my_package.cells:LeakyCell        a class in a module that can be imported
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from unfading import catalogue
@@ -30,13 +30,25 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     name, *parts = _NEXT.split(text)
     if not name or "," in name or "=" in name:
         raise ValueError(f"expected NAME or NAME,option=value,...; got {text!r}, e.g. adding,T=200.")
+    return name, _options(text, parts)
+
+
+def parse_options(text: str, example: str) -> dict[str, Any]:
+    """The options of `option=value,...`."""
+    parts = _NEXT.split(text)
+    if not all("=" in part.strip("=") for part in parts):
+        raise ValueError(f"expected option=value,...; got {text!r}, e.g. {example}.")
+    return _options(text, parts)
+
+
+def _options(text: str, parts: Sequence[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in parts:
         option, _, value = part.partition("=")
         if option in options:
             raise ValueError(f"{text!r} gives {option} twice. Leave one out.")
         options[option] = _value(value)
-    return name, options
+    return options
 
 
 def _value(text: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from unfading import catalogue
 from unfading.backends.choose import check_backend
 from unfading.errors import unknown
 from unfading.files.schema import VERSION
@@ -48,6 +49,7 @@ class Run(Settings):
         check_backend(self.backend)
         self.make_task(), self.make_optimiser(), self.make_schedule()
         check_options("cell", self.cell, self._layer_class(), self.cell_options)
+        self._check_rank()
 
     @property
     def key(self) -> str:
@@ -88,11 +90,29 @@ class Run(Settings):
         of_layer = sizes(kind, check_task.input_size(task), self.hidden, self.layers)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            options = {**of_layer, **self.cell_options, "backend": self.backend, "dtype": dtype}
+            rank = {name: value for name, value in self.compress.items() if name == "rank"}
+            options = {**of_layer, **self.cell_options, **rank, "backend": self.backend, "dtype": dtype}
             rnn = build("cell", self.cell, kind, options)
             encoder, head = check_task.module(task, "encoder"), check_task.module(task, "head", rnn.output_size)
             model = Model(encoder, rnn, head).to(dtype)
         return model
+
+    def _check_rank(self) -> None:
+        """Raise if compress gives a rank that the cell cannot have: it is an option of the cell."""
+        if "rank" not in self.compress:
+            return
+        if "rank" in self.cell_options:
+            raise ValueError(
+                f"the rank is given twice: {self.compress['rank']} in compress and {self.cell_options['rank']!r} in "
+                "cell_options. Leave one out."
+            )
+        if "rank" not in inspect.signature(self._layer_class()).parameters:
+            cells = (*catalogue.cells(), *catalogue.convolutional_cells())
+            known = [each.__name__.removesuffix("Cell") for each in cells if "rank" in inspect.signature(each).parameters]
+            raise ValueError(
+                f"compress: {self.cell} has no low-rank form; got rank={self.compress['rank']}. Leave rank out, or use a cell "
+                f"with an option rank: {', '.join(known)}, or one of your own."
+            )
 
     def _layer_class(self) -> type[Layer]:
         return layer_class(self.cell, self.code.get(place_of(self.cell)))
@@ -123,7 +143,7 @@ class Run(Settings):
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values. The code of a user's classes is not among them."""
-        left_out = {name for name in ADDED if getattr(self, name) == FIELDS[name].default}
+        left_out = {name for name in ADDED if getattr(self, name) == FIELDS[name].get_default(call_default_factory=True)}
         return {name: deepcopy(getattr(self, name)) for name in FIELDS if name not in left_out}
 
     @classmethod

@@ -17,6 +17,10 @@ from unfading.files.checked_json import brief
 
 Options = dict[str, Any]
 
+# Options of `compress`, and the only number of bits that it takes.
+COMPRESSIONS = ("rank", "sparsity", "bits")
+BITS = 8
+
 # Options of a layer that a run or its task sets.
 RESERVED = (
     *("batch_first", "device", "dtype", "backend", "num_layers"),
@@ -74,6 +78,8 @@ class Settings:
     """Validation score, in the task's metric, at which training stops early."""
     select_by: Literal["metric", "loss"] = "metric"
     """Validation score that chooses the weights to test: the best of the task's metric, or the lowest loss."""
+    compress: Options = field(default_factory=dict)
+    """Compression for small devices: rank of the recurrent matrix, sparsity (share of zeros in each matrix), and bits=8."""
     retries: int = 0
     """How often a run whose loss or gradient is not finite may return to its best weights with half the rate."""
     dtype: Literal["float32", "float64", "tf32"] = "float32"
@@ -115,6 +121,28 @@ class Settings:
             check_number(f"rates[{pattern!r}]", factor)
             if factor < 0:
                 raise ValueError(f"rates[{pattern!r}] must be at least 0, which holds the parameter; got {factor}.")
+        return value
+
+    @field_validator("compress")
+    @classmethod
+    def _check_compress(cls, value: Options) -> Options:
+        for name in value:
+            if name not in COMPRESSIONS:
+                raise ValueError(unknown("option of compress", name, COMPRESSIONS))
+        if "rank" in value:
+            check_count("compress: rank", value["rank"])
+        if "sparsity" in value:
+            check_number("compress: sparsity", value["sparsity"])
+            if not 0 < value["sparsity"] < 1:
+                raise ValueError(
+                    f"compress: sparsity is the share of zeros in each matrix, above 0 and below 1; got {value['sparsity']}. "
+                    "Leave it out for dense matrices."
+                )
+        if "bits" in value and (type(value["bits"]) is not int or value["bits"] != BITS):
+            raise ValueError(
+                f"compress: bits must be {BITS}, the size of an entry of an exported matrix; got {value['bits']!r}. Write "
+                f"bits={BITS}, or leave it out."
+            )
         return value
 
     @field_validator("seed")
@@ -171,7 +199,7 @@ class Settings:
 FIELDS: dict[str, FieldInfo] = vars(Settings)["__pydantic_fields__"]
 # Settings that the first files of version 1 did not have. At its default such a setting is left out of JSON, so that runs keep
 # their keys.
-ADDED = ("select_by",)
+ADDED = ("select_by", "compress")
 
 
 def check(values: Mapping[str, Any]) -> Settings:

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 
 from unfading import allocation
+from unfading.layers.matrices import matrices
 from unfading.layers.model import Model
 from unfading.training.active_run import ActiveRun
 from unfading.training.check_task import Place
+from unfading.training.compress import Compression
 from unfading.training.fleet import Fleet
 from unfading.training.run import Run
 from unfading.training.update import Update
@@ -30,12 +32,30 @@ class TrainingState:
         if len(active) == 1 or device.type == "cpu":  # a pass on a GPU that does not fit is divided
             _check_fits(models, active[0].run, device)
         self.fleet = Fleet(models, self.task, together=together and len(active) > 1)
-        self.update = Update(self.fleet, [each.run for each in active])
+        self.matrices = self._matrices()
+        self.update = Update(self.fleet, [each.run for each in active], self._compression())
         self.best_w = torch.zeros_like(self.fleet.w)  # weights with the best validation scores
         self.step = 0  # number of steps taken
         self.seconds = 0.0
         self.carried: Any = None  # recurrent state at the start of the next batch; None for the initial state
         self.time = 0  # number of time steps since the initial state
+
+    def _matrices(self) -> list[str]:
+        """The parameters that are matrices, where the models are compressed."""
+        run = self.active[0].run
+        if not run.compress:
+            return []
+        batch = self.task.batch(0, run.batch, split=run.split, seed=run.seed, device="cpu")
+        names = matrices(self.fleet.models[0], batch.x)
+        if "sparsity" in run.compress and not any(name.startswith("rnn.") for name in names):
+            raise ValueError(f"compress: {run.cell} has no matrix that could be sparse. Leave sparsity out.")
+        return names
+
+    def _compression(self) -> Compression | None:
+        options = self.active[0].run.compress
+        if not {"sparsity", "bits"} & options.keys():
+            return None
+        return Compression(self.fleet, options, [each.stages for each in self.active], self.matrices)
 
     def running(self) -> list[int]:
         """Indices of the runs that have not ended."""
@@ -56,7 +76,7 @@ def _check_fits(models: Sequence[Model], run: Run, device: torch.device) -> None
     """Raise if the matrices of training do not fit in memory: weights, gradients, best weights, and those of the optimiser."""
     held = sum(part.numel() * part.element_size() for model in models for part in model.parameters() if part.requires_grad)
     states = len(run.make_optimiser().state_names)
-    copies = 3 + states + (1 + states if run.retries else 0)
+    copies = 3 + states + (1 + states if run.retries else 0) + bool(run.compress)
     what = f"training {run.cell} with hidden={run.hidden} and layers={run.layers}"
     allocation.check_fits(what, copies * held, "hidden size or number of layers", device)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unfading.training.compress import Compression
 from unfading.training.fleet import Fleet
 from unfading.training.optimise import clip_norms, clip_values, norms
 from unfading.training.run import Run
@@ -21,11 +22,14 @@ class Update:
     Args:
         fleet: the models.
         runs: one for each model; they share the optimiser and its options.
+        compression: of the models, if they are compressed.
     """
 
-    def __init__(self, fleet: Fleet, runs: Sequence[Run]):
+    def __init__(self, fleet: Fleet, runs: Sequence[Run], compression: Compression | None = None):
         E, device = len(runs), fleet.w.device
         self.fleet = fleet
+        self.compression = compression
+        self.w = fleet.w if compression is None else compression.w
         self.rule = runs[0].make_optimiser()
         self.factors = _factors(fleet, runs)
         self.clip_norm = _limits([run.clip_norm for run in runs], device)
@@ -48,7 +52,7 @@ class Update:
 
     def _moving(self) -> dict[str, Tensor]:
         """The tensors that a step changes."""
-        return {"w": self.fleet.w, "taken": self.taken, **self.state}
+        return {"w": self.w, "taken": self.taken, **self.state}
 
     def rows(self) -> dict[str, Tensor]:
         """All tensors beside the parameters, one row per model, by the names that checkpoints use."""
@@ -61,6 +65,7 @@ class Update:
             "waits": self.pending,
             "lost": self.loss_sum,
             "seen": self.loss_count,
+            **({} if self.compression is None else {"exact": self.w}),
             **{f"best.{name}": part for name, part in self.best.items()},
         }
 
@@ -73,6 +78,16 @@ class Update:
             step: number of steps before this one; a tensor on the GPU if the host must not wait.
             running: [E, 1] bool; models that have more steps to take.
         """
+        if self.compression is None:
+            return self._apply(losses, rates, step, running)
+        movable = self.compression.movable(step)
+        if movable is not None:
+            self.fleet.g.masked_fill_(~movable, 0.0)
+        finite = self._apply(losses, rates, step, running)
+        self.compression.apply(step, movable)
+        return finite
+
+    def _apply(self, losses: Tensor, rates: Tensor, step: int | Tensor, running: Tensor) -> Tensor:
         g = self.fleet.g
         norm = norms(g)
         losses = losses.to(torch.float64).unsqueeze(1)
@@ -105,7 +120,7 @@ class Update:
         self.taken += 1
         rate = rates * self.scale
         rate = rate if self.factors is None else rate.to(self.factors.dtype) * self.factors
-        self.rule.update(self.fleet.w, self.fleet.g, self.state, rate, self.taken)
+        self.rule.update(self.w, self.fleet.g, self.state, rate, self.taken)
 
     def _return_or_end(self, failed: Tensor, step: int | Tensor) -> None:
         """Failed models return to their best weights with half the rate, or end if they have no retries left."""
@@ -118,10 +133,16 @@ class Update:
         self.ended.copy_(torch.where(failed & ~back, step, self.ended))
 
     def fail(self, e: int, step: int) -> bool:
-        """Treat model e as one whose loss is not finite; True if it returned to its best weights, False if it has ended."""
+        """Treat model e as one whose loss is not finite; True if it returned to its best weights, False if it has ended.
+
+        Args:
+            step: number of steps taken.
+        """
         failed = torch.zeros_like(self.pending)
         failed[e] = True
         self._return_or_end(failed, step)
+        if self.compression is not None:
+            self.compression.apply(step - 1, None)
         return bool(self.ended[e] < 0)
 
     def mean_losses(self, models: Sequence[int]) -> list[float]:

@@ -32,7 +32,7 @@ KIND = "weights"
 # An option above this number, and above the number of parameters, is refused.
 LARGEST_OPTION = 1_000_000
 # Fields of a record that the card repeats.
-FROM_RECORD = ("measure", "guess", "test", "status", "steps", "seconds", "parameters", "kilobytes", "about")
+FROM_RECORD = ("measure", "guess", "test", "status", "steps", "seconds", "parameters", "kilobytes", "compressed", "about")
 
 
 def save(folder: Path | str, path: Path | str) -> Path:
@@ -50,7 +50,7 @@ def save(folder: Path | str, path: Path | str) -> Path:
     chosen = record["best"] if best.exists() else None
     card = {"version": VERSION, "kind": KIND, "run": record["run"], "chosen": chosen, "sha256": digest(weights)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, weights, {**card, **{name: record[name] for name in FROM_RECORD}})
+    checkpoint.save(path, weights, {**card, **{name: record[name] for name in FROM_RECORD if name in record}})
     return path
 
 
