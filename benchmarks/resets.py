@@ -37,9 +37,10 @@ def cpu_seconds(contender: Callable[[], object], calls: int) -> float:
     return (time.process_time() - started) / calls
 
 
-def lstm_step(carry: tuple[Tensor, Tensor], a: Tensor, W: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def lstm_step(carry: tuple[Tensor, Tensor], x: Tensor, weights: dict[str, Tensor]) -> tuple[tuple[Tensor, Tensor], Tensor]:
     h, c = carry
-    i, f, z, o = (a + unfading.linear(h, W)).chunk(4, dim=-1)
+    gates = unfading.linear(x, weights["W_x"]) + unfading.linear(h, weights["W_h"]) + weights["b"]
+    i, f, z, o = gates.chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
     h = torch.sigmoid(o) * torch.tanh(c)
     return (h, c), h
@@ -75,7 +76,14 @@ def main() -> None:
     timer = EVENTS if arguments.device != "cpu" else Timer(cpu_seconds, shortest=5e-3, warm_ups=3)
     x = torch.randn(T, B, arguments.features, device=arguments.device, requires_grad=True)
     resets = torch.rand(T, B, device=arguments.device) < arguments.share
-    common = {"features": arguments.features, "share": arguments.share, "T": T, "B": B, "H": H, **about(shlex.join(["python", *sys.argv]))}
+    common = {
+        "features": arguments.features,
+        "share": arguments.share,
+        "T": T,
+        "B": B,
+        "H": H,
+        **about(shlex.join(["python", *sys.argv])),
+    }
     for name in arguments.cells:
         layer = getattr(unfading, name)(arguments.features, H, device=arguments.device)
         with unfading.use_backend("reference"):
@@ -88,7 +96,8 @@ def main() -> None:
     zero = x.new_zeros(B, H).detach()
 
     def scanned() -> Tensor:
-        outputs: Tensor = unfading.scan(lstm_step, (zero, zero), cell.from_input(x), weights=cell.W_h)[1]
+        weights = {"W_x": cell.from_input.weight, "W_h": cell.W_h, "b": cell.from_input.bias}
+        outputs: Tensor = unfading.scan(lstm_step, (zero, zero), x, weights=weights)[1]
         return outputs
 
     assert_close(scanned(), layer(x)[0], rtol=1e-4, atol=1e-5)

@@ -27,13 +27,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import nn
 
 '''
 
 NAMES: dict[Any, str] = {
     collections.abc.Sequence: "Sequence",
-    nn.Module: "nn.Module",
+    nn.Module: "torch.nn.Module",
     torch.device: "torch.device",
     torch.dtype: "torch.dtype",
     type(None): "None",

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import nn
 
 from unfading.backends.choose import use_backend
 from unfading.cells import (
@@ -363,7 +362,7 @@ class DeepTransition(Layer[incremental.State]):
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        network: nn.Module | Sequence[int] = (32,),
+        network: torch.nn.Module | Sequence[int] = (32,),
         inner_steps: int = 1,
         steps: int = 1,
         eta: float = 0.1,
