@@ -8,7 +8,7 @@ import torch
 import unfading
 from tests.helpers import laws
 from tests.helpers.twins import TWINS
-from tests.helpers.variants import OPTIONS, every_cell, every_convolutional_cell, name
+from tests.helpers.variants import OPTIONS, every_cell, every_convolutional_cell, name, sampled
 from unfading import catalogue
 from unfading.layers import library
 
@@ -51,6 +51,11 @@ def test_every_parameter_gets_a_gradient(cell, options):
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_padding_changes_no_result(cell, options, reverse):
     laws.padding_changes_nothing(laws.make(cell, options), reverse)
+
+
+@pytest.mark.parametrize(("cell", "options"), sampled([*every_cell(), *every_convolutional_cell()]))
+def test_padding_changes_no_result_of_the_compiled_loop(cell, options):
+    laws.padding_changes_nothing(laws.make(cell, options), backend="fused")
 
 
 @each

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import unfading
 from tests.helpers.compiled import AppliedCell, built
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import hidden_size, name, sampled
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 from unfading.fuse import plan as plans
@@ -26,12 +26,7 @@ TOLERANCE = 2e-4
 CELLS = [*catalogue.cells(), QuietCell]
 SOME = [unfading.STARCell, unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell]
 # Kinds of programs: one matrix, several, a reset before the product, inner steps, outer products and norms, a layer in a step.
-SAMPLE = [*SOME, unfading.GRUCell, unfading.RecurrentHighwayCell, unfading.UnitaryRNNCell, unfading.StatisticalRNNCell]
-
-
-def sampled(cells, sample=SAMPLE):
-    """All cells; those outside the sample run with the long tests."""
-    return [cell if cell in sample else pytest.param(cell, marks=pytest.mark.long) for cell in cells]
+KINDS = (*map(name, SOME), "GRU", "RecurrentHighway", "UnitaryRNN", "StatisticalRNN")
 
 
 def everything(layer, x, lengths, backend):
@@ -69,7 +64,7 @@ def agrees_with_float64(cell, T, B, H, device, tolerance=TOLERANCE, **keywords):
         agree(everything(layer, x, lengths, "fused"), everything(exact, x, lengths, "reference"), tolerance)
 
 
-@pytest.mark.parametrize("cell", sampled(CELLS), ids=name)
+@pytest.mark.parametrize("cell", sampled(CELLS, KINDS))
 def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
     layer = built(cell, hidden_size(cell), torch.float32, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
@@ -99,7 +94,7 @@ def test_without_lengths_in_both_directions(cell, device):
 ONE_FEATURE = [unfading.STARCell, unfading.LSTMCell, unfading.GRUCell, unfading.IncrementalRNNCell, unfading.NRUCell]
 
 
-@pytest.mark.parametrize("cell", sampled(ONE_FEATURE), ids=name)
+@pytest.mark.parametrize("cell", sampled(ONE_FEATURE, KINDS))
 def test_an_input_of_one_feature_is_projected_in_the_kernel(cell, device):
     affine = cell is unfading.IncrementalRNNCell  # its P W x + P b has matrices that the step does not have
     layer = unfading.Recurrent(lambda size: cell(size, 20 if affine else hidden_size(cell)), 1, bidirectional=True).to(device)
@@ -156,7 +151,7 @@ def cut(monkeypatch):
     return change
 
 
-@pytest.mark.parametrize("cell", sampled(CELLS, [unfading.STARCell, unfading.LSTMCell, unfading.IncrementalRNNCell]), ids=name)
+@pytest.mark.parametrize("cell", sampled(CELLS, ("STAR", "LSTM", "IncrementalRNN")))
 def test_narrow_tiles(cell, cut, device):
     """Vectors divided into tiles, the last of them short; some blocks of matrices stay on chip, and others do not."""
     cut(width=16, room=3 * 16 * 16 * 8)

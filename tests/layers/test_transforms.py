@@ -6,7 +6,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.testing import assert_close
 
 import unfading
-from tests.helpers.variants import few_iterations, hidden_size, name
+from tests.helpers.variants import few_iterations, hidden_size, name, sampled
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 
@@ -14,11 +14,7 @@ EXACT = {"rtol": 1e-11, "atol": 1e-11}
 T, B, I = 4, 3, 2
 CELLS = [*catalogue.cells(), QuietCell]
 each = pytest.mark.parametrize("cell", CELLS, ids=name)
-# One of each kind of projection, state and step.
-SAMPLE = ("EquilibriumRNN", "EURNN", "GRU", "IncrementalRNN", "LSTM", "NRU", "Quiet", "RecurrentHighway", "StatisticalRNN")
-rest_is_long = pytest.mark.parametrize(
-    "cell", [pytest.param(cell, marks=() if name(cell) in SAMPLE else pytest.mark.long) for cell in CELLS], ids=name
-)
+rest_is_long = pytest.mark.parametrize("cell", sampled(CELLS))
 
 
 def layer_of(cell, *arguments, **keywords):

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.helpers.trained import OWN, changed, fleet, small, untimed, weights
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import hidden_size, name, sampled
 from unfading import Run, catalogue, train
 from unfading.backends import choose as backend
 from unfading.fuse.fused import fused
@@ -64,10 +64,9 @@ def close_enough(got, expected):
 
 
 FEW = {"STAR", "LSTM", "IncrementalRNN", "UnitaryRNN"}
-CELLS = [pytest.param(cell, marks=[] if name(cell) in FEW else pytest.mark.long, id=name(cell)) for cell in catalogue.cells()]
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", sampled(catalogue.cells(), FEW))
 def test_each_model_of_a_fleet_equals_its_single_run(cell, tmp_path):
     each_is_its_single_run(fleet_runs(cell=name(cell), hidden=hidden_size(cell)), tmp_path)
 

@@ -19,7 +19,7 @@ from tests.helpers.compiled import built
 from tests.helpers.cooperative import cooperative
 from tests.helpers.random_steps import some
 from tests.helpers.triton_laws import CELLS, agree, everything
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import hidden_size, name, sampled
 from unfading.fuse.ir.program import Op, Store, TensorKind
 from unfading.fuse.plan import TensorNames, interpreted, plan, triton_kernel
 from unfading.fuse.trace.recorder import trace
@@ -52,7 +52,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of the contents of the padding
 ]
 
-SAMPLE = [unfading.LSTMCell, unfading.GRUCell]  # one exchange and four dots as one; two exchanges
+KINDS = ("LSTM", "GRU")  # one exchange and four dots as one; two exchanges
 
 
 def units_of_a_program(n):
@@ -98,16 +98,14 @@ def compared(layer, x, lengths):
         kernel._settings.clear()
 
 
-@pytest.mark.parametrize("cell", [c if c in SAMPLE else pytest.param(c, marks=pytest.mark.long) for c in CELLS], ids=name)
+@pytest.mark.parametrize("cell", sampled(CELLS, KINDS))
 def test_every_cell_agrees_with_the_reference_in_float64(cell):
     size = max(hidden_size(cell), 35) if hidden_size(cell) % 2 else 32
     layer = built(cell, size, torch.float32)
     compared(layer, torch.randn(3, 19, 3), torch.randint(1, 4, (19,)))
 
 
-@pytest.mark.parametrize(
-    "cell", [c if c is unfading.LSTMCell else pytest.param(c, marks=pytest.mark.long) for c in CELLS], ids=name
-)
+@pytest.mark.parametrize("cell", sampled(CELLS, ["LSTM"]))
 def test_matrices_may_be_loaded_at_every_step(cell, streamed):
     size = max(hidden_size(cell), 35) if hidden_size(cell) % 2 else 32
     compared(built(cell, size, torch.float32), torch.randn(2, 5, 3), torch.tensor([1, 2, 2, 1, 2]))
