@@ -432,7 +432,7 @@ def test_a_stream_goes_on_as_it_began_whatever_becomes_of_the_layer():
         stream.reset()
 
 
-@each
+@pytest.mark.parametrize("cell", sampled(CELLS))
 def test_a_stream_is_the_layer(cell):
     features = hidden_size(cell)  # so that both layers have one kernel
     layer = built(cell, hidden_size(cell), features=features, num_layers=2, zoneout=0.1).eval()

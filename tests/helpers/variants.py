@@ -66,28 +66,15 @@ OPTIONS = {
 }
 
 
-# One of each kind of step: a gate, several matrices, a reset before the product, steps inside a step, layers inside a step, no
-# matrix, rotations, complex numbers, a memory, running averages, and a user's own cell.
-SAMPLE = (
-    "STAR",
-    "LSTM",
-    "GRU",
-    "IncrementalRNN",
-    "RecurrentHighway",
-    "EquilibriumRNN",
-    "EURNN",
-    "UnitaryRNN",
-    "NRU",
-    "StatisticalRNN",
-    "Quiet",
-)
-# Of the options, those with another kind of product: normalised, in groups, of low rank, complex, without factors, of frames.
+# One of each kind of step: a gate, several matrices, a reset before the product, steps inside a step, no matrix, complex
+# numbers, a memory, running averages, and a user's own cell.
+SAMPLE = ("STAR", "LSTM", "GRU", "IncrementalRNN", "EquilibriumRNN", "UnitaryRNN", "NRU", "StatisticalRNN", "Quiet")
+# Of the options, those with another kind of product: normalised, in groups, of low rank, of rotations, of frames.
 SAMPLE_OPTIONS = (
     ("Elman", {"normalise": True}),
     ("GRU", {"heads": 3}),
     ("FastGRNN", {"rank": 2, "input_rank": 1, "gate_activation": "tanh"}),
     ("EURNN", {"complex_state": True}),
-    ("NRU", {"memory_size": 5, "heads": 2, "erase_heads": 3, "factored": False, "mean_over_heads": True}),
     ("ConvLSTM", {}),
 )
 

@@ -29,7 +29,7 @@ def given(*shape, dtype=torch.float64):
     return torch.randn(*(shape or (T, B, I)), dtype=dtype)
 
 
-@each
+@rest_is_long
 def test_vmap_of_grad_and_jvp(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given()
     parameters = dict(layer.named_parameters())
@@ -48,7 +48,7 @@ def test_vmap_of_grad_and_jvp(cell):
     assert_close(slope, (grad(loss, 1)(parameters, x) * tangent).sum(), **EXACT)
 
 
-@each
+@rest_is_long
 def test_many_models_at_once(cell):
     """torch.func.stack_module_state and vmap: each result agrees with the model alone."""
     layers = [layer_of(cell, dtype=torch.float64) for _ in range(3)]
@@ -65,7 +65,7 @@ def test_double_backward(cell):
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0].square().sum(), given(2, 1, I).requires_grad_())
 
 
-@each
+@rest_is_long
 def test_lengths_under_vmap(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given(2, T, B, I)
     lengths = torch.tensor([[4, 2, 3], [1, 4, 2]])
@@ -129,11 +129,9 @@ def test_autocast_keeps_the_state_in_float32(cell, layers):
     assert_close(output, want, rtol=0.1, atol=0.1)
 
 
-@each
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_float32_agrees_with_float64_to_rounding(cell, scale):
+def float32_agrees_with_float64(cell, scale, backend):
     """Forward and gradient, over a length at which powers and products would leave the range of float32."""
-    layer = unfading.layer(cell)(I, hidden_size(cell), dtype=torch.float64)
+    layer = unfading.layer(cell)(I, hidden_size(cell), dtype=torch.float64, backend=backend)
     x = scale * given(40, B, I)
     results = []
     for dtype in (torch.float64, torch.float32):
@@ -146,3 +144,18 @@ def test_float32_agrees_with_float64_to_rounding(cell, scale):
         assert torch.isfinite(narrow).all()
         # Rounding of 1e-7 a step, amplified by at most a few thousand over 40 steps.
         assert (narrow - wide).abs().max() <= 1e-3 * wide.abs().max() + 1e-30
+
+
+scales = pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+
+
+@each
+@scales
+def test_float32_agrees_with_float64_to_rounding(cell, scale):
+    float32_agrees_with_float64(cell, scale, "reference")
+
+
+@rest_is_long
+@scales
+def test_float32_of_the_compiled_loop_agrees_with_float64_to_rounding(cell, scale):
+    float32_agrees_with_float64(cell, scale, "fused")

@@ -126,7 +126,7 @@ def test_one_step_of_one_row(way, request):
 
 
 def test_the_gradient_of_an_input_of_one_feature_is_a_sum_over_all_programs(summed):
-    compared(built(unfading.LSTMCell, 35, torch.float32, features=1), torch.randn(3, 5, 1), torch.tensor([1, 3, 2, 3, 1]))
+    compared(built(unfading.LSTMCell, 35, torch.float32, features=1), torch.randn(3, 5, 1), None)
 
 
 def test_a_vector_may_be_read_twice_in_chunks(streamed):
