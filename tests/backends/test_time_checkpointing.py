@@ -58,7 +58,7 @@ def checkpointing_changes_nothing(cell, form, lengths, backend):
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
-@forms("one", "two-ways-lengths")
+@forms("two-ways-lengths")
 def test_checkpointing_changes_no_gradient(cell, form, lengths):
     checkpointing_changes_nothing(cell, form, lengths, "reference")
 

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 import unfading
-from tests.helpers.variants import every_cell, hidden_size, name, sampled
+from tests.helpers.variants import defaults_of, every_cell, hidden_size, name, sampled
 from unfading import catalogue
 from unfading.diagnostics.measure import jacobian, lag, memory, random_probes, saturation
 from unfading.diagnostics.measure.observe import observe
@@ -66,7 +66,7 @@ def brute(chain, t, row):
     return torch.autograd.functional.jacobian(onward(chain, t, row), at(chain, t, row)).reshape(n, n)
 
 
-@pytest.mark.parametrize(("cell", "options"), every_cell())
+@pytest.mark.parametrize(("cell", "options"), defaults_of(every_cell()))
 def test_observing_does_not_change_the_output(cell, options):
     rnn = layer(cell)(I, hidden_size(cell, options), num_layers=2, bidirectional=True, dtype=torch.float64, **options)
     x, lengths = torch.randn(T, B, I, dtype=torch.float64), torch.tensor([T, 1, 3])

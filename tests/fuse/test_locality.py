@@ -10,7 +10,7 @@ from torch.utils import _pytree
 
 import unfading
 from tests.helpers import laws
-from tests.helpers.variants import every_cell, few_iterations, hidden_size, name, sampled
+from tests.helpers.variants import defaults_of, every_cell, few_iterations, hidden_size, name, sampled
 from tests.user import along_time
 from tests.user.along_time import ALONG_TIME, FORWARD_ONLY, LOCAL
 from tests.user.quiet import QuietCell
@@ -103,7 +103,7 @@ def test_checkpoints_change_nothing(cell, form, lengths, backend):
 
 @pytest.mark.parametrize(
     ("form", "lengths"),
-    [({}, None), pytest.param(BOTH, None, marks=pytest.mark.long), (BOTH, LENGTHS)],
+    [pytest.param({}, None, marks=pytest.mark.long), pytest.param(BOTH, None, marks=pytest.mark.long), (BOTH, LENGTHS)],
     ids=["one", "two", "two-lengths"],
 )
 @all_cells
@@ -191,7 +191,7 @@ def test_a_layer_with_statistics_runs_in_a_stream_in_evaluation():
 # -- what is shown, and at what cost ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cell", "options"), sampled(VARIANTS, [name(p.values[0]) for p in VARIANTS]))  # options are long
+@pytest.mark.parametrize(("cell", "options"), defaults_of(VARIANTS))
 def test_every_cell_of_the_library_is_local(cell, options):
     built = cell(I, hidden_size(cell, options), **options)
     for reverse in (False, True):

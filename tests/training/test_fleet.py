@@ -99,7 +99,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("fields", "keywords"), KINDS.values(), ids=KINDS)
+# Those that others contain: another optimiser, a mask of another form.
+CONTAINED = ("amsgrad", "rmsprop", "tokens, one hot", "a mask of one length", "a mask", "learnt state")
+
+
+@pytest.mark.parametrize(
+    ("fields", "keywords"),
+    [pytest.param(*KINDS[kind], id=kind, marks=pytest.mark.long if kind in CONTAINED else []) for kind in KINDS],
+)
 def test_a_fleet_equals_single_runs_for_all_kinds_of_settings(fields, keywords, tmp_path, monkeypatch):
     if fields.get("dtype") == "float32":
         # Twenty steps in float32, each off by some units in the last place; Adam divides small numbers by small numbers.
