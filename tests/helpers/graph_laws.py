@@ -95,7 +95,7 @@ def checkpointed():
             yield pytest.param(cell, every, id=f"{every}-{name(cell)}", marks=[] if short else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("cell", "every"), checkpointed())
+@pytest.mark.parametrize(("cell", "every"), [*checkpointed()])
 def test_with_checkpoints(cell, every, device):
     same_as_the_reference(built(cell, 5, num_layers=2, bidirectional=True, checkpoint_every=every), device)
 

@@ -89,7 +89,7 @@ def kinds():
             yield pytest.param(cell, variant, id=f"{name(cell)}-{variant}", marks=[] if short else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("cell", "variant"), kinds())
+@pytest.mark.parametrize(("cell", "variant"), [*kinds()])
 def test_every_cell_agrees_with_the_reference(cell, variant):
     options = dict(VARIANTS[variant])
     lengths = options.pop("lengths", None)
