@@ -5,6 +5,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # For the environment in which pip builds the package, too; newer versions of pip read the second variable there.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
+# Tests start some dozens of Python processes, which share compiled modules also where the environment turns that off.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all gpu-test lint docs wheel-check clean
 

@@ -8,11 +8,14 @@ import torch
 import unfading
 from tests.helpers import laws
 from tests.helpers.twins import TWINS
-from tests.helpers.variants import OPTIONS, every_cell, every_convolutional_cell, name
+from tests.helpers.variants import OPTIONS, defaults_of, every_cell, every_convolutional_cell, name, sampled
 from unfading import catalogue
 from unfading.layers import library
 
-each = pytest.mark.parametrize(("cell", "options"), [*every_cell(), *every_convolutional_cell()])
+VARIANTS = [*every_cell(), *every_convolutional_cell()]
+each = pytest.mark.parametrize(("cell", "options"), VARIANTS)
+# Of laws that seldom depend on options, `make test` runs the defaults of every cell.
+each_default = pytest.mark.parametrize(("cell", "options"), defaults_of(VARIANTS))
 ALL = [*catalogue.cells(), *catalogue.convolutional_cells()]
 
 
@@ -53,19 +56,24 @@ def test_padding_changes_no_result(cell, options, reverse):
     laws.padding_changes_nothing(laws.make(cell, options), reverse)
 
 
-@each
+@pytest.mark.parametrize(("cell", "options"), sampled(VARIANTS))
+def test_padding_changes_no_result_of_the_compiled_loop(cell, options):
+    laws.padding_changes_nothing(laws.make(cell, options), backend="fused")
+
+
+@each_default
 def test_a_call_moves_no_numbers_to_or_from_the_host(cell, options):
     if cell is unfading.EquilibriumRNNCell:
         pytest.skip("EquilibriumRNN iterates until the host sees that it has converged")
     laws.a_call_can_be_captured(laws.make(cell, options))
 
 
-@each
+@each_default
 def test_same_seed_same_weights(cell, options):
     laws.same_seed_same_weights(lambda seed: laws.make(cell, options, seed))
 
 
-@each
+@each_default
 def test_copies_compute_the_same(cell, options):
     laws.survives_copying(laws.make(cell, options))
 
@@ -80,7 +88,7 @@ def test_nan_stays_in_its_row(cell, options):
     laws.nan_stays_in_its_row(laws.make(cell, options))
 
 
-@each
+@each_default
 def test_generator_decides_the_initial_values(cell, options):
     instance = laws.make(cell, options)
     starts = []

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import unfading
 from tests.helpers import laws
-from tests.helpers.variants import every_cell, every_cell_that_claims
+from tests.helpers.variants import defaults_of, every_cell, every_cell_that_claims
 from unfading.cells.antisymmetric import AntisymmetricRNNCell
 from unfading.cells.incremental import IncrementalRNNCell
 from unfading.cells.spectral import SpectralRNNCell
@@ -43,7 +43,7 @@ def test_orthogonal_after_many_steps_of_adam(cell, options, steps):
 
 def structured():
     """Cells whose weights are computed from their parameters."""
-    return [p for p in every_cell() if _reparametrises(*p.values)]
+    return defaults_of([p for p in every_cell() if _reparametrises(*p.values)])
 
 
 def _reparametrises(cell, options):

@@ -9,22 +9,17 @@ from torch.testing import assert_close
 
 import unfading
 from tests.helpers import laws
-from tests.helpers.variants import every_cell, hidden_size, name
+from tests.helpers.compiled import agree, everything
+from tests.helpers.variants import every_cell, hidden_size, name, sampled
 from unfading import catalogue
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 without_matrix = {"EquilibriumRNN"}
-of_matrices = {"capacity", "complex_state", "erase_heads", "factored", "heads", "network", "normalise", "rank", "reflectors"}
 
 
 def with_matrix():
-    """Every cell with a matrix. `make test` runs its defaults and the options that decide how it multiplies."""
-    for p in every_cell():
-        cell, options = p.values
-        if name(cell) not in without_matrix:
-            short = not options or of_matrices & options.keys()
-            yield pytest.param(cell, options, id=p.id, marks=() if short else pytest.mark.long)
+    return [p for p in every_cell() if name(p.values[0]) not in without_matrix]
 
 
 def layer_of(cell, **keywords):
@@ -33,7 +28,7 @@ def layer_of(cell, **keywords):
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
 def test_zoneout_in_every_cell(cell):
-    layer, x = layer_of(cell, zoneout=0.5), laws.random_input()
+    layer, x = layer_of(cell, zoneout=0.5, backend="reference"), laws.random_input()
     a, b = layer(x)[0], layer(x)[0]
     assert not torch.equal(a, b)
     assert torch.isfinite(a).all()
@@ -43,15 +38,32 @@ def test_zoneout_in_every_cell(cell):
     assert torch.isfinite(layer(x, lengths=torch.tensor([7, 2, 5]))[0]).all()
 
 
-@pytest.mark.parametrize(("cell", "options"), [*with_matrix()])
+@pytest.mark.parametrize(("cell", "options"), with_matrix())
 def test_recurrent_dropout_in_every_cell(cell, options):
-    layer, x = layer_of(cell, recurrent_dropout=0.5, **options), laws.random_input()
+    layer, x = layer_of(cell, recurrent_dropout=0.5, backend="reference", **options), laws.random_input()
     assert any(not torch.equal(layer(x)[0], layer(x)[0]) for _ in range(5))
     layer(x)[0].sum().backward()
     layer.eval()
-    plain = layer_of(cell, **options).eval()
+    plain = layer_of(cell, backend="reference", **options).eval()
     plain.load_state_dict(layer.state_dict())
     assert_close(layer(x)[0], plain(x)[0], **EXACT)
+
+
+def noise_is_that_of_the_reference(layer):
+    x, lengths = laws.random_input(), torch.tensor([7, 2, 5])
+    for training, own in ((True, None), (True, lengths), (False, lengths)):
+        layer.train(training)
+        agree(everything(layer, x, "fused", own), everything(layer, x, "reference", own), torch.float64)
+
+
+@pytest.mark.parametrize("cell", sampled(catalogue.cells(), ["STAR", "LSTM", "NRU"]))  # states of one part, two, and two sizes
+def test_zoneout_of_the_compiled_loop(cell):
+    noise_is_that_of_the_reference(layer_of(cell, zoneout=0.5))
+
+
+@pytest.mark.parametrize(("cell", "options"), sampled(with_matrix()))
+def test_recurrent_dropout_of_the_compiled_loop(cell, options):
+    noise_is_that_of_the_reference(layer_of(cell, recurrent_dropout=0.5, **options))
 
 
 def test_dropout_mask_is_one_per_row_for_all_time_and_has_mean_one():

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 
 import unfading
-from tests.helpers.variants import every_cell, hidden_size, name
+from tests.helpers.variants import defaults_of, every_cell, hidden_size, name, sampled
 from unfading import catalogue
 from unfading.diagnostics.measure import jacobian, lag, memory, random_probes, saturation
 from unfading.diagnostics.measure.observe import observe
@@ -20,6 +20,7 @@ from unfading.tasks.base import Batch
 CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 T, B, I = 6, 3, 4
 CELLS = pytest.mark.parametrize("cell", [pytest.param(c, id=name(c)) for c in catalogue.cells()])
+SOME = pytest.mark.parametrize("cell", sampled(catalogue.cells()))
 
 
 def chain_of(cell):
@@ -65,7 +66,7 @@ def brute(chain, t, row):
     return torch.autograd.functional.jacobian(onward(chain, t, row), at(chain, t, row)).reshape(n, n)
 
 
-@pytest.mark.parametrize(("cell", "options"), every_cell())
+@pytest.mark.parametrize(("cell", "options"), defaults_of(every_cell()))
 def test_observing_does_not_change_the_output(cell, options):
     rnn = layer(cell)(I, hidden_size(cell, options), num_layers=2, bidirectional=True, dtype=torch.float64, **options)
     x, lengths = torch.randn(T, B, I, dtype=torch.float64), torch.tensor([T, 1, 3])
@@ -75,7 +76,7 @@ def test_observing_does_not_change_the_output(cell, options):
     torch.testing.assert_close(watched, output, **CLOSE)
 
 
-@CELLS
+@SOME
 def test_step_jacobians_are_those_of_autograd(cell):
     chain = chain_of(cell)
     J = jacobian.state_jacobians(chain, [0, 3, T - 1], [2, 0])
@@ -102,7 +103,7 @@ def test_step_jacobians_are_those_of_autograd(cell):
             torch.testing.assert_close(K[i, k], of_input, **CLOSE)
 
 
-@CELLS
+@SOME
 def test_lags_are_those_of_autograd(cell):
     chain = chain_of(cell)
     norms = {(each.part, each.lag): each for each in lag.exact_norms(chain, [1], lag.choose_lags(T))}

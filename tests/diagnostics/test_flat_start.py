@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unfading
-from tests.helpers.variants import few_iterations
+from tests.helpers.variants import few_iterations, sampled
 from unfading import catalogue
 from unfading.diagnostics.flat_start.adjustments import Adjustment, adjusted, cell_adjustments, input_matrices
 from unfading.diagnostics.flat_start.flat_start import _Search
@@ -32,7 +32,9 @@ def spread(model, x, seed, lengths=None):
     return math.exp(G[G > 0].log().std(correction=0))
 
 
-@pytest.mark.parametrize("layer", [unfading.LSTM, unfading.FastGRNN, unfading.JANET], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "layer", [unfading.LSTM, unfading.FastGRNN, pytest.param(unfading.JANET, marks=pytest.mark.long)], ids=lambda c: c.__name__
+)
 def test_a_lattice_becomes_flatter_under_another_loss_too(layer):
     model, x = deep(layer), rows()
     before = spread(model, x, seed=7)
@@ -51,7 +53,7 @@ def test_in_a_deep_lstm_the_gate_biases_are_adjusted():
     assert o > 0
 
 
-@pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize("cell", sampled(catalogue.cells()))
 def test_no_cell_becomes_less_flat_and_the_report_matches_the_model(cell):
     # All layers have one size, hence one kernel.
     model = deep(unfading.layer(cell), depth=3, width=8, features=8, **few_iterations(cell))

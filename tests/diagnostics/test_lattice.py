@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 import unfading
-from tests.helpers.variants import few_iterations
+from tests.helpers.variants import few_iterations, sampled
 from unfading import catalogue
 from unfading.diagnostics.measure.draws import (
     StackSizes,
@@ -74,8 +74,8 @@ def own(cells):
     return [{f"cell.{name}": part for name, part in cell.named_parameters()} for cell in cells]
 
 
-@named
-@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("cell", sampled(CELLS))
+@pytest.mark.parametrize("B", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
     torch.manual_seed(B)
     rnn = unfading.Recurrent(
@@ -94,7 +94,7 @@ def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
     torch.testing.assert_close(G, wanted, rtol=1e-8, atol=1e-12 * float(wanted.max()))
 
 
-@named
+@pytest.mark.parametrize("cell", sampled(CELLS))
 @pytest.mark.parametrize("lengths", [pytest.param(None, marks=pytest.mark.long), [4, 1, 3]], ids=["whole", "lengths"])
 def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
     torch.manual_seed(0)

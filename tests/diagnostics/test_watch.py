@@ -44,7 +44,9 @@ def by_hand(model, task, batch):
     return layers, norms
 
 
-@pytest.mark.parametrize("cell", ["STAR", "LSTM", "NRU", "IncrementalRNN", "StatisticalRNN"])
+@pytest.mark.parametrize(
+    "cell", ["STAR", "LSTM", "IncrementalRNN", "StatisticalRNN", pytest.param("NRU", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("T", [1, 20])
 @pytest.mark.parametrize("ended", [False, True])
 def test_watched_norms_are_those_of_autograd(cell, T, ended):

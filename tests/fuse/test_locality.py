@@ -10,7 +10,7 @@ from torch.utils import _pytree
 
 import unfading
 from tests.helpers import laws
-from tests.helpers.variants import every_cell, few_iterations, hidden_size, name
+from tests.helpers.variants import defaults_of, every_cell, few_iterations, hidden_size, name, sampled
 from tests.user import along_time
 from tests.user.along_time import ALONG_TIME, FORWARD_ONLY, LOCAL
 from tests.user.quiet import QuietCell
@@ -46,6 +46,7 @@ settings = pytest.mark.parametrize(
         ),
     ],
 )
+VARIANTS = [*every_cell(), pytest.param(QuietCell, {}, id="Quiet")]
 all_cells = pytest.mark.parametrize("cell", [*ALONG_TIME, *LOCAL], ids=name)
 
 
@@ -100,7 +101,11 @@ def test_checkpoints_change_nothing(cell, form, lengths, backend):
         same(everything(layer, x, lengths=lengths, start=2), want)
 
 
-@pytest.mark.parametrize(("form", "lengths"), [({}, None), (BOTH, None), (BOTH, LENGTHS)], ids=["one", "two", "two-lengths"])
+@pytest.mark.parametrize(
+    ("form", "lengths"),
+    [pytest.param({}, None, marks=pytest.mark.long), pytest.param(BOTH, None, marks=pytest.mark.long), (BOTH, LENGTHS)],
+    ids=["one", "two", "two-lengths"],
+)
 @all_cells
 def test_outputs_without_a_gradient_are_those_with_one(cell, form, lengths, monkeypatch):
     monkeypatch.setattr(fused, "CHUNK_BYTES", 1 << 10)
@@ -186,7 +191,7 @@ def test_a_layer_with_statistics_runs_in_a_stream_in_evaluation():
 # -- what is shown, and at what cost ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cell", "options"), [*every_cell(), pytest.param(QuietCell, {}, id="Quiet")])
+@pytest.mark.parametrize(("cell", "options"), defaults_of(VARIANTS))
 def test_every_cell_of_the_library_is_local(cell, options):
     built = cell(I, hidden_size(cell, options), **options)
     for reverse in (False, True):
@@ -328,7 +333,7 @@ def test_a_test_takes_little_time(cell):
 # -- what can be cut is cut ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+@pytest.mark.parametrize("cell", sampled([*catalogue.cells(), QuietCell]))
 def test_projections_of_the_library_stay_in_pieces(cell, monkeypatch):
     """So that a long sequence needs no memory for the projection of all its steps."""
     monkeypatch.setattr(fused, "CHUNK_BYTES", 1 << 10)

@@ -15,7 +15,7 @@ from tests.helpers.compiled import built, everything
 from tests.helpers.graph_laws import *  # noqa: F403
 from tests.helpers.graph_laws import EXACT, State, agree, given, own, same_as_the_reference
 from tests.helpers.triton_laws import everything as in_float64
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.variants import hidden_size, name, sampled
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 from unfading.backends.choose import choose
@@ -28,11 +28,8 @@ from unfading.fuse.triton.launch_settings import Gpu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-SAMPLE = ["LSTM", "NRU", "IncrementalRNN", "EquilibriumRNN", "UnitaryRNN", "DeepTransition", "StatisticalRNN", "Quiet"]
-CELLS = [
-    pytest.param(cell, id=name(cell), marks=[] if name(cell) in SAMPLE else pytest.mark.long)
-    for cell in (*catalogue.cells(), QuietCell)
-]
+KINDS = ["LSTM", "NRU", "IncrementalRNN", "EquilibriumRNN", "UnitaryRNN", "DeepTransition", "StatisticalRNN", "Quiet"]
+CELLS = sampled([*catalogue.cells(), QuietCell], KINDS)
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Which cells and options the laws run over: every cell the catalogue finds, with and without bias, and these."""
+"""Which cells and options the laws run over: every cell the catalogue finds, with and without bias, and these.
+
+`make test` runs expensive laws on a sample, `make test-all` on everything: `sampled` marks the rest as long.
+"""
 
 import pytest
 
@@ -63,6 +66,19 @@ OPTIONS = {
 }
 
 
+# One of each kind of step: one matrix, four gates, a reset before the product, steps inside a step, complex numbers, a memory,
+# and a user's own cell of low rank.
+SAMPLE = ("STAR", "LSTM", "GRU", "IncrementalRNN", "UnitaryRNN", "NRU", "Quiet")
+# Of the options, those with another kind of product: normalised, in groups, of low rank, of rotations, of frames.
+SAMPLE_OPTIONS = (
+    ("Elman", {"normalise": True}),
+    ("GRU", {"heads": 3}),
+    ("FastGRNN", {"rank": 2, "input_rank": 1, "gate_activation": "tanh"}),
+    ("EURNN", {"complex_state": True}),
+    ("ConvLSTM", {}),
+)
+
+
 def name(cell):
     return cell.__name__.removesuffix("Cell")
 
@@ -107,3 +123,24 @@ def every_cell_that_claims(claim):
         if getattr(cell(2, hidden_size(cell, options), **options), claim) is not None:
             found.append(param)
     return found
+
+
+def defaults_of(variants):
+    """The variants, of which those with options are long."""
+    return sampled(variants, [name(param.values[0]) for param in variants])
+
+
+def sampled(cells, sample=SAMPLE):
+    """The cells, or the variants of `every_cell`, as pytest parameters; those outside the sample are long.
+
+    Args:
+        cells: classes of cells, or parameters (cell class, options).
+        sample: names of cells. A variant is in the sample with the defaults of these, and if SAMPLE_OPTIONS holds it.
+    """
+    params = []
+    for cell in cells:
+        param = pytest.param(cell, id=name(cell)) if isinstance(cell, type) else cell
+        kind, options = name(param.values[0]), dict(*param.values[1:2])
+        short = (kind in sample and not options) or (kind, options) in SAMPLE_OPTIONS
+        params.append(pytest.param(*param.values, id=param.id, marks=[] if short else pytest.mark.long))
+    return params

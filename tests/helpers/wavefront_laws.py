@@ -10,8 +10,8 @@ from torch import nn
 
 import unfading
 from tests.helpers.compiled import built
-from tests.helpers.triton_laws import CELLS, agree, everything, sampled
-from tests.helpers.variants import hidden_size, name
+from tests.helpers.triton_laws import CELLS, agree, everything
+from tests.helpers.variants import hidden_size, name, sampled
 from tests.user import along_time
 from unfading.backends import choose
 from unfading.fuse import wavefront, wavefront_run
@@ -81,7 +81,7 @@ def test_a_chunk_comes_after_those_that_it_reads():
             assert order.get((layer, chunk - 1), -1) < k
 
 
-@pytest.mark.parametrize("cell", sampled(CELLS, SOME), ids=name)
+@pytest.mark.parametrize("cell", sampled(CELLS, [*map(name, SOME)]))
 def test_every_cell_is_the_same_side_by_side(cell, device, chunks, one_by_one):
     layer, stacks = stack(cell, device), chunks(2)
     lengths = torch.tensor([5, 1, 4])

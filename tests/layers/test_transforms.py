@@ -6,7 +6,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.testing import assert_close
 
 import unfading
-from tests.helpers.variants import few_iterations, hidden_size, name
+from tests.helpers.variants import few_iterations, hidden_size, name, sampled
 from tests.user.quiet import QuietCell
 from unfading import catalogue
 
@@ -14,11 +14,7 @@ EXACT = {"rtol": 1e-11, "atol": 1e-11}
 T, B, I = 4, 3, 2
 CELLS = [*catalogue.cells(), QuietCell]
 each = pytest.mark.parametrize("cell", CELLS, ids=name)
-# One of each kind of projection, state and step.
-SAMPLE = ("EquilibriumRNN", "EURNN", "GRU", "IncrementalRNN", "LSTM", "NRU", "Quiet", "RecurrentHighway", "StatisticalRNN")
-rest_is_long = pytest.mark.parametrize(
-    "cell", [pytest.param(cell, marks=() if name(cell) in SAMPLE else pytest.mark.long) for cell in CELLS], ids=name
-)
+rest_is_long = pytest.mark.parametrize("cell", sampled(CELLS))
 
 
 def layer_of(cell, *arguments, **keywords):
@@ -33,7 +29,7 @@ def given(*shape, dtype=torch.float64):
     return torch.randn(*(shape or (T, B, I)), dtype=dtype)
 
 
-@each
+@rest_is_long
 def test_vmap_of_grad_and_jvp(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given()
     parameters = dict(layer.named_parameters())
@@ -52,7 +48,7 @@ def test_vmap_of_grad_and_jvp(cell):
     assert_close(slope, (grad(loss, 1)(parameters, x) * tangent).sum(), **EXACT)
 
 
-@each
+@rest_is_long
 def test_many_models_at_once(cell):
     """torch.func.stack_module_state and vmap: each result agrees with the model alone."""
     layers = [layer_of(cell, dtype=torch.float64) for _ in range(3)]
@@ -69,7 +65,7 @@ def test_double_backward(cell):
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0].square().sum(), given(2, 1, I).requires_grad_())
 
 
-@each
+@rest_is_long
 def test_lengths_under_vmap(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given(2, T, B, I)
     lengths = torch.tensor([[4, 2, 3], [1, 4, 2]])
@@ -133,11 +129,9 @@ def test_autocast_keeps_the_state_in_float32(cell, layers):
     assert_close(output, want, rtol=0.1, atol=0.1)
 
 
-@each
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_float32_agrees_with_float64_to_rounding(cell, scale):
+def float32_agrees_with_float64(cell, scale, backend):
     """Forward and gradient, over a length at which powers and products would leave the range of float32."""
-    layer = unfading.layer(cell)(I, hidden_size(cell), dtype=torch.float64)
+    layer = unfading.layer(cell)(I, hidden_size(cell), dtype=torch.float64, backend=backend)
     x = scale * given(40, B, I)
     results = []
     for dtype in (torch.float64, torch.float32):
@@ -150,3 +144,18 @@ def test_float32_agrees_with_float64_to_rounding(cell, scale):
         assert torch.isfinite(narrow).all()
         # Rounding of 1e-7 a step, amplified by at most a few thousand over 40 steps.
         assert (narrow - wide).abs().max() <= 1e-3 * wide.abs().max() + 1e-30
+
+
+scales = pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+
+
+@each
+@scales
+def test_float32_agrees_with_float64_to_rounding(cell, scale):
+    float32_agrees_with_float64(cell, scale, "reference")
+
+
+@rest_is_long
+@scales
+def test_float32_of_the_compiled_loop_agrees_with_float64_to_rounding(cell, scale):
+    float32_agrees_with_float64(cell, scale, "fused")

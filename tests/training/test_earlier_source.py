@@ -52,7 +52,7 @@ def test_an_edit_during_a_run_changes_nothing(mine, monkeypatch):
     assert train(run, "runs", say=pytest.fail)["key"] == key
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_edit_during_a_comparison_changes_nothing(processes, mine):
     runs = [own(seed=seed) for seed in range(3)]
     expected = [train(run)["test"] for run in runs]

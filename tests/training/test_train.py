@@ -324,7 +324,10 @@ def model_and_rows(cell="LSTM", T=11):
     return model, torch.randn(T, 4, 2, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("cell", ["LSTM", "STAR", "NRU", "IncrementalRNN"])
+@pytest.mark.parametrize(
+    "cell",
+    ["LSTM", pytest.param("STAR", marks=pytest.mark.long), pytest.param("NRU", marks=pytest.mark.long), "IncrementalRNN"],
+)
 @pytest.mark.parametrize("every", [1, 4, 11, 50])
 def test_truncate_keeps_the_prediction_and_cuts_the_gradient(cell, every):
     model, x = model_and_rows(cell)

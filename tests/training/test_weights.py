@@ -1,6 +1,7 @@
 """Files of weights: saving, loading, and what is refused."""
 
 import pickle
+import re
 import shutil
 from dataclasses import replace
 
@@ -178,10 +179,14 @@ def scored(path, real, batches):
     return scores[card["measure"]], card["test"][card["measure"]], task
 
 
-committed = pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path in COMMITTED])
-
-
-@committed
+@pytest.mark.parametrize(
+    "path",
+    [
+        # Sequences that are made, images, and measurements; the others take the same path.
+        pytest.param(path, id=path.stem, marks=[] if re.search("adding|pixel-ours|har", path.stem) else pytest.mark.long)
+        for path in COMMITTED
+    ],
+)
 def test_committed_weights_score_about_as_on_their_card(path, real):
     score, wanted, task = scored(path, real, 4)
     # A GPU generates other sequences than a CPU; of 512 images a few more may be hard.

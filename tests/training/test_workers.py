@@ -47,7 +47,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
 def test_a_worker_trains_runs_in_one_pass_and_reports_each(tmp_path):
     jobs = [[replace(SMALL, seed=seed) for seed in (3, 4, 5)], [replace(SMALL, hidden=5)]]
     updates = []
-    workers.train_apart(jobs, TrainOptions(tmp_path, processes=2, listen=updates.append, say=silent))
+    workers.train_apart(jobs, TrainOptions(tmp_path, processes=1, listen=updates.append, say=silent))
     for job in jobs:
         for run, record in zip(job, train_together(job), strict=True):
             saved = json.loads((tmp_path / run.key / "record.json").read_text())
@@ -213,7 +213,7 @@ def wait_for(condition, seconds=60):
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGKILL, signal.SIGTERM))],
     ids=lambda number: number.name,
 )
 def test_workers_stop_with_their_parent_and_write_checkpoints(tmp_path, number):

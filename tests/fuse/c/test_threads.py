@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import unfading
+from tests.helpers.variants import name, sampled
 from unfading import catalogue
 from unfading.fuse.c import kernel, threads
 from unfading.fuse.c.threads import Division, by_rows, team
@@ -36,10 +37,9 @@ def divided(monkeypatch):
     torch.set_num_threads(before)
 
 
-def built(name):
-    cell = {one.__name__.removesuffix("Cell"): one for one in catalogue.cells()}[name]
+def built(cell):
     torch.manual_seed(0)
-    module = layer(cell)(I, POWERS_OF_TWO.get(name, H), backend="fused")
+    module = layer(cell)(I, POWERS_OF_TWO.get(name(cell), H), backend="fused")
     if (reason := refusal(module.cells[0])) is not None:
         pytest.skip(reason)
     return module
@@ -58,8 +58,9 @@ def everything(module, lengths):
     return results + list(torch.autograd.grad(output, [x, *weights], cotangents, materialize_grads=True))
 
 
-def check(name, divided):
-    module = built(name)
+@pytest.mark.parametrize("cell", sampled(catalogue.cells(), FEW))
+def test_results_do_not_depend_on_the_division(cell, divided):
+    module = built(cell)
     for lengths in (None, LENGTHS):
         want = divided(by_rows(B, 1), lambda lengths=lengths: everything(module, lengths))
         for division in DIVISIONS:
@@ -70,19 +71,8 @@ def check(name, divided):
                 torch.testing.assert_close(result, one, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_results_do_not_depend_on_the_division(name, divided):
-    check(name, divided)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", sorted({cell.__name__.removesuffix("Cell") for cell in catalogue.cells()} - set(FEW)))
-def test_results_of_every_cell_do_not_depend_on_the_division(name, divided):
-    check(name, divided)
-
-
 def test_threads_of_our_own_do_the_same_where_there_is_no_openmp(divided):
-    module = built("LSTM")
+    module = built(unfading.LSTMCell)
     want = divided(DIVISIONS[2], lambda: everything(module, None))
     team().use(None, None)
     try:
@@ -97,7 +87,7 @@ def _forked(module, queue):
 
 
 def test_a_team_runs_in_a_forked_process(divided):
-    module = built("LSTM")
+    module = built(unfading.LSTMCell)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
 
@@ -140,7 +130,7 @@ def test_each_thread_has_as_many_tiles(count):
 
 
 def test_a_step_that_is_a_list_of_calls_is_not_compiled_for_teams(monkeypatch):
-    module = built("Elman")
+    module = built(unfading.ElmanCell)
     plan = unfading.fuse.fused.plan_or_raise(module.cells[0])
     own = kernel.compiled([unfading.fuse.operator.PROGRAMS[plan.key]], torch.float32)[0]
     monkeypatch.setattr(kernel, "divide", lambda *_: Division(2, 4, 4))
