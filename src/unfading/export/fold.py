@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from unfading.export.rebuild import rebuilt
 from unfading.export.stage import Array, Stage
 from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.interpret import evaluate
@@ -58,14 +59,10 @@ class _Rewriter:
 
     def rebuild(self, value: Value) -> None:
         """The same operation on the new arguments."""
-        if value.op is Op.LEAF:
-            self.new[value.id] = self.builder.leaf(*value.leaf)
-        elif value.op in NUMBERS:
-            self.new[value.id] = self.builder.const(value.number) if value.op is Op.CONST else self.builder.zero(())
-        elif value.op in FOR_GRADIENTS:
+        if value.op in FOR_GRADIENTS:
             self.new[value.id] = self.builder.expand(self.new[value.args[0].id], value.shape)
         else:
-            self.new[value.id] = self.builder.rebuilt(value, [self.new[arg.id] for arg in value.args])
+            self.new[value.id] = rebuilt(self.builder, value, self.new)
 
     def program(self, weights: list[Array]) -> Program:
         """The program, with dots that are summed joined."""
