@@ -12,6 +12,7 @@ import re
 import numpy as np
 
 from unfading.export.arrays_of_c import Arrays
+from unfading.export.c_stage import CTable
 from unfading.export.int8 import block_entries, int8_of
 from unfading.export.stage import Stage
 from unfading.fuse.ir.program import Op, Value
@@ -72,6 +73,20 @@ float *restrict sum, int width, int add)
   for (; i < length; i++, W += width)
     for (int j = 0; j < width; j++)
       sum[j] += v[i]SCALED * (float)W[j];
+}
+"""
+
+TRANSPOSED = """\
+/* sum[j] = v[0] W[j][0] + v[1] W[j][1] + ...; added to what sum holds if `add`. */
+static void product_transposed(const WEIGHT *restrict W, const float *restrict v, int length, SCALE_PARAMETER\
+float *restrict sum, int width, int add)
+{
+  for (int j = 0; j < width; j++) {
+    float total = 0.0f;
+    for (int i = 0; i < length; i++)
+      total += v[i] * (float)*W++;
+    sum[j] = add ? sum[j] + totalSCALED : totalSCALED;
+  }
 }
 """
 
@@ -302,7 +317,7 @@ class FloatArithmetic:
 
     Args:
         arrays: receives the arrays of weights.
-        int8: store matrices in int8.
+        int8: store matrices, and tables of layers, in int8.
     """
 
     entry = "float"
@@ -322,6 +337,13 @@ class FloatArithmetic:
     def vector(self, stage: Stage, index: int) -> str:
         return self.arrays.add(f"{stage.name}_w{index}", stage.weights[index], "float")
 
+    def table(self, stage: Stage, index: int) -> CTable:
+        name, table = f"{stage.name}_table{index}", stage.tables[index]
+        if not self.int8 or index not in stage.short_tables:
+            return CTable(self.arrays.add(name, table, "float"), "float")
+        entries, scale = int8_of(table)
+        return CTable(self.arrays.add(name, entries, "int8_t"), "int8_t", f"({literal(scale)} * (float){{}})")
+
     def expression(self, value: Value, args: list[str], place: str) -> str:
         if value.op is Op.POWER and value.number == -0.5:
             return f"1.0f / sqrt_f({args[0]})"
@@ -338,13 +360,15 @@ class FloatArithmetic:
         for number, (factor, block) in enumerate(zip(factors, value.blocks, strict=True)):
             matrix = block_entries(stage, block)
             name = f"{stage.name}_m{block.weight}_{block.r0}_{block.c0}"
-            scale = ""
             if self.int8:
                 quantised, step = int8_of(matrix)
-                array, scale = self.arrays.add(name, quantised, "int8_t"), f"{literal(step)}, "
+                array, transposed = self.arrays.add_matrix(name, quantised, "int8_t")
+                scale = f"{literal(step)}, "
             else:
-                array = self.arrays.add(name, matrix, "float")
-            lines.append(f"product({array}, {factor}, {block.length}, {scale}{target}, {block.width}, {int(number > 0)});")
+                array, transposed = self.arrays.add_matrix(name, matrix, "float")
+                scale = ""
+            function = "product_transposed" if transposed else "product"
+            lines.append(f"{function}({array}, {factor}, {block.length}, {scale}{target}, {block.width}, {int(number > 0)});")
         return lines
 
     def reduction(self, value: Value) -> tuple[str, str, str, str]:
@@ -352,8 +376,10 @@ class FloatArithmetic:
             return "float", "0.0f", "q += {x};", "q"
         return "float", "-from_bits(0x7f800000u)", "if ({x} > q || {x} != {x}) q = {x};", "q"
 
-    def product_source(self) -> str:
-        """The C function of a matrix product."""
-        text = PRODUCT.replace("WEIGHT", "int8_t" if self.int8 else "float")
+    def product_source(self, calls: str) -> str:
+        """The C functions of matrix products that a text calls."""
+        functions = {"product(": PRODUCT, "product_transposed(": TRANSPOSED}
+        text = "\n".join(function for call, function in functions.items() if call in calls)
+        text = text.replace("WEIGHT", "int8_t" if self.int8 else "float")
         text = text.replace("SCALE_PARAMETER", "float scale, " if self.int8 else "")
         return text.replace("SCALED", " * scale" if self.int8 else "").replace("(float)", "(float)" if self.int8 else "")

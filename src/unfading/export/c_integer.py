@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from unfading.export.arrays_of_c import Arrays
+from unfading.export.c_stage import CTable
 from unfading.export.instructions import (
     LOOKUP_INTERVALS,
     ONE_BITS,
@@ -25,6 +26,7 @@ from unfading.export.instructions import (
     Sign,
     Squashed,
     Unary,
+    short_unit,
 )
 from unfading.export.stage import Stage
 from unfading.fuse.c.indexing import plus
@@ -66,6 +68,20 @@ static void product(const int8_t *restrict W, const int16_t *restrict v, int len
       sum += (int32_t)v[i] * W[0] + (int32_t)v[i + 1] * W[1] + (int32_t)v[i + 2] * W[2] + (int32_t)v[i + 3] * W[3];
     for (; i < length; i++)
       sum += (int32_t)v[i] * *W++;
+    sum = (int32_t)(((int64_t)sum * m + ((int64_t)1 << (shift - 1))) >> shift);
+    total[j] = add ? total[j] + sum : sum;
+  }
+}
+""",
+    "product_transposed": """\
+/* As product, with W[i][j] in the place of W[j][i]. */
+static void product_transposed(const int8_t *restrict W, const int16_t *restrict v, int length, int32_t m, int shift,
+                               int32_t *restrict total, int width, int add)
+{
+  for (int j = 0; j < width; j++) {
+    int32_t sum = 0;
+    for (int i = 0; i < length; i++)
+      sum += (int32_t)v[i] * W[i * width + j];
     sum = (int32_t)(((int64_t)sum * m + ((int64_t)1 << (shift - 1))) >> shift);
     total[j] = add ? total[j] + sum : sum;
   }
@@ -175,6 +191,13 @@ class IntegerArithmetic:
     def vector(self, stage: Stage, index: int) -> str:
         return self.arrays.add(f"{stage.name}_w{index}", self.current.vectors[index], "int16_t")
 
+    def table(self, stage: Stage, index: int) -> CTable:
+        name, entries = f"{stage.name}_table{index}", self.current.tables[index]
+        if index not in stage.short_tables:
+            return CTable(self.arrays.add(name, entries, "int16_t"), "int16_t")
+        unit = short_unit(entries)
+        return CTable(self.arrays.add(name, entries // unit, "int8_t"), "int8_t", f"({{}} * {unit})")
+
     def parameters(self) -> list[str]:
         return [f"int16_t *rest{i}" for i in self.current.rests]
 
@@ -191,6 +214,8 @@ class IntegerArithmetic:
             case Aligned(op, (na, nb), n):
                 a, b = shifted(args[0], na), shifted(args[1], nb)
                 if op in (Op.MAX, Op.MIN):
+                    if a == b:  # compilers warn of a comparison with itself
+                        return shifted(a, n)
                     return shifted(f"({a} {'>' if op is Op.MAX else '<'} {b} ? {a} : {b})", n)
                 return f"compare({a}, {b}) {INFIX[op]} 0" if op in COMPARISONS else shifted(f"({a} {INFIX[op]} {b})", n)
             case IntegerProduct(n):
@@ -235,11 +260,12 @@ class IntegerArithmetic:
         assert isinstance(code, Dot)
         lines = []
         for number, factor in enumerate(code.factors):
-            array = self.arrays.add(f"{stage.name}_m{value.blocks[factor.argument].weight}", factor.matrix, "int8_t")
+            name = f"{stage.name}_m{value.blocks[factor.argument].weight}"
+            array, transposed = self.arrays.add_matrix(name, factor.matrix, "int8_t")
             vector = factors[factor.argument] + (f" + {factor.start}" if factor.start else "")
             width, length = factor.matrix.shape
             arguments = f"{array}, {vector}, {length}, {factor.multiplier}, {factor.shift}, total, {width}, {int(number > 0)}"
-            lines.append(f"product({arguments});")
+            lines.append(f"{'product_transposed' if transposed else 'product'}({arguments});")
         return [*lines, f"limit_all(total, {target}, {value.size});"]
 
     def reduction(self, value: Value) -> tuple[str, str, str, str]:

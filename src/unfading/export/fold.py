@@ -26,7 +26,9 @@ FOR_GRADIENTS = frozenset([Op.STOP, Op.COPY, Op.WITH_GRADIENT])  # the value of 
 
 def folded(stage: Stage) -> Stage:
     """The same stage with less to compute at each step."""
-    return fold_affine(fold_constants(_settled_tables(stage)))
+    stage = fold_affine(fold_constants(_settled_tables(stage)))
+    read = stage.program.reads(TensorKind.INPUT)
+    return replace(stage, tables={i: table for i, table in stage.tables.items() if i in read})
 
 
 def _settled_tables(stage: Stage) -> Stage:

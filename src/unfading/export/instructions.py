@@ -1,7 +1,8 @@
 """All-integer arithmetic: for each value of a program the integer instruction that computes it.
 
 An entry of a value is an int16 q that stands for q 2^-bits, with one number of bits for the whole value. Matrices are int8
-with one scale each. Every instruction ends with `limit`, which cuts a result to int16, and a shift rounds to nearest:
+with one scale each, and tables of step sizes are int8. Every instruction ends with `limit`, which cuts a result to int16, and
+a shift rounds to nearest:
 
     shift(x, n) = floor(x / 2^n + 1/2)  for n > 0,    x 2^-n  for n <= 0
     limit(x)    = min(max(x, -32768), 32767)
@@ -195,6 +196,11 @@ def rounded(numbers: Array, bits: int) -> Integers:
     return np.clip(np.floor(np.asarray(numbers) * 2.0**bits + 0.5), -LARGEST - 1, LARGEST).astype(np.int64)
 
 
+def short_unit(entries: Integers) -> int:
+    """The number such that int8 holds the entries of a table as multiples of it; also of entries that are multiples."""
+    return max(1, -(-int(np.abs(entries).max()) // 127))
+
+
 def lower(stage: Stage, largest: Mapping[int, float], input_bits: int) -> IntegerStage:
     """The integer instructions of a stage.
 
@@ -236,11 +242,18 @@ class _Lowering:
             self.code,
             self.numbers,
             self.vectors,
-            {i: rounded(table, self.input_bits[i]) for i, table in stage.tables.items()},
+            {i: self._table(i) for i in stage.tables},
             tuple(rounded(part, bits) for part, bits in zip(stage.states, self.state_bits, strict=True)),
             tuple(self.state_bits),
             self.output_bits,
         )
+
+    def _table(self, index: int) -> Integers:
+        entries = rounded(self.stage.tables[index], self.input_bits[index])
+        if index not in self.stage.short_tables:
+            return entries
+        unit = short_unit(entries)
+        return np.round(entries / unit).astype(np.int64) * unit
 
     def add(self, value: Value) -> None:
         """Choose the bits and the instruction of a value, after its arguments."""

@@ -12,6 +12,7 @@ from unfading.cells.wrap import WrapperCell, ZoneoutCell
 from unfading.export.affine_projection import affine_fields, with_affine_fields
 from unfading.export.fold import folded
 from unfading.export.rebuild import rebuilt
+from unfading.export.share import share_transposes
 from unfading.export.stage import Array, Stage
 from unfading.fuse.contents import Contents
 from unfading.fuse.fused import bind_inputs, bind_weights
@@ -81,7 +82,8 @@ def exported(model: Model | Recurrent, scale: Scale | None = None, *, stream: bo
         if isinstance(twin, Model):
             stages.append(_head(twin.head, rnn.output_size))
     mean = isinstance(twin, Model) and isinstance(twin.head, MeanOverTime)
-    return Exported(name, tuple(folded(stage) for stage in stages), tokens, mean)
+    less = [folded(stage) for stage in stages]
+    return Exported(name, tuple(share_transposes(stage) for stage in less) if stream else tuple(less), tokens, mean)
 
 
 # -- before and after the layers ----------------------------------------------------------------------------------------------
@@ -222,8 +224,8 @@ def _affine_fields(cell: Cell, cell_plan: Plan) -> dict[int, tuple[Array, Array]
     fields = affine_fields(cell, cell_plan)
     if fields is None:
         raise ValueError(
-            f"{type(cell).__name__} cannot be exported: its project uses operations that a compiled step does not have, or needs "
-            "more than one sample at a time, and it is not affine in the sample."
+            f"{type(cell).__name__} cannot be exported: its project uses operations that a compiled step does not have, or "
+            "needs more than one sample at a time, and it is not affine in the sample."
         )
     return fields
 

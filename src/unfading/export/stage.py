@@ -21,6 +21,7 @@ from unfading.fuse.ir.interpret import evaluate
 from unfading.fuse.ir.program import NUMBERS, Op, Program, TensorKind, Value
 
 Array = NDArray[np.float64]
+ROUNDING = 0.02  # of the sum of all entries: the most by which rounding to 8 bits may change a table
 Watch = Callable[[Value, Tensor], None]  # called with every value of a program and its entries [B, ...]
 
 
@@ -53,9 +54,24 @@ class Stage:
     def output_size(self) -> int:
         return self.program.widths[TensorKind.NEXT, self.output]
 
+    @property
+    def short_tables(self) -> frozenset[int]:
+        """The tables that 8 bits hold: of a layer, such as its step sizes, read entry by entry, and little changed by rounding."""
+        dots = (value for value in self.program.values() if value.op is Op.DOT)
+        leaves = (arg.leaf for value in dots for arg in value.args if arg.op is Op.LEAF)
+        vectors = {leaf.index for leaf in leaves if leaf.kind is TensorKind.INPUT}
+        return frozenset(i for i, table in self.tables.items() if self.states and i not in vectors and _fits_8_bits(table))
+
     def with_program(self, program: Program, weights: tuple[Array, ...]) -> "Stage":
         """The same stage with another program that computes the same."""
         return replace(self, program=program, weights=weights)
+
+
+def _fits_8_bits(table: Array) -> bool:
+    """Whether rounding to 8 bits changes a table by little; it would not where a few entries are far larger than the rest."""
+    unit = np.abs(table).max() / 127
+    change = np.abs(np.round(table / unit) * unit - table).sum() if unit else 0.0
+    return bool(unit < 1e4 and change <= ROUNDING * np.abs(table).sum())
 
 
 class StageRunner:
