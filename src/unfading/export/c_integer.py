@@ -26,7 +26,6 @@ from unfading.export.instructions import (
     Sign,
     Squashed,
     Unary,
-    short_unit,
 )
 from unfading.export.stage import Stage
 from unfading.fuse.c.indexing import plus
@@ -193,9 +192,9 @@ class IntegerArithmetic:
 
     def table(self, stage: Stage, index: int) -> CTable:
         name, entries = f"{stage.name}_table{index}", self.current.tables[index]
-        if index not in stage.short_tables:
+        unit = self.current.units.get(index)
+        if unit is None:
             return CTable(self.arrays.add(name, entries, "int16_t"), "int16_t")
-        unit = short_unit(entries)
         return CTable(self.arrays.add(name, entries // unit, "int8_t"), "int8_t", f"({{}} * {unit})")
 
     def parameters(self) -> list[str]:

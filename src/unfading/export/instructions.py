@@ -169,6 +169,7 @@ class IntegerStage(NamedTuple):
     numbers: Mapping[int, int]  # constants, by the id of a value
     vectors: Mapping[int, Integers]  # weights that are read entry by entry
     tables: Mapping[int, Integers]
+    units: Mapping[int, int]  # of the tables that int8 holds: the number of which their entries are multiples
     states: tuple[Integers, ...]  # before the first step
     state_bits: tuple[int, ...]
     output_bits: int
@@ -194,11 +195,6 @@ def bits_for(largest: float) -> int:
 def rounded(numbers: Array, bits: int) -> Integers:
     """Numbers as int16 entries."""
     return np.clip(np.floor(np.asarray(numbers) * 2.0**bits + 0.5), -LARGEST - 1, LARGEST).astype(np.int64)
-
-
-def short_unit(entries: Integers) -> int:
-    """The number such that int8 holds the entries of a table as multiples of it; also of entries that are multiples."""
-    return max(1, -(-int(np.abs(entries).max()) // 127))
 
 
 def lower(stage: Stage, largest: Mapping[int, float], input_bits: int) -> IntegerStage:
@@ -236,24 +232,25 @@ class _Lowering:
 
     def result(self) -> IntegerStage:
         stage = self.stage
+        tables = {i: self._table(i) for i in stage.tables}
         return IntegerStage(
             stage,
             self.bits,
             self.code,
             self.numbers,
             self.vectors,
-            {i: self._table(i) for i in stage.tables},
+            {i: entries for i, (entries, _) in tables.items()},
+            {i: unit for i, (_, unit) in tables.items() if i in stage.short_tables},
             tuple(rounded(part, bits) for part, bits in zip(stage.states, self.state_bits, strict=True)),
             tuple(self.state_bits),
             self.output_bits,
         )
 
-    def _table(self, index: int) -> Integers:
+    def _table(self, index: int) -> tuple[Integers, int]:
+        """The entries of a table, and the number of which they are multiples: 1 unless int8 holds the table."""
         entries = rounded(self.stage.tables[index], self.input_bits[index])
-        if index not in self.stage.short_tables:
-            return entries
-        unit = short_unit(entries)
-        return np.round(entries / unit).astype(np.int64) * unit
+        unit = max(1, -(-int(np.abs(entries).max()) // 127)) if index in self.stage.short_tables else 1
+        return np.round(entries / unit).astype(np.int64) * unit, unit
 
     def add(self, value: Value) -> None:
         """Choose the bits and the instruction of a value, after its arguments."""
