@@ -23,6 +23,7 @@ import torch
 
 import unfading
 from unfading import catalogue
+from unfading.export import c as export_c
 from unfading.export.cortex_m import GCC, compiled, missing
 from unfading.machine import about
 
@@ -48,7 +49,7 @@ def push(name: str, compiler: str, **options: Any) -> dict[str, Any]:
     layer, x = layer_of(name, UNITS, **options), torch.randn(PUSHES, 1, INPUTS)
     with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
         folder = Path(temporary) / "c"
-        source = unfading.export.c(layer, folder)
+        source = export_c(layer, folder)
         (folder / "driver.c").write_text(DRIVER)
         library = folder / "model.so"
         subprocess.run(
@@ -83,9 +84,9 @@ def code(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": "code", "cell": name}
     for precision in ("float32", "int8", "integer"):
         with tempfile.TemporaryDirectory() as temporary:
-            batches = {"batches": [0.3 * torch.randn(16, 4, INPUTS)]} if precision == "integer" else {}
+            batches: Any = {"batches": [0.3 * torch.randn(16, 4, INPUTS)]} if precision == "integer" else {}
             try:
-                unfading.export.c(layer_of(name, 64), Path(temporary) / "c", precision=precision, **batches)  # type: ignore[arg-type]
+                export_c(layer_of(name, 64), Path(temporary) / "c", precision=precision, **batches)
                 row[precision] = compiled(Path(temporary) / "c").code
             except ValueError as error:
                 row[precision] = str(error)

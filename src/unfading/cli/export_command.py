@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from unfading.errors import check_count
+from unfading.report import html
 
 Precision = Literal["float32", "int8", "integer"]
 
@@ -46,6 +47,8 @@ def export(
         raise ValueError("export needs -o, the folder or file to write, or --report, a page about the model.")
     if steps is not None and (to != "executorch" or output is None):
         raise ValueError("--steps is for --to executorch -o FILE. Leave it out.")
+    if report is not None:
+        html.check(report)
     if output is not None:
         _write(model, output, to, precision, normalised_samples=normalised_samples, batches=batches, steps=steps)
     if report is not None:

@@ -60,7 +60,8 @@ def integer_source(twin: Quantised) -> CSource:
     """The model in all-integer arithmetic."""
     model, arrays = twin.model, Arrays()
     functions: list[str] = []
-    scratch, stages, tables = 0, {}, {}
+    scratch, stages = 0, {}
+    tables: dict[tuple[str, int], str] = {}
     for each in twin.stages:
         arithmetic = IntegerArithmetic(arrays, each)
         writer = StageWriter(each.stage, arithmetic)

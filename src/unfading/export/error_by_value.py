@@ -5,7 +5,7 @@ all that earlier operations and steps did; `own` is that of this operation alone
 rounding to int16.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,7 @@ class ErrorByValue:
         self.twin = twin
         self.count: Counter[tuple[int, int]] = Counter()  # by stage and id of a value
         self.cut: Counter[tuple[int, int]] = Counter()
-        self.size: Counter[tuple[int, int]] = Counter()
-        self.error: Counter[tuple[int, int]] = Counter()
-        self.own: Counter[tuple[int, int]] = Counter()
+        self.size, self.error, self.own = (defaultdict[tuple[int, int], float](float) for _ in range(3))  # sums of squares
         rows = samples.shape[1]
         exact = [StageRunner(stage.stage, rows, torch.float64) for stage in twin.stages]
         integers = [IntegerRunner(stage, rows) for stage in twin.stages]

@@ -33,7 +33,7 @@ def with_int8(stage: Stage) -> Stage:
     for block in stage.program.blocks():  # a matrix each: two blocks of one weight may overlap, and have scales of their own
         entries, scale = int8_of(block_entries(stage, block))
         blocks[block] = Block(len(weights), 0, block.length, 0, block.width, transposed=True)
-        weights.append(entries * scale)
+        weights.append(np.asarray(entries * scale, np.float64))
     new: dict[int, Value] = {}
     for value in stage.program.values():
         new[value.id] = rebuilt(b, value, new)

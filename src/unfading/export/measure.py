@@ -18,6 +18,7 @@ from unfading.export import cortex_m
 from unfading.export.arrays_of_c import SIZES
 from unfading.export.c_model import CSource, multiply_adds
 from unfading.export.error_by_value import ErrorByValue
+from unfading.export.instructions import rounded
 from unfading.export.int8 import with_int8
 from unfading.export.model_stages import Exported, exported
 from unfading.export.quantised_model import IntegerRunner, Quantised
@@ -68,7 +69,7 @@ def measure(subject: Trained, *, batches: int, rows: int) -> dict[str, Any]:
         "not_in_integers": reason,
         "missing": tools,
         "over_steps": errors.over_steps(names),
-        "operations": [] if twin is None else errors.by_value.rows(),
+        "operations": [] if errors.by_value is None else errors.by_value.rows(),
     }
 
 
@@ -85,7 +86,7 @@ def _sizes(
         else:
             source = c(subject.model, folder, precision=precision, scale=subject.scale)
         stages = [stage.name for stage in exported(subject.model, subject.scale).stages]
-        row = {
+        row: dict[str, Any] = {
             "precision": precision,
             "constants": source.constants,
             "parts": _parts(source, stages),
@@ -170,8 +171,6 @@ class _IntegerModel:
 
     def outputs(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The output of each stage after one sample, as floats."""
-        from unfading.export.instructions import rounded
-
         entries = rounded(x.double().numpy(), self.twin.sample_bits)
         for i, (runner, stage) in enumerate(zip(self.runners, self.twin.stages, strict=True)):
             entries = runner.push(entries)
@@ -184,13 +183,14 @@ def _scores(
 ) -> tuple[dict[str, float], _Errors]:
     """The score of each precision, and the errors on the first batch."""
     once = not isinstance(subject.model.head, EveryStep)
-    rounded = model._replace(stages=tuple(with_int8(stage) for stage in model.stages))
-    totals, weight, errors = dict.fromkeys(PRECISIONS if twin else PRECISIONS[:2], 0.0), 0, None
+    in_int8 = model._replace(stages=tuple(with_int8(stage) for stage in model.stages))
+    totals: dict[str, float] = dict.fromkeys(PRECISIONS if twin else PRECISIONS[:2], 0.0)
+    weight, errors = 0, None
     for batch in test:
         rows = batch.x.shape[1]
         runs: dict[str, _FloatModel | _IntegerModel] = {
             "float32": _FloatModel(model, rows, torch.float32),
-            "int8": _FloatModel(rounded, rows, torch.float32),
+            "int8": _FloatModel(in_int8, rows, torch.float32),
         }
         if twin is not None:
             runs["integer"] = _IntegerModel(twin, rows)

@@ -29,7 +29,7 @@ class Run(NamedTuple):
 
     start: int  # among the rows
     column: int
-    count: int
+    length: int
     negative: bool
 
 
@@ -77,8 +77,8 @@ def _runs(rows: Array, columns: dict[bytes, tuple[int, bool]]) -> tuple[Run, ...
         column, of_negative = columns[key]
         last = runs[-1] if runs else None
         flipped = negative != of_negative
-        if last is not None and (last.column + last.count, last.negative) == (column, flipped):
-            runs[-1] = last._replace(count=last.count + 1)
+        if last is not None and (last.column + last.length, last.negative) == (column, flipped):
+            runs[-1] = last._replace(length=last.length + 1)
         else:
             runs.append(Run(i, column, 1, flipped))
     return tuple(runs)
@@ -86,7 +86,7 @@ def _runs(rows: Array, columns: dict[bytes, tuple[int, bool]]) -> tuple[Run, ...
 
 def _rewritten(stage: Stage, shared: Shared) -> Stage:
     b = Builder()
-    ends = sorted({0, shared.of.width, *(end for run in shared.runs for end in (run.column, run.column + run.count))})
+    ends = sorted({0, shared.of.width, *(end for run in shared.runs for end in (run.column, run.column + run.length))})
     new: dict[int, Value] = {}
     for value in stage.program.values():
         result = rebuilt(b, value, new)
@@ -106,7 +106,7 @@ def _parts(b: Builder, v: Value, block: Block, shared: Shared) -> Sequence[tuple
         return [(v, block)]
     parts = []
     for run in shared.runs:
-        entries = b.slice(v, 0, run.start, run.start + run.count)
-        of = shared.of.columns(run.column, run.column + run.count)
+        entries = b.slice(v, 0, run.start, run.start + run.length)
+        of = shared.of.columns(run.column, run.column + run.length)
         parts.append((b.map(Op.NEG, entries) if run.negative else entries, of._replace(transposed=not of.transposed)))
     return parts
