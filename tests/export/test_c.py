@@ -45,10 +45,8 @@ def calm(name, **keywords):
 
 
 def variants(name):
-    # Heads must divide the units. A highway of depth 1 has an empty matrix, which the compiler refuses, and an incremental
-    # network of full rank builds a matrix in its projection, which is refused too.
-    given = [each for each in OPTIONS.get(name, []) if each.get("heads", 1) in (1, HIDDEN) and each != {"depth": 1}]
-    return [each for each in given if each.get("rank") != HIDDEN]
+    # Heads must divide the units. A highway of depth 1 has an empty matrix, which the compiler refuses.
+    return [each for each in OPTIONS.get(name, []) if each.get("heads", 1) in (1, HIDDEN) and each != {"depth": 1}]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_PROGRAM])
@@ -84,6 +82,16 @@ def test_every_option_and_depth(name, tmp_path):
         given = twin.samples(x)
         got = CModel(tmp_path / f"integer{i}", source, integer=True).run(given[:, 0], layer.output_size)
         assert np.array_equal(got, twin.run(given)[:, 0]), options
+
+
+@pytest.mark.parametrize("options", [{}, {"projection_rank": HIDDEN, "steps": 6, "inner_steps": 2}])
+def test_an_incremental_network_of_full_rank(options, tmp_path):
+    """Its projection computes a matrix, which no compiled step does; the exported one is P W x + P b, tied or dense."""
+    layer = contractive(unfading.IncrementalRNNCell, HIDDEN, rank=HIDDEN, eta=0.2, **options).eval()
+    x = samples(STEPS)
+    source = unfading.export.c(layer, tmp_path / "float")
+    got = CModel(tmp_path / "float", source).run(x[:, 0].numpy(), HIDDEN)
+    assert distance(got, reference(layer, x)[:, 0].numpy()) < 1e-5
 
 
 def test_int8_is_the_model_with_rounded_matrices(tmp_path):

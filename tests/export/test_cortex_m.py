@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import unfading
-from tests.helpers.cortex_m import code_size, needs_cortex_m, run
+from tests.helpers.cortex_m import needs_cortex_m
 from tests.helpers.paths import ROOT
+from unfading.export.cortex_m import compiled, run
 
 WEIGHTS = ROOT / "weights" / "incremental-table3-har-2-irnn-k-1.safetensors"
 
@@ -26,10 +27,8 @@ def test_the_har_model_gives_the_same_classes_on_a_cortex_m4(precision, tmp_path
         want = model(x)[0].numpy()
     assert 0 < want.argmax(axis=1).sum() < len(want)  # both classes
     twin = unfading.export.quantised(model, [x]) if precision == "integer" else None
-    if twin is None:
-        unfading.export.c(model, tmp_path / "c", precision=precision)
-    else:
-        unfading.export.c(twin, tmp_path / "c")
+    options = {"precision": precision} if twin is None else {}
+    source = unfading.export.c(twin or model, tmp_path / "c", **options)
     given = x.numpy() if twin is None else twin.samples(x)
     got, instructions = run(tmp_path / "c", given.transpose(1, 0, 2), integer=precision == "integer")
     if twin is not None:
@@ -40,4 +39,7 @@ def test_the_har_model_gives_the_same_classes_on_a_cortex_m4(precision, tmp_path
     assert clear.sum() > 8
     assert np.array_equal(got.argmax(axis=1)[clear], want.argmax(axis=1)[clear])
     assert 1000 < instructions < 60000  # 4,080 multiply-adds
-    assert code_size(tmp_path / "c") < (3 << 10 if precision == "integer" else 4 << 10)
+    sizes = compiled(tmp_path / "c")
+    assert sizes.code < (3 << 10 if precision == "integer" else 4 << 10)
+    assert 0 < sum(sizes.functions.values()) <= sizes.code
+    assert source.scratch <= sizes.stack < source.scratch + 400

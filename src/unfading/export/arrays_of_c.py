@@ -16,9 +16,13 @@ class Arrays:
         self.source: list[str] = []
         self.bytes = 0
 
+    @staticmethod
+    def _content(entries: NDArray[np.floating | np.integer], kind: str) -> NDArray[np.floating | np.integer]:
+        return np.ascontiguousarray(entries).astype(np.float32 if kind == "float" else np.int64)
+
     def add(self, name: str, entries: NDArray[np.floating | np.integer], kind: str) -> str:
         """The name of an array with these entries, which may have been added under another name."""
-        content = np.ascontiguousarray(entries).astype(np.float32 if kind == "float" else np.int64)
+        content = self._content(entries, kind)
         key = (kind, content.tobytes())
         if key not in self._names:
             taken = set(self._names.values())
@@ -28,6 +32,13 @@ class Arrays:
             self.bytes += SIZES[kind] * content.size
             self.source.append(_array(name, content.reshape(-1), kind))
         return self._names[key]
+
+    def add_matrix(self, name: str, entries: NDArray[np.floating | np.integer], kind: str) -> tuple[str, bool]:
+        """The name of an array with the entries of a matrix, and whether it holds its transpose."""
+        turned = (kind, self._content(entries.T, kind).tobytes())
+        if turned in self._names and (kind, self._content(entries, kind).tobytes()) not in self._names:
+            return self._names[turned], True
+        return self.add(name, entries, kind), False
 
 
 def _array(name: str, entries: NDArray[Any], kind: str) -> str:

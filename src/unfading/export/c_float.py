@@ -12,6 +12,7 @@ import re
 import numpy as np
 
 from unfading.export.arrays_of_c import Arrays
+from unfading.export.c_stage import CTable
 from unfading.export.int8 import block_entries, int8_of
 from unfading.export.matrix_storage import SPARSE_LOOP, store
 from unfading.export.stage import Stage
@@ -81,6 +82,20 @@ SPARSE_PRODUCT = """\
 static void sparse_product(const WEIGHT *restrict W, const uint8_t *restrict codes, int count, const float *restrict v,
                            int length, SCALE_PARAMETERfloat *restrict out, int width, int add)
 """ + SPARSE_LOOP.replace("FINISH", "out[j] = (add ? out[j] : 0.0f) + sumSCALED;").replace("SUM", "float")
+
+TRANSPOSED = """\
+/* sum[j] = v[0] W[j][0] + v[1] W[j][1] + ...; added to what sum holds if `add`. */
+static void product_transposed(const WEIGHT *restrict W, const float *restrict v, int length, SCALE_PARAMETER\
+float *restrict sum, int width, int add)
+{
+  for (int j = 0; j < width; j++) {
+    float total = 0.0f;
+    for (int i = 0; i < length; i++)
+      total += v[i] * (float)*W++;
+    sum[j] = add ? sum[j] + totalSCALED : totalSCALED;
+  }
+}
+"""
 
 FUNCTIONS: dict[str, str] = {
     "from_bits": """\
@@ -309,7 +324,7 @@ class FloatArithmetic:
 
     Args:
         arrays: receives the arrays of weights.
-        int8: store matrices in int8.
+        int8: store matrices, and tables of layers, in int8.
     """
 
     entry = "float"
@@ -330,6 +345,13 @@ class FloatArithmetic:
     def vector(self, stage: Stage, index: int) -> str:
         return self.arrays.add(f"{stage.name}_w{index}", stage.weights[index], "float")
 
+    def table(self, stage: Stage, index: int) -> CTable:
+        name, table = f"{stage.name}_table{index}", stage.tables[index]
+        if not self.int8 or index not in stage.short_tables:
+            return CTable(self.arrays.add(name, table, "float"), "float")
+        entries, scale = int8_of(table)
+        return CTable(self.arrays.add(name, entries, "int8_t"), "int8_t", f"({literal(scale)} * (float){{}})")
+
     def expression(self, value: Value, args: list[str], place: str) -> str:
         if value.op is Op.POWER and value.number == -0.5:
             return f"1.0f / sqrt_f({args[0]})"
@@ -346,12 +368,11 @@ class FloatArithmetic:
         for number, (factor, block) in enumerate(zip(factors, value.blocks, strict=True)):
             matrix = block_entries(stage, block)
             name = f"{stage.name}_m{block.weight}_{block.r0}_{block.c0}"
-            scale = ""
             if self.int8:
                 quantised, step = int8_of(matrix)
                 stored, scale = store(self.arrays, name, quantised.T, "int8_t", by_column=True), f"{literal(step)}, "
             else:
-                stored = store(self.arrays, name, matrix.T, "float", by_column=True)
+                stored, scale = store(self.arrays, name, matrix.T, "float", by_column=True), ""
             self.multiply_adds += stored.products
             arguments = f"{stored.arguments}, {factor}, {block.length}, {scale}{target}, {block.width}, {int(number > 0)}"
             lines.append(f"{stored.function}({arguments});")
@@ -362,10 +383,10 @@ class FloatArithmetic:
             return "float", "0.0f", "q += {x};", "q"
         return "float", "-from_bits(0x7f800000u)", "if ({x} > q || {x} != {x}) q = {x};", "q"
 
-    def product_source(self, text: str) -> str:
+    def product_source(self, calls: str) -> str:
         """The C functions of the matrix products that a text calls."""
-        functions = {"product": PRODUCT, "sparse_product": SPARSE_PRODUCT}
-        text = "\n".join(source for name, source in functions.items() if re.search(rf"\b{name}\(", text))
+        functions = {"product": PRODUCT, "product_transposed": TRANSPOSED, "sparse_product": SPARSE_PRODUCT}
+        text = "\n".join(source for name, source in functions.items() if re.search(rf"\b{name}\(", calls))
         text = text.replace("WEIGHT", "int8_t" if self.int8 else "float")
         text = text.replace("SCALE_PARAMETER", "float scale, " if self.int8 else "")
         return text.replace("SCALED", " * scale" if self.int8 else "").replace("(float)", "(float)" if self.int8 else "")

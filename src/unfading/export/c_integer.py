@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from unfading.export.arrays_of_c import Arrays
+from unfading.export.c_stage import CTable
 from unfading.export.instructions import (
     LOOKUP_INTERVALS,
     ONE_BITS,
@@ -84,6 +85,19 @@ static void sparse_product(const int8_t *restrict W, const uint8_t *restrict cod
                            int length, int32_t m, int shift, int32_t *restrict total, int width, int add)
 """
     + SPARSE_LOOP.replace("FINISH", "total[j] = (add ? total[j] : 0) + scaled(sum, m, shift);").replace("SUM", "int32_t"),
+    "product_transposed": """\
+/* As product, with W[i][j] in the place of W[j][i]. */
+static void product_transposed(const int8_t *restrict W, const int16_t *restrict v, int length, int32_t m, int shift,
+                               int32_t *restrict total, int width, int add)
+{
+  for (int j = 0; j < width; j++) {
+    int32_t sum = 0;
+    for (int i = 0; i < length; i++)
+      sum += (int32_t)v[i] * W[i * width + j];
+    total[j] = (add ? total[j] : 0) + scaled(sum, m, shift);
+  }
+}
+""",
     "limit_all": """\
 static void limit_all(const int32_t *total, int16_t *out, int width)
 {
@@ -145,6 +159,7 @@ static int32_t root(uint32_t x)
 }
 _NEEDED = {
     "product": ["scaled"],
+    "product_transposed": ["scaled"],
     "sparse_product": ["scaled"],
     "limit_all": ["limit"],
     "carried": ["limit"],
@@ -195,6 +210,13 @@ class IntegerArithmetic:
     def vector(self, stage: Stage, index: int) -> str:
         return self.arrays.add(f"{stage.name}_w{index}", self.current.vectors[index], "int16_t")
 
+    def table(self, stage: Stage, index: int) -> CTable:
+        name, entries = f"{stage.name}_table{index}", self.current.tables[index]
+        unit = self.current.units.get(index)
+        if unit is None:
+            return CTable(self.arrays.add(name, entries, "int16_t"), "int16_t")
+        return CTable(self.arrays.add(name, entries // unit, "int8_t"), "int8_t", f"({{}} * {unit})")
+
     def parameters(self) -> list[str]:
         return [f"int16_t *rest{i}" for i in self.current.rests]
 
@@ -211,6 +233,8 @@ class IntegerArithmetic:
             case Aligned(op, (na, nb), n):
                 a, b = shifted(args[0], na), shifted(args[1], nb)
                 if op in (Op.MAX, Op.MIN):
+                    if a == b:  # compilers warn of a comparison with itself
+                        return shifted(a, n)
                     return shifted(f"({a} {'>' if op is Op.MAX else '<'} {b} ? {a} : {b})", n)
                 return f"compare({a}, {b}) {INFIX[op]} 0" if op in COMPARISONS else shifted(f"({a} {INFIX[op]} {b})", n)
             case IntegerProduct(n):

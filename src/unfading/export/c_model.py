@@ -8,7 +8,7 @@ import numpy as np
 from unfading.export.arrays_of_c import SIZES, Arrays
 from unfading.export.c_float import FloatArithmetic, functions_of
 from unfading.export.c_integer import IntegerArithmetic, functions_of_integers
-from unfading.export.c_stage import StageWriter, table_name
+from unfading.export.c_stage import StageWriter
 from unfading.export.instructions import rounded, tanh_table
 from unfading.export.int8 import Integers
 from unfading.export.model_stages import Exported
@@ -33,11 +33,7 @@ def float_source(model: Exported, *, int8: bool) -> CSource:
     arithmetic = FloatArithmetic(arrays, int8=int8)
     writers = [StageWriter(stage, arithmetic) for stage in model.stages]
     functions = [line for writer in writers for line in (*writer.source(), "")]
-    tables = {
-        (stage.name, i): arrays.add(table_name(stage, i), table, "float")
-        for stage in model.stages
-        for i, table in stage.tables.items()
-    }
+    tables = {(writer.stage.name, i): table.array for writer in writers for i, table in writer.tables.items()}
     symbols = None if model.tokens is None else arrays.add("tokens", model.tokens, "float")
     layout = _Layout(model, "float", tables, symbols)
     initial = layout.reset(
@@ -58,6 +54,7 @@ def integer_source(twin: Quantised) -> CSource:
     model, arrays = twin.model, Arrays()
     functions: list[str] = []
     scratch, multiply_adds, stages = 0, 0, {}
+    tables: dict[tuple[str, int], str] = {}
     for each in twin.stages:
         arithmetic = IntegerArithmetic(arrays, each)
         writer = StageWriter(each.stage, arithmetic)
@@ -65,11 +62,7 @@ def integer_source(twin: Quantised) -> CSource:
         scratch = max(scratch, 2 * writer.scratch + 4 * arithmetic.widest)
         multiply_adds += arithmetic.multiply_adds
         stages[each.stage.name] = each
-    tables = {
-        (name, i): arrays.add(table_name(each.stage, i), table, "int16_t")
-        for name, each in stages.items()
-        for i, table in each.tables.items()
-    }
+        tables |= {(each.stage.name, i): table.array for i, table in writer.tables.items()}
     tokens = None if model.tokens is None else rounded(model.tokens, twin.sample_bits)
     symbols = None if tokens is None else arrays.add("tokens", tokens, "int16_t")
     rests = {(name, i): size for name, each in stages.items() for i, size in each.rests.items()}
@@ -166,11 +159,6 @@ class _Layout:
             "",
             f"#define MODEL_INPUTS {model.input_size} /* numbers of a sample */",
             f"#define MODEL_OUTPUTS {model.output_size} /* numbers of an output */",
-            *(
-                []
-                if model.tokens is None
-                else [f"#define MODEL_TOKENS {len(model.tokens)} /* a sample is a token below this */"]
-            ),
             *defines,
             "",
             "/* Owned by the caller, one for each sequence. */",

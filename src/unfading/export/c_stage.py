@@ -4,12 +4,20 @@ The arithmetic, in float32 or in integers, is a parameter: it gives the type of 
 the lines of a matrix product.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from unfading.export.stage import Stage
 from unfading.fuse.c.indexing import entry_of, flatten_index, indices, plus
 from unfading.fuse.c.schedule import StepSchedule, schedule
 from unfading.fuse.ir.program import NUMBERS, REDUCTIONS, Op, Shape, TensorKind, Value, pieces_of
+
+
+class CTable(NamedTuple):
+    """A table by the index of the step as an array of C."""
+
+    array: str
+    entry: str  # the type of an entry
+    read: str = "{}"  # the expression of an entry
 
 
 class Arithmetic(Protocol):
@@ -25,6 +33,9 @@ class Arithmetic(Protocol):
 
     def vector(self, stage: Stage, index: int) -> str:
         """The name of the array of a weight that is read entry by entry."""
+
+    def table(self, stage: Stage, index: int) -> CTable:
+        """The table that is input `index`."""
 
     def expression(self, value: Value, args: list[str], place: str) -> str:
         """An elementwise operation on the entries of its arguments; `place` is that of its own entry."""
@@ -45,17 +56,13 @@ class Arithmetic(Protocol):
         """Type and start of the accumulator of a reduction, the line for an entry {x}, and the entry that is stored."""
 
 
-def table_name(stage: Stage, index: int) -> str:
-    """The array of the table that is input `index`."""
-    return f"{stage.name}_table{index}"
-
-
 class StageWriter:
     """The C function of one stage: `stage(input0, tables ..., states ..., output)`."""
 
     def __init__(self, stage: Stage, arithmetic: Arithmetic):
         self.stage, self.arithmetic = stage, arithmetic
         self.plan: StepSchedule = schedule(stage.program)
+        self.tables = {i: arithmetic.table(stage, i) for i in sorted(stage.tables)}
         self.has_output = stage.output == len(stage.states)
         lines: list[str] = []
         for level in self.plan.levels:
@@ -83,7 +90,7 @@ class StageWriter:
 
     def parameters(self) -> list[str]:
         entry = self.arithmetic.entry
-        read = [f"const {entry} *input{i}" for i in (0, *sorted(self.stage.tables))]
+        read = [f"const {entry} *input0", *(f"const {table.entry} *input{i}" for i, table in self.tables.items())]
         states = [f"{entry} *state{i}" for i in range(len(self.stage.states))]
         return [*read, *states, *self.arithmetic.parameters(), *([f"{entry} *output"] if self.has_output else [])]
 
@@ -115,7 +122,11 @@ class StageWriter:
         if value.op in NUMBERS:
             return self.arithmetic.number(value)
         source, flat = entry_of(value, index[len(index) - len(value.shape) :])
-        return self.arithmetic.number(source) if source.op in NUMBERS else f"{self._buffer(source)}[{self._at(source, flat)}]"
+        if source.op in NUMBERS:
+            return self.arithmetic.number(source)
+        text = f"{self._buffer(source)}[{self._at(source, flat)}]"
+        is_table = source.op is Op.LEAF and source.leaf.kind is TensorKind.INPUT and source.leaf.index in self.tables
+        return self.tables[source.leaf.index].read.format(text) if is_table else text
 
     def _buffer(self, value: Value) -> str:
         if value.op is not Op.LEAF:

@@ -27,7 +27,7 @@ def inputs_of(batches: Iterable[Any], model: Exported) -> list[Tensor]:
     if isinstance(batches, Tensor):
         batches = [batches]
     inputs = []
-    for batch in batches:
+    for number, batch in enumerate(batches):
         x = batch[0] if isinstance(batch, tuple | list) else batch  # a Batch is a tuple with x first
         wanted = f"[T, B, {model.input_size}]" if model.tokens is None else "[T, B], tokens"
         shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -37,7 +37,10 @@ def inputs_of(batches: Iterable[Any], model: Exported) -> list[Tensor]:
         if not fits or not x.numel():
             raise ValueError(f"calibration data are tensors {wanted}, or batches that begin with one; got {shape}.")
         if model.tokens is None and not bool(torch.isfinite(x).all()):
-            raise ValueError("the calibration data contain NaN or infinity; remove those samples.")
+            step, row, feature = torch.nonzero(~torch.isfinite(x))[0].tolist()
+            raise ValueError(
+                f"the data contain NaN or infinity: batch {number}, step {step}, row {row}, feature {feature}. Remove that row."
+            )
         inputs.append(x.detach().cpu().float() if model.tokens is None else x.detach().cpu().long())
     if not inputs:
         raise ValueError("the calibration data are empty; wanted at least one batch of inputs [T, B, I].")

@@ -15,6 +15,7 @@ import torch
 
 from unfading.export.int8 import block_entries
 from unfading.export.matrix_storage import numbers_of
+from unfading.export.rebuild import rebuilt
 from unfading.export.stage import Array, Stage
 from unfading.fuse.ir.builder import Builder
 from unfading.fuse.ir.interpret import evaluate
@@ -27,7 +28,9 @@ FOR_GRADIENTS = frozenset([Op.STOP, Op.COPY, Op.WITH_GRADIENT])  # the value of 
 
 def folded(stage: Stage) -> Stage:
     """The same stage with less to compute at each step."""
-    return fold_affine(fold_constants(_settled_tables(stage)))
+    stage = fold_affine(fold_constants(_settled_tables(stage)))
+    read = stage.program.reads(TensorKind.INPUT)
+    return replace(stage, tables={i: table for i, table in stage.tables.items() if i in read})
 
 
 def _settled_tables(stage: Stage) -> Stage:
@@ -60,14 +63,10 @@ class _Rewriter:
 
     def rebuild(self, value: Value) -> None:
         """The same operation on the new arguments."""
-        if value.op is Op.LEAF:
-            self.new[value.id] = self.builder.leaf(*value.leaf)
-        elif value.op in NUMBERS:
-            self.new[value.id] = self.builder.const(value.number) if value.op is Op.CONST else self.builder.zero(())
-        elif value.op in FOR_GRADIENTS:
+        if value.op in FOR_GRADIENTS:
             self.new[value.id] = self.builder.expand(self.new[value.args[0].id], value.shape)
         else:
-            self.new[value.id] = self.builder.rebuilt(value, [self.new[arg.id] for arg in value.args])
+            self.new[value.id] = rebuilt(self.builder, value, self.new)
 
     def program(self, weights: list[Array]) -> Program:
         """The program, with dots that are summed joined."""

@@ -1,7 +1,8 @@
 """All-integer arithmetic: for each value of a program the integer instruction that computes it.
 
 An entry of a value is an int16 q that stands for q 2^-bits, with one number of bits for the whole value. Matrices are int8
-with one scale each. Every instruction ends with `limit`, which cuts a result to int16, and a shift rounds to nearest:
+with one scale each, and tables of step sizes are int8. Every instruction ends with `limit`, which cuts a result to int16, and
+a shift rounds to nearest:
 
     shift(x, n) = floor(x / 2^n + 1/2)  for n > 0,    x 2^-n  for n <= 0
     limit(x)    = min(max(x, -32768), 32767)
@@ -168,6 +169,7 @@ class IntegerStage(NamedTuple):
     numbers: Mapping[int, int]  # constants, by the id of a value
     vectors: Mapping[int, Integers]  # weights that are read entry by entry
     tables: Mapping[int, Integers]
+    units: Mapping[int, int]  # of the tables that int8 holds: the number of which their entries are multiples
     states: tuple[Integers, ...]  # before the first step
     state_bits: tuple[int, ...]
     output_bits: int
@@ -230,17 +232,25 @@ class _Lowering:
 
     def result(self) -> IntegerStage:
         stage = self.stage
+        tables = {i: self._table(i) for i in stage.tables}
         return IntegerStage(
             stage,
             self.bits,
             self.code,
             self.numbers,
             self.vectors,
-            {i: rounded(table, self.input_bits[i]) for i, table in stage.tables.items()},
+            {i: entries for i, (entries, _) in tables.items()},
+            {i: unit for i, (_, unit) in tables.items() if i in stage.short_tables},
             tuple(rounded(part, bits) for part, bits in zip(stage.states, self.state_bits, strict=True)),
             tuple(self.state_bits),
             self.output_bits,
         )
+
+    def _table(self, index: int) -> tuple[Integers, int]:
+        """The entries of a table, and the number of which they are multiples: 1 unless int8 holds the table."""
+        entries = rounded(self.stage.tables[index], self.input_bits[index])
+        unit = max(1, -(-int(np.abs(entries).max()) // 127)) if index in self.stage.short_tables else 1
+        return np.round(entries / unit).astype(np.int64) * unit, unit
 
     def add(self, value: Value) -> None:
         """Choose the bits and the instruction of a value, after its arguments."""

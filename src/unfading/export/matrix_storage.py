@@ -34,11 +34,14 @@ class StoredMatrix(NamedTuple):
     codes: str | None  # name of the array of codes; None for a dense matrix
     length: int  # number of codes
     products: int  # multiply-adds of a product with a vector
+    transposed: bool = False  # whether the entries are those of its transpose
 
     @property
     def function(self) -> str:
         """The function of the product."""
-        return "product" if self.codes is None else "sparse_product"
+        if self.codes is not None:
+            return "sparse_product"
+        return "product_transposed" if self.transposed else "product"
 
     @property
     def arguments(self) -> str:
@@ -52,6 +55,11 @@ def is_sparse(matrix: NDArray[np.floating | np.integer], kind: str) -> bool:
     return compact < dense
 
 
+def multiply_adds(matrix: NDArray[np.floating | np.integer], kind: str) -> int:
+    """The multiply-adds of a product with a vector, in the form in which a matrix is stored."""
+    return int(np.count_nonzero(matrix)) if is_sparse(matrix, kind) else matrix.size
+
+
 def store(arrays: Arrays, name: str, matrix: NDArray[np.floating | np.integer], kind: str, *, by_column: bool) -> StoredMatrix:
     """Add the arrays of a matrix [width, length], whose products have `width` entries.
 
@@ -59,12 +67,12 @@ def store(arrays: Arrays, name: str, matrix: NDArray[np.floating | np.integer], 
         by_column: store a dense matrix column by column, as the float product reads it. A sparse one is stored row by row.
     """
     if not is_sparse(matrix, kind):
-        dense = arrays.add(name, matrix.T if by_column else matrix, kind)
-        return StoredMatrix(dense, None, 0, matrix.size)
+        dense, transposed = arrays.add_matrix(name, matrix.T if by_column else matrix, kind)
+        return StoredMatrix(dense, None, 0, multiply_adds(matrix, kind), transposed)
     compact = sparse(matrix)
     entries = arrays.add(f"{name}_entries", compact.entries, kind)
     codes = arrays.add(f"{name}_codes", compact.packed, "uint8_t")
-    return StoredMatrix(entries, codes, len(compact.codes), len(compact.entries))
+    return StoredMatrix(entries, codes, len(compact.codes), multiply_adds(matrix, kind))
 
 
 def numbers_of(matrix: Array) -> float:

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 
 from unfading.cells.base import Cell
 from unfading.cells.wrap import WrapperCell, ZoneoutCell, outputs_first_part
+from unfading.export.affine_projection import affine_fields, with_affine_fields
 from unfading.export.fold import folded
+from unfading.export.rebuild import rebuilt
+from unfading.export.share import share_transposes
 from unfading.export.stage import Array, Stage
 from unfading.fuse.contents import Contents
 from unfading.fuse.fused import bind_inputs, bind_weights
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import NUMBERS, Block, InputKind, Op, Program, Store, TensorKind, Value
+from unfading.fuse.ir.program import Block, InputKind, Op, Program, Store, TensorKind, Value
 from unfading.fuse.isolation import apart
 from unfading.fuse.locality import check_local
 from unfading.fuse.plan import PROGRAMS, Plan, plan
@@ -79,7 +82,8 @@ def exported(model: Model | Recurrent, scale: Scale | None = None, *, stream: bo
         if isinstance(twin, Model):
             stages.append(_head(twin.head, rnn.output_size))
     mean = isinstance(twin, Model) and isinstance(twin.head, MeanOverTime)
-    return Exported(name, tuple(folded(stage) for stage in stages), tokens, mean)
+    less = [folded(stage) for stage in stages]
+    return Exported(name, tuple(share_transposes(stage) for stage in less) if stream else tuple(less), tokens, mean)
 
 
 # -- before and after the layers ----------------------------------------------------------------------------------------------
@@ -147,6 +151,9 @@ def _layer(cell: Cell, state: tuple[Tensor, ...], name: str) -> Stage:
         rates += [cell.rate] if isinstance(cell, ZoneoutCell) else []  # in evaluation dropout does nothing
         cell = cell.cell
     cell_plan = _plan_of(cell)
+    fields = {} if cell_plan.with_project else _affine_fields(cell, cell_plan)
+    if not cell_plan.local:
+        check_local([cell], LOCAL, "one sample at a time")
     weights = [_numbers(leaf) for leaf in bind_weights(cell_plan, cell, cell.weights())]
     parts = tuple(_numbers(part[0]) for part in state)
     names = tuple(getattr(state, "_fields", [f"state{i}" for i in range(len(state))]))
@@ -160,7 +167,8 @@ def _layer(cell: Cell, state: tuple[Tensor, ...], name: str) -> Stage:
             raise ValueError(f"{type(cell).__name__}.output cannot be exported: {error}.") from None
         program = _with_output(program, output, len(weights))
         weights += [_numbers(tensor) for tensor in tensors]
-    return Stage(name, program, tuple(weights), parts, names, _tables(cell, cell_plan))
+    stage = Stage(name, program, tuple(weights), parts, names, _tables(cell, cell_plan))
+    return stage if cell_plan.with_project else with_affine_fields(stage, cell_plan.signature.kinds, fields, cell.input_size)
 
 
 def _with_zoneout(step: Program, rate: float) -> Program:
@@ -168,7 +176,7 @@ def _with_zoneout(step: Program, rate: float) -> Program:
     b = Builder()
     new: dict[int, Value] = {}
     for value in step.values():
-        new[value.id] = _rebuilt(b, value, new)
+        new[value.id] = rebuilt(b, value, new)
     stores = []
     for store in step.stores:
         before = b.leaf(TensorKind.STATE, store.index, store.start, store.start + store.value.size)
@@ -182,7 +190,7 @@ def _with_output(step: Program, output: Program, weights: int) -> Program:
     b = Builder()
     new: dict[int, Value] = {}
     for value in step.values():
-        new[value.id] = _rebuilt(b, value, new)
+        new[value.id] = rebuilt(b, value, new)
     stores = [store._replace(value=new[store.value.id]) for store in step.stores]
     count = sum(kind is TensorKind.STATE for kind, _ in step.widths)
     states = [b.cat([store.value for store in stores if store.index == i], 0) for i in range(count)]
@@ -197,20 +205,11 @@ def _with_output(step: Program, output: Program, weights: int) -> Program:
             moved = [block._replace(weight=weights + block.weight) for block in value.blocks]
             new[value.id] = b.dot(list(zip((new[arg.id] for arg in value.args), moved, strict=True)))
         else:
-            new[value.id] = _rebuilt(b, value, new)
+            new[value.id] = rebuilt(b, value, new)
     stores += [store._replace(index=count, value=new[store.value.id]) for store in output.stores]
     more = {(TensorKind.WEIGHT, weights + i): n for (kind, i), n in output.widths.items() if kind is TensorKind.WEIGHT}
     width = output.widths[TensorKind.NEXT, 0]
     return step._replace(stores=tuple(stores), widths={**step.widths, **more, (TensorKind.NEXT, count): width})
-
-
-def _rebuilt(b: Builder, value: Value, new: dict[int, Value]) -> Value:
-    """The same value in another builder."""
-    if value.op is Op.LEAF:
-        return b.leaf(*value.leaf)
-    if value.op in NUMBERS:
-        return b.const(value.number) if value.op is Op.CONST else b.zero(())
-    return b.rebuilt(value, [new[arg.id] for arg in value.args])
 
 
 def _plan_of(cell: Cell) -> Plan:
@@ -218,14 +217,17 @@ def _plan_of(cell: Cell) -> Plan:
     if isinstance(result, Refusal):
         raise ValueError(f"{name} cannot be exported: {result}.")
     assert isinstance(result, Plan)  # cells over frames were refused before
-    if not result.with_project:
-        raise ValueError(
-            f"{name} cannot be exported: its project uses operations that a compiled step does not have, or needs more "
-            "than one sample at a time."
-        )
-    if not result.local:
-        check_local([cell], LOCAL, "one sample at a time")
     return result
+
+
+def _affine_fields(cell: Cell, cell_plan: Plan) -> dict[int, tuple[Array, Array]]:
+    fields = affine_fields(cell, cell_plan)
+    if fields is None:
+        raise ValueError(
+            f"{type(cell).__name__} cannot be exported: its project uses operations that a compiled step does not have, or "
+            "needs more than one sample at a time, and it is not affine in the sample."
+        )
+    return fields
 
 
 def _tables(cell: Cell, cell_plan: Plan) -> dict[int, Array]:

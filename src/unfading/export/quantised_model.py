@@ -46,6 +46,8 @@ from unfading.lengths import checked_lengths
 from unfading.tasks.base import LastStep
 from unfading.tasks.scaling import Scale
 
+IntegerWatch = Callable[[Value, Integers, int], None]  # called with every value, its entries [B, ...], and how many were cut
+
 
 def quantised(model: Model | Recurrent, batches: Iterable[Any], *, scale: Scale | None = None) -> "Quantised":
     """The model in all-integer arithmetic: int8 matrices, int16 state and values, 32-bit sums.
@@ -139,12 +141,15 @@ class IntegerRunner:
         self.saturated = self.entries = 0
         self.tanh = np.array(tanh_table())
 
-    def push(self, x: Integers) -> Integers:
+    def push(self, x: Integers, watch: IntegerWatch | None = None) -> Integers:
         """One step on x [B, n]; returns the output [B, m]."""
         stage, program = self.stage, self.stage.stage.program
         results: dict[int, Integers] = {}
         for value in self.order:
+            before = self.saturated
             results[value.id] = self._value(value, results, x)
+            if watch is not None:
+                watch(value, results[value.id], self.saturated - before)
         after = {
             index: np.empty((self.batch, width), np.int64)
             for (kind, index), width in program.widths.items()
@@ -182,10 +187,11 @@ class IntegerRunner:
             return np.array(stage.numbers[value.id]).reshape(1)
         args = [results[arg.id] for arg in value.args]
         if value.id in stage.code:
-            return self._run(stage.code[value.id], value, args)
+            return self.run(stage.code[value.id], value, args)
         return _view(value, args[0])
 
-    def _run(self, instruction: Instruction, value: Value, args: list[Integers]) -> Integers:
+    def run(self, instruction: Instruction, value: Value, args: list[Integers]) -> Integers:
+        """The result of an instruction, with the batch in front."""
         if isinstance(instruction, Dot):
             return self._dot(instruction, args)
         if isinstance(instruction, Joined):
@@ -230,7 +236,9 @@ class IntegerRunner:
     def _dot(self, instruction: Dot, args: list[Integers]) -> Integers:
         total: Any = 0
         for factor in instruction.factors:
-            sums = args[factor.argument][:, factor.start : factor.stop] @ factor.matrix.T
+            # In float64, which is exact below 2^53 and much faster: NumPy has no fast product of integers.
+            vector = args[factor.argument][:, factor.start : factor.stop].astype(np.float64)
+            sums = (vector @ factor.matrix.T.astype(np.float64)).astype(np.int64)
             total = total + ((sums * factor.multiplier + (1 << (factor.shift - 1))) >> factor.shift)
         return self.limit(total)
 

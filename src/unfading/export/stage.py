@@ -9,8 +9,9 @@ of tables that depend on the index of the step alone. It stores the states after
 the states its output, where that is not the first state.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from unfading.fuse.ir.interpret import evaluate
 from unfading.fuse.ir.program import NUMBERS, Op, Program, TensorKind, Value
 
 Array = NDArray[np.float64]
+ROUNDING = 0.02  # of the sum of all entries: the most by which rounding to 8 bits may change a table
 Watch = Callable[[Value, Tensor], None]  # called with every value of a program and its entries [B, ...]
 
 
@@ -53,9 +55,63 @@ class Stage:
     def output_size(self) -> int:
         return self.program.widths[TensorKind.NEXT, self.output]
 
+    @cached_property
+    def order(self) -> list[Value]:
+        """The values of the program, each after its arguments."""
+        return self.program.values()
+
+    @property
+    def short_tables(self) -> frozenset[int]:
+        """The tables that 8 bits hold: of a layer, such as step sizes, read entry by entry, and little changed by rounding."""
+        dots = (value for value in self.program.values() if value.op is Op.DOT)
+        leaves = (arg.leaf for value in dots for arg in value.args if arg.op is Op.LEAF)
+        vectors = {leaf.index for leaf in leaves if leaf.kind is TensorKind.INPUT}
+        return frozenset(i for i, table in self.tables.items() if self.states and i not in vectors and _fits_8_bits(table))
+
     def with_program(self, program: Program, weights: tuple[Array, ...]) -> "Stage":
         """The same stage with another program that computes the same."""
         return replace(self, program=program, weights=weights)
+
+
+def _fits_8_bits(table: Array) -> bool:
+    """Whether rounding to 8 bits changes a table by little; it would not where a few entries are far larger than the rest."""
+    unit = np.abs(table).max() / 127
+    change = np.abs(np.round(table / unit) * unit - table).sum() if unit else 0.0
+    return bool(unit < 1e4 and change <= ROUNDING * np.abs(table).sum())
+
+
+def run_step(
+    stage: Stage, weights: Sequence[Tensor], inputs: Mapping[int, Tensor], states: Sequence[Tensor], watch: Watch | None = None
+) -> dict[int, Tensor]:
+    """Run the program of a stage in torch: what it stores, by index, each [B, n].
+
+    Args:
+        stage: the stage.
+        weights: its weights as tensors.
+        inputs: by number; input 0 is x [B, n], the others may have one row.
+        states: before the step.
+        watch: called with every value and its entries.
+    """
+    x = inputs[0]
+    results: dict[int, Tensor] = {}
+    sources = {TensorKind.INPUT: inputs, TensorKind.STATE: dict(enumerate(states))}
+    for value in stage.order:
+        if value.op is Op.LEAF and value.leaf.kind is TensorKind.WEIGHT:
+            result = weights[value.leaf.index].reshape(-1)[value.leaf.start : value.leaf.stop]
+        elif value.op is Op.LEAF:
+            result = sources[value.leaf.kind][value.leaf.index][:, value.leaf.start : value.leaf.stop]
+        elif value.op in NUMBERS:
+            result = x.new_full((), value.number if value.op is Op.CONST else 0.0)
+        else:
+            result = evaluate(value, [results[arg.id] for arg in value.args], weights)
+        results[value.id] = result
+        if watch is not None:
+            watch(value, result)
+    stored: dict[int, list[tuple[int, Tensor]]] = {}
+    for store in stage.program.stores:
+        part = results[store.value.id].expand((x.shape[0], *store.value.shape)).reshape(x.shape[0], -1)
+        stored.setdefault(store.index, []).append((store.start, part))
+    return {i: torch.cat([part for _, part in sorted(parts, key=lambda p: p[0])], -1) for i, parts in stored.items()}
 
 
 class StageRunner:
@@ -63,7 +119,6 @@ class StageRunner:
 
     def __init__(self, stage: Stage, batch: int, dtype: torch.dtype):
         self.stage, self.position = stage, 0
-        self.order = stage.program.values()
         self.weights = [torch.from_numpy(weight).to(dtype) for weight in stage.weights]
         self.tables = {i: torch.from_numpy(table).to(dtype) for i, table in stage.tables.items()}
         self.states = [torch.from_numpy(part).to(dtype).expand(batch, -1) for part in stage.states]
@@ -73,25 +128,7 @@ class StageRunner:
         inputs = {0: x}
         for i, table in self.tables.items():
             inputs[i] = table[min(self.position, len(table) - 1)].expand(len(x), -1)
-        sources = {TensorKind.INPUT: inputs, TensorKind.STATE: dict(enumerate(self.states))}
-        results: dict[int, Tensor] = {}
-        for value in self.order:
-            if value.op is Op.LEAF and value.leaf.kind is TensorKind.WEIGHT:
-                result = self.weights[value.leaf.index].reshape(-1)[value.leaf.start : value.leaf.stop]
-            elif value.op is Op.LEAF:
-                result = sources[value.leaf.kind][value.leaf.index][:, value.leaf.start : value.leaf.stop]
-            elif value.op in NUMBERS:
-                result = x.new_full((), value.number if value.op is Op.CONST else 0.0)
-            else:
-                result = evaluate(value, [results[arg.id] for arg in value.args], self.weights)
-            results[value.id] = result
-            if watch is not None:
-                watch(value, result)
-        stored: dict[int, list[tuple[int, Tensor]]] = {}
-        for store in self.stage.program.stores:
-            part = results[store.value.id].expand((len(x), *store.value.shape)).reshape(len(x), -1)
-            stored.setdefault(store.index, []).append((store.start, part))
-        after = {i: torch.cat([part for _, part in sorted(parts, key=lambda p: p[0])], -1) for i, parts in stored.items()}
+        after = run_step(self.stage, self.weights, inputs, self.states, watch)
         self.states = [after[i] for i in range(len(self.states))]
         self.position += 1
         return after[self.stage.output]

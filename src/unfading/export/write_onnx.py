@@ -41,7 +41,7 @@ def onnx(model: Model | Recurrent, path: Path | str, *, scale: Scale | None = No
     """
     path = Path(path)
     check_flag("overwrite", overwrite)
-    check_new_file(path, overwrite=overwrite)
+    check_new_file(path, "ONNX", overwrite=overwrite)
     try:
         import onnx  # noqa: F401
     except ImportError:
@@ -52,15 +52,15 @@ def onnx(model: Model | Recurrent, path: Path | str, *, scale: Scale | None = No
     check_finite(stages)
     result = _Writer(model, stages).model()
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_new_file(path, overwrite=overwrite)
+    check_new_file(path, "ONNX", overwrite=overwrite)
     write_atomically(path, result.SerializeToString())
     return result
 
 
-def check_new_file(path: Path, *, overwrite: bool = False) -> None:
-    """Raise ValueError if a file that must not be replaced exists at the path, or a folder."""
+def check_new_file(path: Path, target: str, *, overwrite: bool = False) -> None:
+    """Raise ValueError, naming the target, if a file that must not be replaced exists at the path, or a folder."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; the export to ONNX writes one file. Name a file.")
+        raise ValueError(f"{path} is a folder; the export to {target} writes one file. Name a file.")
     if not overwrite and (path.exists() or path.is_symlink()):
         raise ValueError(f"{path} exists. Name another file, or remove it (in Python: overwrite=True).")
 
