@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from unfading import allocation
-from unfading.layers.matrices import matrices
+from unfading.layers.matrix_parameters import matrices
 from unfading.layers.model import Model
 from unfading.training.active_run import ActiveRun
 from unfading.training.check_task import Place

@@ -8,7 +8,7 @@ import unfading
 from tests.helpers.variants import few_iterations, hidden_size, name
 from tests.user.quiet import QuietCell
 from unfading import catalogue
-from unfading.layers.matrices import matrices
+from unfading.layers.matrix_parameters import matrices
 
 CELLS = [*catalogue.cells(), QuietCell]
 # Names of parameters that only vectors are multiplied by or added to, or that a matrix is computed from.
