@@ -37,3 +37,24 @@ def test_a_file_of_weights_becomes_an_onnx_file(tmp_path):
         assert again.returncode == 2
         assert reason in again.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["adding.onnx"]
+
+
+def test_a_report_becomes_a_page(tmp_path):
+    page = tmp_path / "page.html"
+    answer = run("export", str(ADDING), "--report", str(page), "--batches", "1", "--test-rows", "8")
+    assert answer.returncode == 0, answer.stderr
+    assert "Does it fit?" in page.read_text()
+
+
+def test_flags_that_do_not_belong_together_are_refused(tmp_path):
+    cases = {
+        (): "needs -o",
+        ("-o", str(tmp_path / "c"), "--steps", "3"): "--steps is for --to executorch",
+        ("-o", str(tmp_path / "a.pte"), "--to", "executorch", "--precision", "int8"): "--to executorch writes float32",
+        ("-o", str(tmp_path / "c"), "--report", str(tmp_path)): "is a folder",
+    }
+    for flags, reason in cases.items():
+        answer = run("export", str(ADDING), *flags)
+        assert answer.returncode == 2
+        assert reason in " ".join(answer.stderr.split())
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from unfading.errors import check_count
-from unfading.report import html
 
 Precision = Literal["float32", "int8", "integer"]
 
@@ -48,6 +47,8 @@ def export(
     if steps is not None and (to != "executorch" or output is None):
         raise ValueError("--steps is for --to executorch -o FILE. Leave it out.")
     if report is not None:
+        from unfading.report import html
+
         html.check(report)
     if output is not None:
         _write(model, output, to, precision, normalised_samples=normalised_samples, batches=batches, steps=steps)

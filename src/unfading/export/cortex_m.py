@@ -97,7 +97,7 @@ __attribute__((section(".vectors"), used)) static void (*const vectors[2])(void)
 """
 
 
-class Compiled(NamedTuple):
+class DeviceSizes(NamedTuple):
     """Sizes of a model that was compiled with -Os for a Cortex-M4, in bytes."""
 
     code: int  # without its constants
@@ -110,14 +110,14 @@ def missing(*tools: str) -> list[str]:
     return [tool for tool in tools if shutil.which(tool) is None]
 
 
-def compiled(folder: Path) -> Compiled:
+def compiled(folder: Path) -> DeviceSizes:
     """Compile the model of a folder that `export.c` wrote; leaves model.o there."""
     _run([GCC, *M4, *STRICT, "-Os", "-fstack-usage", "-c", "-o", "model.o", "model.c"], folder)
     sections = _run(["arm-none-eabi-size", "-A", "model.o"], folder)
     code = sum(int(line.split()[1]) for line in sections.splitlines() if line.startswith(".text"))
     symbols = _run(["arm-none-eabi-nm", "-S", "model.o"], folder)
     functions = {name: int(size, 16) for size, name in re.findall(r"^\w+ (\w+) [tT] ([\w.]+)$", symbols, re.MULTILINE)}
-    return Compiled(code, functions, _stack(folder))
+    return DeviceSizes(code, functions, _stack(folder))
 
 
 def _stack(folder: Path) -> int:
@@ -131,14 +131,14 @@ def _stack(folder: Path) -> int:
     return push + deepest + max(others, default=0)
 
 
-class Emulated(NamedTuple):
+class DeviceRun(NamedTuple):
     """What the firmware computed."""
 
     outputs: NDArray[Any]  # after the last step of each window
     instructions: float  # of a push
 
 
-def run(folder: Path, samples: NDArray[Any], *, integer: bool) -> Emulated:
+def run(folder: Path, samples: NDArray[Any], *, integer: bool) -> DeviceRun:
     """Run the model of a folder on windows of samples [W, T, I], or of tokens [W, T]."""
     entry = "int16_t" if integer else "float"
     (folder / "samples.h").write_text(_samples(samples, "uint32_t" if samples.ndim == 2 else entry))
@@ -153,7 +153,7 @@ def run(folder: Path, samples: NDArray[Any], *, integer: bool) -> Emulated:
     bits = np.array(words[:-1], np.uint32)
     outputs = bits.astype(np.uint16).view(np.int16) if integer else bits.view(np.float32)
     pushes = samples.shape[0] * samples.shape[1]
-    return Emulated(outputs.reshape(len(samples), -1), words[-1] * INSTRUCTIONS_PER_TICK / pushes)
+    return DeviceRun(outputs.reshape(len(samples), -1), words[-1] * INSTRUCTIONS_PER_TICK / pushes)
 
 
 def _samples(samples: NDArray[Any], entry: str) -> str:

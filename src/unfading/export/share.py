@@ -24,7 +24,7 @@ from unfading.fuse.ir.program import Block, Op, Value
 LEAST = 64  # entries of a run: the further products of each take about as many bytes of code
 
 
-class Run(NamedTuple):
+class MatchingRows(NamedTuple):
     """Consecutive rows of one matrix, which are consecutive columns of another one, or their negatives."""
 
     start: int  # among the rows
@@ -33,22 +33,22 @@ class Run(NamedTuple):
     negative: bool
 
 
-class Shared(NamedTuple):
+class SharedBlock(NamedTuple):
     """A block whose rows, as `block_entries` gives them, are all columns of another block."""
 
     block: Block
     of: Block
-    runs: tuple[Run, ...]
+    runs: tuple[MatchingRows, ...]
 
 
 def share_transposes(stage: Stage) -> Stage:
     """The same stage, in which a matrix whose rows are columns of another one, or their negatives, consists of its blocks."""
-    while (found := _first_shared(stage)) is not None:
-        stage = _rewritten(stage, found)
+    while (shared := _first_shared(stage)) is not None:
+        stage = _rewritten(stage, shared)
     return stage
 
 
-def _first_shared(stage: Stage) -> Shared | None:
+def _first_shared(stage: Stage) -> SharedBlock | None:
     blocks = stage.program.blocks()
     for of in blocks:
         columns = {key: (i, negative) for i, (key, negative) in enumerate(map(_key, block_entries(stage, of).T))}
@@ -58,7 +58,7 @@ def _first_shared(stage: Stage) -> Shared | None:
                 continue
             runs = _runs(block_entries(stage, block), columns)
             if runs is not None and block.length * block.width >= LEAST * len(runs):
-                return Shared(block, of, runs)
+                return SharedBlock(block, of, runs)
     return None
 
 
@@ -69,8 +69,8 @@ def _key(row: Array) -> tuple[bytes, bool]:
     return ((-row if negative else row) + 0.0).tobytes(), negative
 
 
-def _runs(rows: Array, columns: dict[bytes, tuple[int, bool]]) -> tuple[Run, ...] | None:
-    runs: list[Run] = []
+def _runs(rows: Array, columns: dict[bytes, tuple[int, bool]]) -> tuple[MatchingRows, ...] | None:
+    runs: list[MatchingRows] = []
     for i, (key, negative) in enumerate(map(_key, rows)):
         if key not in columns:
             return None
@@ -80,11 +80,11 @@ def _runs(rows: Array, columns: dict[bytes, tuple[int, bool]]) -> tuple[Run, ...
         if last is not None and (last.column + last.length, last.negative) == (column, flipped):
             runs[-1] = last._replace(length=last.length + 1)
         else:
-            runs.append(Run(i, column, 1, flipped))
+            runs.append(MatchingRows(i, column, 1, flipped))
     return tuple(runs)
 
 
-def _rewritten(stage: Stage, shared: Shared) -> Stage:
+def _rewritten(stage: Stage, shared: SharedBlock) -> Stage:
     b = Builder()
     ends = sorted({0, shared.of.width, *(end for run in shared.runs for end in (run.column, run.column + run.length))})
     new: dict[int, Value] = {}
@@ -100,7 +100,7 @@ def _rewritten(stage: Stage, shared: Shared) -> Stage:
     return stage.with_program(join_dots(b, stage.program._replace(stores=stores)), stage.weights)
 
 
-def _parts(b: Builder, v: Value, block: Block, shared: Shared) -> Sequence[tuple[Value, Block]]:
+def _parts(b: Builder, v: Value, block: Block, shared: SharedBlock) -> Sequence[tuple[Value, Block]]:
     """The factors of a dot in the place of one with the block that is shared."""
     if block != shared.block:
         return [(v, block)]

@@ -11,7 +11,7 @@ MOST_STEPS = 200  # points of one line
 
 def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
     """Every figure for which there are data, by name."""
-    found = {
+    by_name = {
         "rom": Figure(
             "ROM",
             "Weights and tables of each part of the model, and the code of all.",
@@ -29,12 +29,12 @@ def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
         ),
     }
     if rows["operations"]:
-        found["operations"] = Figure(
+        by_name["operations"] = Figure(
             "Error by operation, all-integer, in the order in which they run",
             "Bars: of this operation alone, where the error arises. Ticks: with what all earlier operations and steps did.",
             _operations(rows),
         )
-    return found
+    return by_name
 
 
 def _rom(row: Mapping[str, Any]) -> list[dict[str, Any]]:
