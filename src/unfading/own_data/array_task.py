@@ -7,7 +7,7 @@ memory, or read again from their file.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
@@ -73,7 +73,7 @@ class ArrayTask(Resident):
         mean: mean of each channel over the training rows, with which inputs are standardised; empty for inputs as they are.
         spread: standard deviation of each channel.
         readout: what the head reads: "last", the output at the last step of each sequence, or "mean", its mean over time.
-        file: the file that holds the data; empty for arrays in memory.
+        source: the file that holds the data, and how it is read and split; empty for arrays in memory.
     """
 
     paper: ClassVar[str] = "own data"
@@ -83,7 +83,7 @@ class ArrayTask(Resident):
     mean: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
     readout: Readout = "last"
-    file: str = ""
+    source: dict[str, Any] = field(default_factory=dict, hash=False)
 
     # Not fields: the data are no JSON values, and `content` stands for them. Copies per device are kept with them.
     _data: ClassVar[ArrayData | None] = None
@@ -109,7 +109,11 @@ class ArrayTask(Resident):
 
     @property
     def data(self) -> ArrayData:
-        """The data, which must have been attached."""
+        """The data that were attached, or else those of the file, which must be the same as before."""
+        if self._data is None and self.source:
+            from unfading.own_data.file_source import read_source  # imports this module
+
+            self.with_data(read_source(self.source, getattr(self, "classes", None)))
         if self._data is None:
             raise ValueError(
                 f"the data of this run (SHA-256 {self.content[:12]}...) were arrays in memory, which its files do not hold. "

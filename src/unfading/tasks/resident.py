@@ -163,7 +163,7 @@ def _rows(task: Resident, split: Split, folder: Path, device: torch.device) -> T
     if device != CPU:
         return _rows(task, split, folder, CPU).to(device)
     n = len(_held(task, "test" if split == "test" else "train", folder, CPU).target)
-    return rows_of(split, n, task.held_out(n))
+    return rows_of(split, n, task.held_out(n) if split in ("train", "valid") else torch.arange(0))
 
 
 def rows_of(split: Split, n: int, held_out: Tensor) -> Tensor:
