@@ -66,8 +66,10 @@ from unfading.reference import scan
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
 from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame, MeanFrame
 from unfading.training.compare import compare
+from unfading.training.fit import fit
 from unfading.training.run import Run
 from unfading.training.train import train
+from unfading.training.trained_model import TrainedModel
 from unfading.training.weights import load
 
 __version__: str
@@ -110,6 +112,7 @@ __all__ = [
     "FastGRNNCell",
     "FastRNN",
     "FastRNNCell",
+    "fit",
     "flat_start",
     "ForgetLSTM",
     "ForgetLSTMCell",
@@ -169,6 +172,7 @@ __all__ = [
     "Task",
     "to_torch",
     "train",
+    "TrainedModel",
     "truncated",
     "tune",
     "UGRNN",

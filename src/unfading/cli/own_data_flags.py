@@ -65,7 +65,8 @@ class OwnDataFlags:
         _tell(self, own, table.layout, inferred=not task)
         run = training.run(own, cell or "STAR", rate=rate, seed=seed)
         given = {word.partition("=")[0][2:].replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
-        defaults = {name: value for name, value in default_settings(own).items() if name not in given}
+        batch = run.batch if "batch" in given else None
+        defaults = {name: value for name, value in default_settings(own, batch).items() if name not in given}
         if "steps" in given:
             del defaults["epochs"]
         return replace(run, **defaults)

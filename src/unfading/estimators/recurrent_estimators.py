@@ -17,6 +17,7 @@ from unfading.own_data.targets import read_labels, read_numbers
 from unfading.training.fit import fit_run, make_run
 from unfading.training.trained_model import TrainedModel
 
+
 class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What the two estimators share."""
 
@@ -29,7 +30,7 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         layers: int = 1,
         rate: float = 5e-3,
         batch: int | None = None,
-        epochs: int = 100,
+        epochs: int | None = None,
         patience: int | None = 20,
         validation: float = 0.2,
         scale: bool = True,
@@ -58,8 +59,8 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         seed = int(seed) if isinstance(seed, int | np.integer) else int(check_random_state(seed).randint(2**31))
         task = preparation.make_task(X, y, seed)
         settings = {
-            **{name: getattr(self, name) for name in ("hidden", "layers", "rate", "epochs", "patience", "device")},
-            **({} if self.batch is None else {"batch": self.batch}),
+            **{name: getattr(self, name) for name in ("hidden", "layers", "rate", "patience", "device")},
+            **{name: value for name in ("batch", "epochs") if (value := getattr(self, name)) is not None},
             "cell_options": dict(self.cell_options or {}),
             "seed": seed,
             **(self.settings or {}),
@@ -91,8 +92,8 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore[misc]
     """A recurrent network that assigns a class to each sequence.
 
-    X may be [sequences, steps, channels], a table [sequences, steps] with one channel, or a list of arrays of any lengths; NumPy,
-    pandas, polars or torch. Values must be finite.
+    X may be [sequences, steps, channels], a table [sequences, steps] with one channel, or a list of arrays of any lengths, from
+    NumPy, pandas, polars or torch. Values must be finite.
 
     Args:
         cell: name of a layer (STAR, LSTM, ...), or a class of your own.
@@ -101,8 +102,9 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         layers: number of stacked layers.
         rate: learning rate.
         batch: sequences in a batch; None for a twelfth of the training rows, at least 4 and at most 32.
-        epochs: largest number of passes over the training rows.
-        patience: epochs without a better validation score after which training stops; None for no such limit.
+        epochs: largest number of passes over the training rows; None for 100, or as many as 2,000 steps take if that is more.
+        patience: evaluations without a better validation score after which training stops; None for no such limit. There is
+            one per epoch, or one in 20 steps if an epoch has fewer.
         validation: share of the rows that chooses the weights and ends training early; 0 trains on all rows.
         class_weight: "balanced", a dict of weights by label, or None.
         scale: standardise channels by mean and standard deviation of the training rows.
@@ -121,7 +123,7 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         layers: int = 1,
         rate: float = 5e-3,
         batch: int | None = None,
-        epochs: int = 100,
+        epochs: int | None = None,
         patience: int | None = 20,
         validation: float = 0.2,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
@@ -155,9 +157,7 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         y = _column(y)
         check_classification_targets(y)
         self.classes_ = np.array(read_labels(y).classes)
-        return self._fit(
-            X, y, Preparation("classification", self.validation, 0.0, self.scale, self.class_weight, self.readout)
-        )
+        return self._fit(X, y, Preparation("classification", self.validation, 0.0, self.scale, self.class_weight, self.readout))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable label of each sequence."""
@@ -174,8 +174,8 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
 class RecurrentRegressor(RegressorMixin, _RecurrentEstimator):  # type: ignore[misc]
     """A recurrent network that assigns one number, or several, to each sequence.
 
-    X may be [sequences, steps, channels], a table [sequences, steps] with one channel, or a list of arrays of any lengths; NumPy,
-    pandas, polars or torch. Values must be finite.
+    X may be [sequences, steps, channels], a table [sequences, steps] with one channel, or a list of arrays of any lengths, from
+    NumPy, pandas, polars or torch. Values must be finite.
 
     Args:
         cell: name of a layer (STAR, LSTM, ...), or a class of your own.
@@ -184,8 +184,9 @@ class RecurrentRegressor(RegressorMixin, _RecurrentEstimator):  # type: ignore[m
         layers: number of stacked layers.
         rate: learning rate.
         batch: sequences in a batch; None for a twelfth of the training rows, at least 4 and at most 32.
-        epochs: largest number of passes over the training rows.
-        patience: epochs without a better validation score after which training stops; None for no such limit.
+        epochs: largest number of passes over the training rows; None for 100, or as many as 2,000 steps take if that is more.
+        patience: evaluations without a better validation score after which training stops; None for no such limit. There is
+            one per epoch, or one in 20 steps if an epoch has fewer.
         validation: share of the rows that chooses the weights and ends training early; 0 trains on all rows.
         scale: standardise channels and targets by mean and standard deviation of the training rows.
         readout: what the head reads: the "last" step of each sequence, or the "mean" over time.

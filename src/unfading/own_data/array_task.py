@@ -41,8 +41,9 @@ class Rows(NamedTuple):
 
     def examples(self) -> Examples:
         """The same rows as tensors."""
-        x, lengths = self.sequences
-        return Examples(torch.from_numpy(x), torch.from_numpy(self.target), None if lengths is None else torch.from_numpy(lengths))
+        values, lengths = self.sequences
+        x, target = torch.from_numpy(values), torch.from_numpy(self.target)
+        return Examples(x, target, None if lengths is None else torch.from_numpy(lengths))
 
 
 class ArrayData(NamedTuple):
@@ -254,9 +255,7 @@ def regression(data: ArrayData, *, scale: bool, **fields: Any) -> ArrayTask:
     """The task of rows with numbers as targets, with the data attached."""
     target = data.training().target
     mean, spread = _spread(target) if scale else ((), ())
-    own = ArrayRegression(
-        outputs=target.shape[1], target_mean=mean, target_spread=spread, **_described(data, scale), **fields
-    )
+    own = ArrayRegression(outputs=target.shape[1], target_mean=mean, target_spread=spread, **_described(data, scale), **fields)
     return own.with_data(data)
 
 
@@ -296,5 +295,3 @@ def _spread(values: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]
     mean, spread = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     spread = np.where(spread <= np.finfo(np.float32).eps * np.abs(mean), 1.0, spread)
     return tuple(mean.tolist()), tuple(spread.tolist())
-
-

@@ -42,7 +42,7 @@ class Preparation(NamedTuple):
     test: float = 0.0
     scale: bool = True
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
-    readout: Readout = "last"
+    readout: Readout = "mean"
 
     def make_task(self, X: Any, y: Any, seed: int, **fields: Any) -> ArrayTask:
         """The task of these arrays, split with this seed."""

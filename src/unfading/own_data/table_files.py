@@ -236,7 +236,8 @@ def _npz(path: Path, columns: Columns) -> TableData:
 
 def _archive(path: Path, columns: Columns) -> TableData:
     series = read_series(path)
-    return TableData(list(series.values), np.array(series.labels), f"{len(series.values):,} series of the archives; labels in the file")
+    layout = f"{len(series.values):,} series of the archives; labels in the file"
+    return TableData(list(series.values), np.array(series.labels), layout)
 
 
 def _arff(path: Path, columns: Columns) -> TableData:

@@ -15,8 +15,12 @@ from unfading.training.train import train
 from unfading.training.trained_model import TrainedModel
 from unfading.training.weights import load
 
-# Settings of a run on a user's own data, unless others are given.
-DEFAULTS: dict[str, Any] = {"hidden": 64, "rate": 5e-3, "steps": None, "epochs": 100}
+# Training on a user's own data, unless settings are given: a few rows need more epochs than many.
+EPOCHS, STEPS = 100, 2000  # at least so many of both
+PATIENCE, EVALUATED_EVERY = 20, 20  # evaluations, and steps between them at least
+LARGEST_BATCH = 32
+
+
 def fit(
     X: Any,
     y: Any,
@@ -27,7 +31,7 @@ def fit(
     test: float = 0.0,
     scale: bool = True,
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
-    readout: Readout = "last",
+    readout: Readout = "mean",
     where: Path | str | None = None,
     listen: Listener | None = None,
     say: Callable[[str], None] = print,
@@ -51,24 +55,34 @@ def fit(
         listen: called with a `ProgressUpdate` as training goes.
         say: called with messages for the user.
         settings: settings of the `Run`: hidden, layers, rate, batch, epochs, patience, seed, cell_options, ... The defaults
-            here are hidden=64, rate=0.005, epochs=100, patience=20 and select_by="loss".
+            here are hidden=64, rate=0.005, a batch of a twelfth of the rows (4 to 32), at least 100 epochs and 2,000 steps,
+            patience=20 and select_by="loss".
     """
     preparation = Preparation(task, validation, test, scale, class_weight, readout)
     own = preparation.make_task(X, y, settings.get("seed", 0))
     return fit_run(make_run(own, cell, settings), where, listen=listen, say=say)
 
 
-def default_settings(task: ArrayTask) -> dict[str, Any]:
-    """Settings of a run on a user's own data, unless others are given."""
-    rows = len(task.data.train.target) - len(task.data.held_out)
-    settings = {**DEFAULTS, "batch": min(max(rows // 12, 4), 32)}
-    # Where nothing is held out, nothing can be evaluated during training.
-    return {**settings, "split": "full"} if not len(task.data.held_out) else {**settings, "patience": 20, "select_by": "loss"}
+def default_settings(task: ArrayTask, batch: int | None = None) -> dict[str, Any]:
+    """Settings of a run on a user's own data, unless others are given.
+
+    Args:
+        task: the task, with its data.
+        batch: sequences in a batch; None for a twelfth of the training rows, at least 4 and at most 32.
+    """
+    held_out = len(task.data.held_out)
+    rows = len(task.data.train.target) - held_out
+    batch = min(max(rows // 12, 4), LARGEST_BATCH) if batch is None else batch
+    steps = max(1, rows // batch)  # of an epoch
+    settings = {"hidden": 64, "rate": 5e-3, "batch": batch, "steps": None, "epochs": max(EPOCHS, -(-STEPS // steps))}
+    if not held_out:  # nothing can be evaluated during training
+        return {**settings, "split": "full"}
+    return {**settings, "patience": PATIENCE, "valid_every": max(steps, EVALUATED_EVERY), "select_by": "loss"}
 
 
 def make_run(task: ArrayTask, cell: str | type[Cell], settings: Mapping[str, Any]) -> Run:
     """The run of a task over a user's data, with the default settings for what is left out."""
-    values: dict[str, Any] = {**default_settings(task), **settings}
+    values: dict[str, Any] = {**default_settings(task, settings.get("batch")), **settings}
     if settings.get("steps") is not None:
         values["epochs"] = settings.get("epochs")
     return Run(task=task, cell=cell, **values)  # type: ignore[arg-type]  # a run takes objects in the place of names

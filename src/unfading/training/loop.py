@@ -189,9 +189,7 @@ def train_model(run: Run, options: TrainOptions) -> tuple[dict[str, Any], Model]
     return record, training.chosen_model(0)
 
 
-def _train(
-    runs: Sequence[Run], options: TrainOptions, together: bool
-) -> tuple[list[dict[str, Any]], Training | None]:
+def _train(runs: Sequence[Run], options: TrainOptions, together: bool) -> tuple[list[dict[str, Any]], Training | None]:
     """The records of runs that are trained together, and their training unless all had finished before."""
     _check_shape(runs)
     training = None

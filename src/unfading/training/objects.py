@@ -4,8 +4,8 @@ A run consists of JSON values, so an object becomes its name, its options and th
 
     a task or cell of the library     its name; nothing else is needed to build it again
     a task over arrays                its name and fields, and the object itself, which has the data
-    a user's own class                my_package.cells:MyCell, my.py:MyCell or, in a notebook, __main__:MyCell, with the source of
-                                      the module, or of the class alone; the class itself is what runs
+    a user's own class                my_package.cells:MyCell, my.py:MyCell or, in a notebook, __main__:MyCell, with the
+                                      source of the module, or of the class alone; the class itself is what runs
 """
 
 import inspect

@@ -187,7 +187,7 @@ def _local(path_or_url: str, sha256: str | None) -> Path:
         path = Path(path_or_url)
         if not path.is_file():
             raise ValueError(
-                f"{path} does not exist. load takes the folder of a run, a .safetensors file of unfading, or an https address of one."
+                f"{path} does not exist. load takes the folder of a run, a .safetensors file of unfading, or an https address."
             )
         store.refuse_pickle(path, "Weights of unfading are .safetensors files.")
         return path
@@ -225,7 +225,7 @@ def _described_run(
     code: Mapping[str, UserCode],
 ) -> Run:
     """The run that a file describes, with the classes of a user that are given. Nothing that the file names is executed."""
-    given = {"task": task, "cell": cell}
+    given: dict[str, Any] = {"task": task, "cell": cell}
     objects, sources = {}, dict(code)
     for role, value in given.items():
         name = fields[role]
