@@ -8,7 +8,8 @@ A run consists of JSON values, so an object becomes its name, its options and th
                                       source of the module, or of the class alone; the class itself is what runs
 """
 
-import inspect
+import ast
+import linecache
 import os
 import sys
 from collections.abc import Mapping
@@ -109,8 +110,17 @@ def _source(kind: type) -> tuple[str, UserCode]:
     if file is not None and os.path.exists(file):
         name = f"{os.path.relpath(file)}:{kind.__name__}"
         return name, read_code(name)
-    try:
-        text = inspect.getsource(kind)
-    except (OSError, TypeError):
-        raise ValueError(f"the source of {kind.__name__} cannot be read. Write the class to a file, my.py.") from None
-    return f"{NOTEBOOK}:{kind.__name__}", UserCode(NOTEBOOK, os.getcwd(), {f"{NOTEBOOK}.py": text.encode()})
+    # Base classes of the notebook decide the result too.
+    texts = [_notebook_source(each) for each in reversed(kind.__mro__) if each.__module__ == NOTEBOOK]
+    return f"{NOTEBOOK}:{kind.__name__}", UserCode(NOTEBOOK, os.getcwd(), {f"{NOTEBOOK}.py": "\n\n".join(texts).encode()})
+
+
+def _notebook_source(kind: type) -> str:
+    """The text of a class that was defined in a notebook, found by one of its methods: `inspect` needs a file for classes."""
+    for value in vars(kind).values():
+        code = getattr(value, "__code__", None)
+        lines = [] if code is None else linecache.getlines(code.co_filename)
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                return ast.get_source_segment("".join(lines), node) or ""
+    raise ValueError(f"the source of {kind.__name__} cannot be read. Write the class to a file, my.py.")
