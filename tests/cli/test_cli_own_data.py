@@ -79,7 +79,7 @@ def test_the_record_repeats_the_run_from_its_file(trained, tmp_path):
 
 
 def test_changed_data_are_another_run(trained, tmp_path):
-    folder, command, _ = trained
+    folder, _, _ = trained
     lines = (folder / "series.csv").read_text().splitlines()
     changed = tmp_path / "series.csv"
     changed.write_text("\n".join([lines[0], "9" + lines[1], *lines[2:]]) + "\n")

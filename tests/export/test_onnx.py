@@ -293,10 +293,7 @@ def test_a_model_that_standardises_its_samples_is_exported_with_them(tmp_path):
     draw = np.random.default_rng(0)
     X = (7.0 + 3.0 * draw.standard_normal((20, 5, 2))).astype(np.float32)
     model = unfading.fit(X, draw.integers(2, size=20), "GRU", hidden=4, epochs=2)
-    onnx(model, tmp_path / "m.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    names = {each.name for each in session.get_inputs()}
-    given = {"x": X.swapaxes(0, 1), "lengths": np.full(20, 5), "start": np.array(0)}
-    given |= {f"initial_{name}": np.zeros((1, 20, 4), np.float32) for name in ("h",)}
-    output = session.run(["output"], {name: value for name, value in given.items() if name in names})[0]
+    output = run(session(model, tmp_path / "m.onnx"), torch.from_numpy(X).transpose(0, 1))["output"]
     assert np.allclose(output, model.outputs(X), atol=1e-5)
+    with pytest.raises(ValueError, match="the model standardises its samples itself"):
+        exported(model, model.encoder.scale)
