@@ -86,8 +86,10 @@ _PUBLIC_NAMES = {
     "tasks.base": ["Batch", "EveryStep", "LastStep", "MeanOverTime", "Task"],
     "tasks.frame_heads": ["EveryFrame", "GestureHead", "LastFrame", "MeanFrame"],
     "training.compare": ["compare"],
+    "training.fit": ["fit"],
     "training.run": ["Run"],
     "training.train": ["train"],
+    "training.trained_model": ["TrainedModel"],
     "training.weights": ["load"],
 }
 _MODULES = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}

@@ -65,8 +65,10 @@ from unfading.layers.tune import tune
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
 from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame, MeanFrame
 from unfading.training.compare import compare
+from unfading.training.fit import fit
 from unfading.training.run import Run
 from unfading.training.train import train
+from unfading.training.trained_model import TrainedModel
 from unfading.training.weights import load
 
 __version__: str
@@ -109,6 +111,7 @@ __all__ = [
     "FastGRNNCell",
     "FastRNN",
     "FastRNNCell",
+    "fit",
     "flat_start",
     "ForgetLSTM",
     "ForgetLSTMCell",
@@ -168,6 +171,7 @@ __all__ = [
     "Task",
     "to_torch",
     "train",
+    "TrainedModel",
     "truncated",
     "tune",
     "UGRNN",

@@ -281,3 +281,13 @@ def test_a_model_in_float64_is_written_in_float32_and_unchanged(tmp_path):
     assert layer.training
     assert all(parameter.dtype == torch.float64 for parameter in layer.parameters())
     assert_layer(runtime, layer.float().eval(), samples(5, 2))
+
+
+def test_a_model_that_standardises_its_samples_is_exported_with_them(tmp_path):
+    draw = np.random.default_rng(0)
+    X = (7.0 + 3.0 * draw.standard_normal((20, 5, 2))).astype(np.float32)
+    model = unfading.fit(X, draw.integers(2, size=20), "GRU", hidden=4, epochs=2)
+    output = run(session(model, tmp_path / "m.onnx"), torch.from_numpy(X).transpose(0, 1))["output"]
+    assert np.allclose(output, model.outputs(X), atol=1e-5)
+    with pytest.raises(ValueError, match="the model standardises its samples itself"):
+        exported(model, model.encoder.scale)

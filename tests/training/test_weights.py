@@ -102,7 +102,7 @@ def test_a_file_of_another_kind_raises_an_error_of_one_sentence(folder, file, tm
     save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="not a safetensors file of unfading"):
         unfading.load(tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"does not exist\. load takes a \.safetensors file"):
+    with pytest.raises(ValueError, match=r"does not exist\. load takes the folder of a run, a \.safetensors file"):
         unfading.load(tmp_path / "nowhere.safetensors")
     altered(file, version=99)
     with pytest.raises(ValueError, match="is of version 99; this unfading reads version 1"):

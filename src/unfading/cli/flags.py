@@ -18,6 +18,7 @@ from tyro.conf import arg
 from unfading.errors import unknown
 
 if TYPE_CHECKING:
+    from unfading.tasks.base import Task
     from unfading.training.run import Run
 
 # Budget if neither --steps nor --epochs is given: that of the papers' adding problem, and a first impression of a dataset.
@@ -52,15 +53,15 @@ TEXTS: dict[str, tuple[Any, Any, str]] = {
 class TrainingFlags:
     """How to train."""
 
-    def run(self, task: str, cell: str, *, rate: float, seed: int) -> "Run":
-        """The run that the flags describe."""
+    def run(self, task: "str | Task", cell: str, *, rate: float, seed: int) -> "Run":
+        """The run that the flags describe, on a task that they name or on a given one."""
         from unfading.training.names import parse, parse_options
         from unfading.training.run import Run
 
-        values = {**asdict(self), "task": task, "cell": cell}  # type: ignore[call-overload]
+        values: dict[str, Any] = {**asdict(self), "task": task, "cell": cell}  # type: ignore[call-overload]
         values["rates"] = _factors(values["rates"])
         values["compress"] = {} if values["compress"] is None else parse_options(values["compress"], "--compress rank=8,bits=8")
-        for name in ("task", "cell", "optimiser", "schedule"):
+        for name in ("task", "cell", "optimiser", "schedule") if isinstance(task, str) else ("cell", "optimiser", "schedule"):
             values[name], values[f"{name}_options"] = parse(values[name])
         length_given = values["steps"] is not None or values["epochs"] is not None
         if not length_given:

@@ -66,6 +66,7 @@ def commands() -> dict[str, Command | CommandGroup]:
     from unfading.cli.bench_command import bench
     from unfading.cli.diagnose_command import diagnose
     from unfading.cli.export_command import export
+    from unfading.cli.predict_command import predict
     from unfading.cli.report_command import report
     from unfading.cli.train_command import compare, train
 
@@ -88,6 +89,7 @@ def commands() -> dict[str, Command | CommandGroup]:
         "data": CommandGroup("Datasets: list them, fetch one, verify checksums.", data),
         "train": train,
         "compare": compare,
+        "predict": predict,
         "report": report,
         "diagnose": diagnose,
         "reproduce": CommandGroup("Tables and figures of the papers: list, run or draw them; write the page.", reproduce),

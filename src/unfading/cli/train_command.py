@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import arg
 
 from unfading.cli.flags import OutputFlags, TrainingFlags, check_alone, training_flags
+from unfading.cli.own_data_flags import OwnDataFlags
 from unfading.errors import check_count
 from unfading.training.stopping import Stopped, noted
 
@@ -27,6 +28,7 @@ def train(
     cell: Annotated[str, arg(help_behavior_hint="(required without --from)")] = "",
     rate: float = 1e-3,
     seed: int = 0,
+    own_data: OwnDataFlags = OwnDataFlags(),  # noqa: B008, frozen
     output: OutputFlags = OutputFlags(),  # noqa: B008, frozen
     final: bool = False,
     threads: int = 1,
@@ -35,7 +37,7 @@ def train(
     tensorboard: bool = False,
     watch: Literal["gradients"] | None = None,
 ) -> None:
-    """Train a cell on a task. Ctrl-C stops with a checkpoint, and --resume continues.
+    """Train a cell on a task, or on a file of your own (--data). Ctrl-C stops with a checkpoint, and --resume continues.
 
     The exit code is 0 for a run that has finished, 1 for one that has diverged, and 2 for an error.
 
@@ -66,8 +68,15 @@ def train(
     if record is not None:
         check_alone(record)
         run = read_run(record, allow_code=allow_code)
+    elif own_data.data is not None:
+        output = own_data.output(output)
+        with _interruptible():
+            run = own_data.run(training, task, cell, rate=rate, seed=seed)
     elif not task or not cell:
-        raise ValueError("--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --from a record.")
+        raise ValueError(
+            "--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --data FILE for your own data; or "
+            "--from a record."
+        )
     else:
         with _interruptible():
             run = training.run(task, cell, rate=rate, seed=seed)
@@ -91,6 +100,9 @@ def train(
         print(dumps(result))
     else:
         _print_record(result, folder)
+        if own_data.data is not None:
+            _write_report(folder)
+        print(f"load it: unfading.load({str(folder / result['key'])!r}); `unfading predict --help` applies it to a file")
     if result["status"] == "diverged":
         print(f"unfading: the run diverged: {result['reason']}. Its record is complete.", file=sys.stderr)
         sys.exit(1)
@@ -214,7 +226,8 @@ def _print_record(record: dict[str, Any], folder: Path) -> None:
     if "compressed" in record:
         size = record["compressed"]
         print(f"  {size['nonzeros']:,} of {size['entries']:,} entries of matrices are not zero; {size['bytes']:,} bytes in all")
-    print(f"  {record['seconds']:.1f} s of training, {record['milliseconds_per_sequence']:.3g} ms per test sequence")
+    pace = record["milliseconds_per_sequence"]
+    print(f"  {record['seconds']:.1f} s of training" + ("" if pace is None else f", {pace:.3g} ms per test sequence"))
     print(f"  {folder / record['key']}")
 
 

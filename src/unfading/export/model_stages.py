@@ -26,7 +26,7 @@ from unfading.fuse.trace.projection import output_program
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent
 from unfading.tasks.base import EveryStep, LastStep, MeanOverTime, OneHot
-from unfading.tasks.scaling import Scale
+from unfading.tasks.scaling import Scale, Standardise
 
 LOCAL = 1024  # steps of the sequence with which it is tested that a projection needs one step at a time
 STEPS = 16384  # in half of which what depends on the index of the step alone must have settled
@@ -72,6 +72,10 @@ def exported(model: Model | Recurrent, scale: Scale | None = None, *, stream: bo
         )
     if rnn.frame_axes:
         raise ValueError(f"{name} reads frames, and an export is written for vectors.")
+    if isinstance(twin, Model) and isinstance(twin.encoder, Standardise):
+        if scale is not None:
+            raise ValueError("the model standardises its samples itself; leave scale= out.")
+        scale = twin.encoder.scale
     with torch.no_grad():
         tokens = _token_vectors(twin.encoder) if isinstance(twin, Model) else None
         stages = [] if scale is None else [_normalisation(scale, rnn.input_size, tokens is not None)]
@@ -91,7 +95,7 @@ def exported(model: Model | Recurrent, scale: Scale | None = None, *, stream: bo
 
 def _token_vectors(encoder: nn.Module) -> Array | None:
     """The vector of each token; None for an encoder that passes samples on."""
-    if isinstance(encoder, nn.Identity):
+    if isinstance(encoder, nn.Identity | Standardise):
         return None
     if isinstance(encoder, OneHot):
         return _numbers(encoder.eye)

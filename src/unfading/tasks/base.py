@@ -81,6 +81,11 @@ class Task(ABC):
     def head(self, size: int) -> nn.Module:
         """The module that maps `size` recurrent features to the prediction."""
 
+    @property
+    def has_test(self) -> bool:
+        """Whether there are test rows. Without them a record has no test score."""
+        return True
+
     def encoder(self) -> nn.Module:
         """The module between x and the recurrent stack."""
         return nn.Identity()

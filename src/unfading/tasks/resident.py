@@ -74,7 +74,7 @@ class Resident(Task):
         batches = self.length(split, size)
         check_count("index", index, least=0)
         device = _exact(device)
-        rows = _rows(self, split, store.root(), device)
+        rows = self.split_rows(split, device)
         if split in ("train", "full"):
             epoch, place = divmod(index, batches)
             rows = rows[_order(len(rows), seed, split, epoch, device)[place * size : (place + 1) * size]]
@@ -82,23 +82,31 @@ class Resident(Task):
             rows = rows[index * size : (index + 1) * size]
         else:
             raise ValueError(f"{split} has {batches} batches of {size}; got index {index}. Last: {batches - 1}.")
-        held = _held(self, "test" if split == "test" else "train", store.root(), device)
+        held = self.part_on("test" if split == "test" else "train", device)
         return self.present(held.take(rows), lambda: stream(seed, split, index, device))
 
     def length(self, split: Split, size: int) -> int:
         check_split(split)
         check_count("size", size)
-        n = len(_rows(self, split, store.root(), CPU))
+        n = len(self.split_rows(split, CPU))
         return max(1, n // size) if split in ("train", "full") else -(-n // size)
 
     def rows(self, split: Split) -> Tensor:
         """Row indices of a split within the training or test files, ascending, int64."""
         check_split(split)
-        return _rows(self, split, store.root(), CPU)
+        return self.split_rows(split, CPU)
 
     def training(self) -> Examples:
         """The examples of the split "train", on the CPU. Normalisation statistics may use nothing else."""
-        return _held(self, "train", store.root(), CPU).take(self.rows("train"))
+        return self.part_on("train", CPU).take(self.rows("train"))
+
+    def part_on(self, part: Part, device: torch.device) -> Examples:
+        """The examples of a part on a device; those of the last few tasks stay in memory."""
+        return _held(self, part, store.root(), device)
+
+    def split_rows(self, split: Split, device: torch.device) -> Tensor:
+        """Row indices of a split on a device."""
+        return _rows(self, split, store.root(), device)
 
 
 class Labelled(Resident):
@@ -116,7 +124,7 @@ class Labelled(Resident):
     def guess(self) -> float:
         """Test accuracy of always predicting the most frequent training class."""
         common = torch.bincount(_counted(self.training())).argmax()
-        return (_counted(_held(self, "test", store.root(), CPU)) == common).double().mean().item()
+        return (_counted(self.part_on("test", CPU)) == common).double().mean().item()
 
     def loss(self, prediction: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(prediction, batch.target, batch.mask)
@@ -155,11 +163,16 @@ def _rows(task: Resident, split: Split, folder: Path, device: torch.device) -> T
     if device != CPU:
         return _rows(task, split, folder, CPU).to(device)
     n = len(_held(task, "test" if split == "test" else "train", folder, CPU).target)
+    return rows_of(split, n, task.held_out(n) if split in ("train", "valid") else torch.arange(0))
+
+
+def rows_of(split: Split, n: int, held_out: Tensor) -> Tensor:
+    """The rows of a split, of n rows in its part, some of which are held out for validation."""
     if split in ("full", "test"):
         return torch.arange(n)
-    held_out = torch.zeros(n, dtype=torch.bool)
-    held_out[task.held_out(n)] = True
-    return torch.nonzero(held_out if split == "valid" else ~held_out).squeeze(1)
+    chosen = torch.zeros(n, dtype=torch.bool)
+    chosen[held_out] = True
+    return torch.nonzero(chosen if split == "valid" else ~chosen).squeeze(1)
 
 
 @lru_cache(maxsize=16)

@@ -5,13 +5,13 @@
 Mean and spread come from the split "train" alone. Shorter rows contribute only their own steps, and stay zero past their end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from unfading.data import store
 from unfading.errors import unknown
@@ -28,6 +28,48 @@ class Scale(NamedTuple):
 
     mean: Tensor
     spread: Tensor
+
+
+class Standardise(nn.Module):
+    """(x - mean) / spread with fixed numbers, [I]: the encoder of a model that reads data in their own units; no parameters."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, mean: Sequence[float], spread: Sequence[float]):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+        self.register_buffer("spread", torch.tensor(spread), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.spread
+
+    @property
+    def scale(self) -> Scale:
+        """Mean and spread in the layout of a task's normalisation."""
+        return Scale(self.mean.reshape(1, 1, -1), self.spread.reshape(1, 1, -1))
+
+
+class Rescaled(nn.Module):
+    """head(output) * spread + mean with fixed numbers: a head that answers in the units of the targets.
+
+    Args:
+        head: a head whose answers have mean 0 and spread 1.
+        mean: of the targets, one number per answer.
+        spread: of the targets.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, head: nn.Module, mean: Sequence[float], spread: Sequence[float]):
+        super().__init__()
+        self.head = head
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+        self.register_buffer("spread", torch.tensor(spread), persistent=False)
+
+    def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.head(output, lengths) * self.spread + self.mean
 
 
 class Normalised(Labelled):

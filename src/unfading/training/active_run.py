@@ -42,7 +42,7 @@ class ActiveRun:
         self.lowest_loss: float | None = None  # lowest mean of an interval
         self.explosion = Explosion(self.total)
         self.best: dict[str, Any] | None = None  # step and scores of the best evaluation
-        self.reached = False  # whether a score has reached `stop_at`
+        self.reached = False  # whether a score has reached `stop_at`, or patience is over
         self.backends: list[dict[str, Any]] = []  # which backend ran each kind of cell, from which step
         self.done = False
 
@@ -64,7 +64,7 @@ class ActiveRun:
         return not self.done and self.run.split == "train" and (step % self.valid_every == 0 or step == self.total)
 
     def over(self, step: int) -> bool:
-        """Whether the run ends after `step` steps: all are taken, or a score has reached `stop_at`."""
+        """Whether the run ends after `step` steps: all are taken, a score has reached `stop_at`, or patience is over."""
         return self.reached or step >= self.total
 
     def log(self, row: dict[str, Any]) -> None:
@@ -95,6 +95,8 @@ class ActiveRun:
         self.reached = self.reached or (target is not None and (score == target or is_better(score, target, higher)))
         name, higher = (self.task.metric, higher) if self.run.select_by == "metric" else ("loss", False)
         if not is_better(scores[name], None if self.best is None else self.best["valid"][name], higher):
+            without = (step - (0 if self.best is None else self.best["step"])) / self.valid_every
+            self.reached = self.reached or (self.run.patience is not None and without >= self.run.patience)
             return False
         self.best = {"step": step, "valid": finite_or_none(scores)}
         return True

@@ -13,6 +13,7 @@ import torch
 
 from unfading import machine
 from unfading.backends.choose import observe_backends
+from unfading.layers.model import Model
 from unfading.torch_state import float32_products
 from unfading.training.active_run import ActiveRun
 from unfading.training.check_task import check_declared, examine
@@ -32,7 +33,7 @@ from unfading.training.training_state import TrainingState
 # Fields in which runs of one pass may differ.
 MAY_DIFFER = {
     *("seed", "rate", "rates", "schedule", "schedule_options"),
-    *("clip_norm", "clip_value", "steps", "epochs", "stop_at", "select_by", "retries"),
+    *("clip_norm", "clip_value", "steps", "epochs", "stop_at", "patience", "select_by", "retries"),
 }
 
 
@@ -131,7 +132,7 @@ class Training:
         for e in over:
             if state.active[e].best is not None:
                 state.fleet.w[e] = state.best_w[e]
-        tested = evaluate(state.fleet, state.active[over[0]].run, "test")
+        tested = evaluate(state.fleet, state.active[over[0]].run, "test") if state.task.has_test else None
         sizes = {e: self._compressed(e) for e in over}
         state.fleet.w.copy_(w)
         for e in over:
@@ -150,10 +151,21 @@ class Training:
             return {}
         return {"compressed": compressed_size(self.state.fleet.models[e], self.state.matrices, options.get("bits"))}
 
-    def _outcome(self, e: int, diverged_at: int, tested: Scores) -> dict[str, Any]:
+    def chosen_model(self, e: int) -> Model:
+        """The model of a run that has ended, on the CPU, with its best weights if validation chose some."""
+        state = self.state
+        if state.active[e].best is not None:
+            state.fleet.w[e] = state.best_w[e]
+        # A copy: the parameters of the fleet are views of one matrix, and carry its gradients.
+        model = state.active[e].run.make_model()
+        model.load_state_dict(state.fleet.models[e].state_dict())
+        return model.eval()
+
+    def _outcome(self, e: int, diverged_at: int, tested: Scores | None) -> dict[str, Any]:
         """The part of a record that is known after training."""
         state, each, models = self.state, self.state.active[e], len(self.state.active)
         diverged = diverged_at >= 0
+        test = None if tested is None or (diverged and each.best is None) else finite_or_none(tested.models[e])
         return {
             "status": "diverged" if diverged else "finished",
             "reason": (each.explosion.reason or f"loss or gradient not finite at step {diverged_at}") if diverged else None,
@@ -161,9 +173,9 @@ class Training:
             "returns": int(state.update.returns[e]),
             "together": models,
             "best": each.best,
-            "test": finite_or_none(tested.models[e]) if not diverged or each.best is not None else None,
+            "test": test,
             "seconds": round(state.seconds / models, 3),
-            "milliseconds_per_sequence": round(1e3 * tested.seconds / tested.sequences / models, 6),
+            "milliseconds_per_sequence": tested and round(1e3 * tested.seconds / tested.sequences / models, 6),
             "curve": each.curve(),
         }
 
@@ -176,8 +188,21 @@ def train_together(runs: Sequence[Run], options: TrainOptions | None = None, *, 
         options: see `TrainOptions`; None for the defaults, which write nothing.
         together: take each step in one pass over all models, or else model by model.
     """
-    options = TrainOptions() if options is None else options
+    return _train(runs, TrainOptions() if options is None else options, together)[0]
+
+
+def train_model(run: Run, options: TrainOptions) -> tuple[dict[str, Any], Model]:
+    """Train one run that writes nothing; its record, and its model with the weights that validation chose, or the last."""
+    assert options.folder is None
+    [record], training = _train([run], options, together=False)
+    assert training is not None
+    return record, training.chosen_model(0)
+
+
+def _train(runs: Sequence[Run], options: TrainOptions, together: bool) -> tuple[list[dict[str, Any]], Training | None]:
+    """The records of runs that are trained together, and their training unless all had finished before."""
     _check_shape(runs)
+    training = None
     task, folder = runs[0].make_task(), options.folder
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
         stack.enter_context(float32_products("tf32" if runs[0].dtype == "tf32" else "ieee"))
@@ -199,7 +224,7 @@ def train_together(runs: Sequence[Run], options: TrainOptions | None = None, *, 
             if signal is not None and folder is not None:  # during the last step: the caller must not start another run
                 raise Stopped(signal, training.state.step)
             trained = iter(training.records)
-        return [next(trained) if record is None else record for record in earlier]
+        return [next(trained) if record is None else record for record in earlier], training
 
 
 def train_pass(runs: Sequence[Run], options: TrainOptions) -> None:

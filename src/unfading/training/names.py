@@ -15,6 +15,7 @@ from unfading import catalogue
 from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.layers.factory import Layer, layer
+from unfading.own_data.array_task import OWN_TASKS
 from unfading.tasks.base import Task
 from unfading.training.check_task import blame
 from unfading.training.user_code import UserCode, read_code
@@ -63,6 +64,8 @@ def task_class(name: str, code: UserCode | None = None) -> type[Task]:
     known = catalogue.tasks()
     if place_of(name):
         return _user_class(name, code, Task, "task")  # type: ignore[type-abstract]
+    if name in OWN_TASKS:
+        return OWN_TASKS[name]
     if name not in known:
         raise ValueError(unknown("task", name, known))
     return known[name]

@@ -15,12 +15,13 @@ from unfading import catalogue
 from unfading.backends.choose import check_backend
 from unfading.errors import unknown
 from unfading.files.schema import VERSION
-from unfading.layers.factory import Layer
+from unfading.layers.factory import Layer, layer
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
 from unfading.training import check_task
 from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
 from unfading.training.names import build, check_options, layer_class, place_of, sizes, task_class
+from unfading.training.objects import Given, named_objects
 from unfading.training.optimise import OPTIMISERS, Optimiser
 from unfading.training.settings import ADDED, FIELDS, Settings, check
 from unfading.training.user_code import UserCode, read_code
@@ -35,8 +36,13 @@ class Run(Settings):
 
     # Source of a user's own task and cell, by file or module; what is left out is read now.
     code: Mapping[str, UserCode] = field(default_factory=dict, repr=False)
+    # A task or a cell class that was given as an object, which its name and source alone would not give back.
+    objects: Mapping[str, Given] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        given = named_objects(self.task, self.task_options, self.cell, self.code, self.objects)
+        for name, value in given._asdict().items():
+            object.__setattr__(self, name, value)
         settings = check({name: getattr(self, name) for name in FIELDS})
         for name in FIELDS:
             object.__setattr__(self, name, getattr(settings, name))
@@ -69,6 +75,9 @@ class Run(Settings):
 
     def make_task(self) -> Task:
         """Build the task."""
+        if "task" in self.objects:
+            task: Task = self.objects["task"].value
+            return task
         return build("task", self.task, task_class(self.task, self.code.get(place_of(self.task))), self.task_options)
 
     def make_optimiser(self) -> Optimiser:
@@ -115,6 +124,8 @@ class Run(Settings):
             )
 
     def _layer_class(self) -> type[Layer]:
+        if "cell" in self.objects:
+            return layer(self.objects["cell"].value)
         return layer_class(self.cell, self.code.get(place_of(self.cell)))
 
     def total(self) -> int:
@@ -129,7 +140,7 @@ class Run(Settings):
 
     def on_all_rows(self) -> "Run":
         """The run on training and validation rows together, after its settings have been chosen. It has no evaluations."""
-        return replace(self, split="full", valid_every=None, stop_at=None, select_by="metric")
+        return replace(self, split="full", valid_every=None, stop_at=None, patience=None, select_by="metric")
 
     def factors(self, names: list[str]) -> dict[str, float]:
         """The factor on the learning rate of each parameter. A pattern that matches no parameter raises a ValueError."""
@@ -147,17 +158,20 @@ class Run(Settings):
         return {name: deepcopy(getattr(self, name)) for name in FIELDS if name not in left_out}
 
     @classmethod
-    def from_json(cls, values: Any, code: Mapping[str, UserCode] | None = None) -> "Run":
+    def from_json(
+        cls, values: Any, code: Mapping[str, UserCode] | None = None, objects: Mapping[str, Given] | None = None
+    ) -> "Run":
         """The run with these settings, each of which is checked.
 
         Args:
             code: the source of a user's own task and cell, by file or module. What is left out is read now.
+            objects: the task ("task") and the class of the cell ("cell") that the names of the settings stand for.
         """
         if not isinstance(values, dict):
             raise ValueError(f"a run is a JSON object of its fields; got {values!r}.")
         try:
             check(values)  # finds unknown and missing fields too
-            return cls(**values, code=code or {})
+            return cls(**values, code=code or {}, objects=objects or {})
         except TypeError as error:
             raise ValueError(str(error)) from None
 

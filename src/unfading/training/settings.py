@@ -76,6 +76,8 @@ class Settings:
     """Number of batches in an evaluation and in the test; None for all, or 10 if the task has no epochs."""
     stop_at: float | None = None
     """Validation score, in the task's metric, at which training stops early."""
+    patience: int | None = None
+    """Number of evaluations without a better score after which training stops; None for no such limit."""
     select_by: Literal["metric", "loss"] = "metric"
     """Validation score that chooses the weights to test: the best of the task's metric, or the lowest loss."""
     compress: Options = field(default_factory=dict)
@@ -92,7 +94,8 @@ class Settings:
     """Seed of weights, data and noise."""
 
     @field_validator(
-        *("hidden", "layers", "batch", "steps", "epochs", "truncate", "valid_every", "valid_batches", "retries"), mode="before"
+        *("hidden", "layers", "batch", "steps", "epochs", "truncate", "valid_every", "valid_batches", "patience", "retries"),
+        mode="before",
     )
     @classmethod
     def _check_count(cls, value: Any, info: ValidationInfo) -> Any:
@@ -169,7 +172,7 @@ class Settings:
 
     @model_validator(mode="after")
     def _check_evaluations(self) -> Self:
-        for name in ("valid_every", "stop_at", "select_by"):
+        for name in ("valid_every", "stop_at", "patience", "select_by"):
             if self.split == "full" and getattr(self, name) != FIELDS[name].default:
                 raise ValueError(
                     'split="full" trains on the validation rows, so nothing is evaluated during training; got '
@@ -199,7 +202,7 @@ class Settings:
 FIELDS: dict[str, FieldInfo] = vars(Settings)["__pydantic_fields__"]
 # Settings that the first files of version 1 did not have. At its default such a setting is left out of JSON, so that runs keep
 # their keys.
-ADDED = ("select_by", "compress")
+ADDED = ("select_by", "compress", "patience")
 
 
 def check(values: Mapping[str, Any]) -> Settings:

@@ -34,6 +34,8 @@ from unfading.files import write_atomically
 # Modules that are never taken from the folder of a user's file: a second copy of them would not work with the first.
 NEVER_LOCAL = {*sys.stdlib_module_names, "unfading", "torch", "numpy"}
 INSTALLED = {"site-packages", "dist-packages"}
+# The module of a class that was defined in a notebook. Its source alone cannot be executed.
+NOTEBOOK = "__main__"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class UserCode:
         """The module of the class. Equal files in one folder are executed once in a process."""
         if self.installed:
             return importlib.import_module(self.place)
+        if self.place == NOTEBOOK:
+            raise ValueError("this class was defined in a notebook. Give the class itself, e.g. load(path, cell=MyCell).")
         importer = _Importer(self)
         if not any(isinstance(each, _Importer) and each.package == importer.package for each in sys.meta_path):
             sys.meta_path.insert(0, importer)
@@ -102,6 +106,8 @@ def read_code(name: str, stored: Path | None = None) -> UserCode:
         stored: a folder that `UserCode.write` has written, to read in place of the user's own files.
     """
     place = name.rpartition(":")[0]
+    if place == NOTEBOOK:
+        return _notebook_code(name, stored)
     if place.endswith(".py"):
         path = Path(place).resolve()
         source = (stored or path.parent) / path.name
@@ -109,6 +115,14 @@ def read_code(name: str, stored: Path | None = None) -> UserCode:
             raise ValueError(f"{name!r} names a file that does not exist: {source}. Paths are relative to the current folder.")
         return UserCode(place, str(path.parent), _collect(stored or path.parent, path.name))
     return _module_code(name, place, stored)
+
+
+def _notebook_code(name: str, stored: Path | None) -> UserCode:
+    """The stored source of a class of a notebook."""
+    file = f"{NOTEBOOK}.py"
+    if stored is None or not (stored / file).is_file():
+        raise ValueError(f"{name!r} is a class of a notebook. Give the class itself, e.g. load(path, cell=MyCell).")
+    return UserCode(NOTEBOOK, str(stored), {file: (stored / file).read_bytes()})
 
 
 def _module_code(name: str, place: str, stored: Path | None) -> UserCode:

@@ -6,7 +6,7 @@ The card describes how the model was trained and its scores. It holds the run, f
 
 which detects altered tensors; a checksum over the whole file, as in every checkpoint, detects an altered card too. The shapes
 that the card implies are compared with those of the file before a model is built. Nothing in a file is executed: there is no
-pickle, and a run that names a user's own cell or task, which would have to be imported, is refused.
+pickle, and a run that names a user's own cell or task is built with the class that the user gives.
 """
 
 import hashlib
@@ -18,14 +18,20 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from unfading.cells.base import Cell
 from unfading.data import store
 from unfading.files.checked_json import brief, sentence
 from unfading.files.schema import VERSION, Card, check, check_version
 from unfading.fuse.c import cache
 from unfading.layers.model import Model
+from unfading.tasks.base import Task
 from unfading.training import checkpoint
+from unfading.training.names import build, place_of
+from unfading.training.objects import Given
 from unfading.training.run import Run
-from unfading.training.run_dir import read_record
+from unfading.training.run_dir import read_record, read_run, stored_code
+from unfading.training.trained_model import TrainedModel
+from unfading.training.user_code import UserCode
 
 # Marks a file of weights; the library's other safetensors files have no kind.
 KIND = "weights"
@@ -44,31 +50,71 @@ def save(folder: Path | str, path: Path | str) -> Path:
     """
     folder, path = Path(folder), Path(path)
     record = read_record(folder / "record.json")
-    best = folder / "best.safetensors"
-    tensors, _ = checkpoint.load(best if best.exists() else folder / "last.safetensors")
-    weights = {name.removeprefix("model."): part for name, part in tensors.items() if name.startswith("model.")}
-    chosen = record["best"] if best.exists() else None
+    weights, source = _chosen_weights(folder)
+    chosen = record["best"] if source.stem == "best" else None
     card = {"version": VERSION, "kind": KIND, "run": record["run"], "chosen": chosen, "sha256": digest(weights)}
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.save(path, weights, {**card, **{name: record[name] for name in FROM_RECORD if name in record}})
     return path
 
 
-def load(path_or_url: Path | str, *, sha256: str | None = None) -> Model:
-    """Load a trained model from a file of weights, on the CPU and in evaluation mode.
+def load(
+    path_or_url: Path | str,
+    *,
+    sha256: str | None = None,
+    cell: type[Cell] | None = None,
+    task: type[Task] | Task | None = None,
+) -> TrainedModel:
+    """Load a trained model, on the CPU and in evaluation mode, from the folder of a run or from a file of weights.
+
+    A run of your own cell or task needs its class here; code that a file names is never executed.
 
     Args:
-        path_or_url: a file, or an https address; a downloaded file stays in the cache folder.
+        path_or_url: the folder of a run, runs/NAME/KEY, or a file of weights: a path, or an https address, which is downloaded
+            once into the cache folder.
         sha256: the SHA-256 of the whole file, compared before anything is read.
+        cell: the class of your own cell.
+        task: the class of your own task, or a task.
     """
+    if "://" not in str(path_or_url) and Path(path_or_url).is_dir():
+        if sha256 is not None:
+            raise ValueError("sha256= belongs to a file of weights, and this is the folder of a run. Leave it out.")
+        return _load_folder(Path(path_or_url), cell, task)
     path = _local(str(path_or_url), sha256)
     if sha256 is not None and store.sha256(path) != sha256:
         raise ValueError(f"{path} does not have the sha256 {sha256[:12]}...: it is altered or incomplete. Download it again.")
     tensors, content = _read(path)
-    run = _run(path, content)
+    run = _run(path, content, cell, task)
     if digest(tensors) != content.get("sha256"):
         raise ValueError(f"{path} is damaged: its tensors are not those that were saved. Download it again.")
-    return trained_model(run, tensors, path).eval()
+    return TrainedModel(trained_model(run, tensors, path), run)
+
+
+def load_with_code(folder: Path) -> TrainedModel:
+    """Load the model of a run, and execute the source of a user's own cell and task that its folder holds."""
+    run = read_run(folder / "run.json", allow_code=True)
+    tensors, path = _chosen_weights(folder)
+    return TrainedModel(trained_model(run, tensors, path), run, read_record(folder / "record.json"))
+
+
+def _load_folder(folder: Path, cell: type[Cell] | None, task: type[Task] | Task | None) -> TrainedModel:
+    """The model of a run with the weights that validation chose, or the last ones."""
+    if not (folder / "record.json").exists():
+        if (folder / "last.safetensors").exists():
+            raise ValueError(f"{folder} holds a run that has not finished. Continue it with --resume.")
+        raise ValueError(f"{folder} is not the folder of a run, runs/NAME/KEY: it has no record.json.")
+    record = read_record(folder / "record.json")
+    tensors, path = _chosen_weights(folder)
+    run = _described_run(folder / "record.json", record["run"], cell, task, stored_code(folder, record["run"]))
+    return TrainedModel(trained_model(run, tensors, path), run, record)
+
+
+def _chosen_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """The weights that validation chose, or the last ones, of a finished run, and their file."""
+    best = folder / "best.safetensors"
+    path = best if best.exists() else folder / "last.safetensors"
+    tensors, _ = checkpoint.load(path)
+    return {name.removeprefix("model."): part for name, part in tensors.items() if name.startswith("model.")}, path
 
 
 def trained_model(run: Run, tensors: Mapping[str, Tensor], path: Path) -> Model:
@@ -122,7 +168,7 @@ def card(path_or_url: Path | str) -> dict[str, Any]:
     """Read the card of a file of weights: the run, its scores, its sizes and the machine."""
     path = _local(str(path_or_url), None)
     content = _read(path)[1]
-    _run(path, content)
+    _check_card(path, content)
     return content
 
 
@@ -140,7 +186,9 @@ def _local(path_or_url: str, sha256: str | None) -> Path:
     if "://" not in path_or_url:
         path = Path(path_or_url)
         if not path.is_file():
-            raise ValueError(f"{path} does not exist. load takes a .safetensors file of unfading, or an https address of one.")
+            raise ValueError(
+                f"{path} does not exist. load takes the folder of a run, a .safetensors file of unfading, or an https address."
+            )
         store.refuse_pickle(path, "Weights of unfading are .safetensors files.")
         return path
     if not path_or_url.startswith("https://"):
@@ -157,18 +205,48 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"{path} is damaged, or not a safetensors file of unfading. Download it again.") from None
 
 
-def _run(path: Path, content: dict[str, Any]) -> Run:
+def _check_card(path: Path, content: dict[str, Any]) -> None:
     if content.get("kind") != KIND:
-        raise ValueError(f"{path} is a checkpoint of a run, not a file of weights. Resume the run, or save its weights first.")
+        raise ValueError(f"{path} is a checkpoint of a run, not a file of weights. Load the folder of the run.")
     check_version(content, str(path), "Get a file of this version.")
     check(Card, content, str(path), "Download it again.")
-    fields = content["run"]
-    named = [fields[name] for name in ("task", "cell")]
-    if any(":" in name for name in named):
-        raise ValueError(
-            f"{path} names a user's own code ({', '.join(named)}), which load does not run. Build the model yourself."
-        )
+
+
+def _run(path: Path, content: dict[str, Any], cell: type[Cell] | None, task: type[Task] | Task | None) -> Run:
+    _check_card(path, content)
+    return _described_run(path, content["run"], cell, task, {})
+
+
+def _described_run(
+    path: Path,
+    fields: dict[str, Any],
+    cell: type[Cell] | None,
+    task: type[Task] | Task | None,
+    code: Mapping[str, UserCode],
+) -> Run:
+    """The run that a file describes, with the classes of a user that are given. Nothing that the file names is executed."""
+    given: dict[str, Any] = {"task": task, "cell": cell}
+    objects, sources = {}, dict(code)
+    for role, value in given.items():
+        name = fields[role]
+        own = name.rpartition(":")[2] if ":" in name else None
+        if own is None and value is not None:
+            raise ValueError(f"{path} names the {role} {name} of the library; leave {role}= out.")
+        if own is None:
+            continue
+        if value is None:
+            raise ValueError(
+                f"{path} names a user's own code ({name}), which load does not execute. Give the class: "
+                f"load(..., {role}={own}), or allow the stored source with `unfading predict --allow-code`."
+            )
+        objects[role] = Given(_built(value, fields["task_options"]) if role == "task" else value)
+        # The source stands for the class in the key of a run, and is not executed.
+        sources.setdefault(place_of(name), UserCode(place_of(name), "", {}))
     try:
-        return Run.from_json(fields)
+        return Run.from_json(fields, sources, objects)
     except ValueError as error:
         raise ValueError(f"{path}: its card does not describe a run of this unfading: {sentence(error)}") from None
+
+
+def _built(task: type[Task] | Task, options: Mapping[str, Any]) -> Task:
+    return build("task", task.__name__, task, options) if isinstance(task, type) else task

@@ -1,0 +1,10 @@
+"""Estimators for scikit-learn: `RecurrentClassifier` and `RecurrentRegressor`. They need the extra `sklearn`."""
+
+try:
+    import sklearn  # noqa: F401
+except ImportError:
+    raise ImportError("unfading.estimators needs scikit-learn: pip install 'unfading[sklearn]'.") from None
+
+from unfading.estimators.recurrent_estimators import RecurrentClassifier, RecurrentRegressor
+
+__all__ = ["RecurrentClassifier", "RecurrentRegressor"]

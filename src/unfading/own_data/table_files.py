@@ -1,0 +1,271 @@
+"""Sequences and targets from a file: CSV, Parquet, .npy, .npz, and the .ts, .tsv and .arff of the UCR and UEA archives.
+
+A CSV or Parquet table has one of two layouts:
+
+    wide    one row per sequence: a column per step, and the target
+    long    one row per step: a column that names the series, a column per channel, and the target, constant in each series
+"""
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unfading.data.arrays import read_npy, read_npz
+from unfading.errors import unknown
+from unfading.own_data.sequences import Array, check_finite
+from unfading.tasks.series import read_series
+
+# Names of a column that says to which series a row belongs, in files of the long layout.
+SERIES_NAMES = ("series", "series_id", "sequence", "sequence_id", "id", "unique_id")
+# Names of a column of targets, where none is given.
+TARGET_NAMES = ("label", "target", "class", "y")
+# Text that stands for a missing value.
+MISSING = {"", "?", "na", "nan", "null", "none"}
+
+
+class TableData(NamedTuple):
+    """The content of a file."""
+
+    X: Any  # as `read_sequences` takes it
+    y: Array | None  # None if the file has no targets
+    layout: str  # what was found, for the user
+
+
+class Columns(NamedTuple):
+    """Which columns of a file hold what; None leaves it to the names in the file.
+
+    Args:
+        target: column of the target; for .npy the file of the targets, for .npz the name of the array.
+        series: column that says to which series a row belongs.
+        drop: columns that are not read.
+    """
+
+    target: str | None = None
+    series: str | None = None
+    drop: tuple[str, ...] = ()
+
+
+def read_file(path: Path, columns: Columns, *, targets: bool = True) -> TableData:
+    """Read a file of sequences.
+
+    Args:
+        path: the file.
+        columns: which columns hold what.
+        targets: the file must have targets.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist. Give a file of sequences: {', '.join(READERS)}.")
+    if path.suffix.lower() not in READERS:
+        raise ValueError(f"{path} has the unknown ending {path.suffix!r}. Known: {', '.join(READERS)}.")
+    if not targets and columns.target is not None and not _has_target(path, columns.target):
+        columns = columns._replace(target=None)
+    data = READERS[path.suffix.lower()](path, columns)
+    if targets and data.y is None:
+        raise ValueError(f"{path} has no target. Name it with --target, a column or, for .npy, a file.")
+    return data
+
+
+def _has_target(path: Path, target: str) -> bool:
+    """Whether a file for predictions has the column of targets, which it need not have."""
+    if path.suffix.lower() != ".csv":
+        return path.suffix.lower() in (".parquet", ".arff")
+    with path.open(encoding="utf-8-sig", errors="replace") as stream:
+        first = stream.readline()
+    return target in [name.strip().strip('"') for name in first.split(_delimiter(first))]
+
+
+# -- tables --------------------------------------------------------------------------------------------------------------------
+
+
+def _csv(path: Path, columns: Columns) -> TableData:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            sample = stream.read(4096)
+            stream.seek(0)
+            lines = list(csv.reader(stream, delimiter=_delimiter(sample)))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}.") from None
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}.") from None
+    lines = [line for line in lines if line]
+    if len(lines) < 2:
+        raise ValueError(f"{path} has {len(lines)} lines; wanted a header with the names of columns, and rows.")
+    names, rows = [name.strip() for name in lines[0]], lines[1:]
+    uneven = next((i for i, row in enumerate(rows) if len(row) != len(names)), None)
+    if uneven is not None:
+        raise ValueError(f"{path}, row {uneven}: {len(rows[uneven])} values, and the header names {len(names)} columns.")
+    if all(_is_number(name) for name in names):
+        raise ValueError(f"{path} begins with numbers. Its first line must name the columns.")
+    return _table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), columns)
+
+
+def _delimiter(sample: str) -> str:
+    first = sample.partition("\n")[0]
+    return max(",;\t", key=first.count)
+
+
+def _parquet(path: Path, columns: Columns) -> TableData:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ValueError(f"{path}: reading Parquet needs pyarrow, which is not installed: pip install pyarrow.") from None
+    table = parquet.read_table(path)
+    return _table(path, {name: table.column(name).to_pylist() for name in table.column_names}, columns)
+
+
+def _table(path: Path, table: dict[str, list[Any]], columns: Columns) -> TableData:
+    """The sequences of a table, by the names of its columns."""
+    for name in columns.drop:
+        _check_column(path, name, table)
+    table = {name: values for name, values in table.items() if name not in columns.drop}
+    target = _named(path, columns.target, table, TARGET_NAMES)
+    # A column of the long layout is used without being named only if its values repeat.
+    series = _named(path, columns.series, table, SERIES_NAMES)
+    if columns.series is None and series is not None and len(set(table[series])) == len(table[series]):
+        series = None
+    inputs = [name for name in table if name not in (target, series)]
+    if not inputs:
+        raise ValueError(f"{path} has no column of values beside {target!r}.")
+    values = np.stack([_numbers(path, name, table[name]) for name in inputs], axis=1)
+    check_finite(values, str(path), ("row", "column"), inputs)
+    labels = None if target is None else _targets(path, target, table[target])
+    told = "no target" if target is None else f"target {target!r}"
+    if series is None:
+        return TableData(values, labels, f"{len(values):,} rows of {len(inputs)} steps, one sequence per row; {told}")
+    return _long(path, values, labels, table[series], f"series by {series!r}, {len(inputs)} channels; {told}")
+
+
+def _long(path: Path, values: Array, labels: Array | None, series: list[Any], told: str) -> TableData:
+    """Rows of one series may be anywhere in the file; their order is that of its steps."""
+    names, first, index = np.unique(np.asarray(series, dtype=str), return_index=True, return_inverse=True)
+    order = np.argsort(first)  # series in the order of the file
+    members = [np.flatnonzero(index == i) for i in order]
+    X = [values[rows] for rows in members]
+    if labels is None:
+        return TableData(X, None, f"{len(X):,} {told}")
+    for i, rows in zip(order, members, strict=True):
+        if (labels[rows] != labels[rows[0]]).any():
+            raise ValueError(f"{path}: the target changes inside the series {names[i]}. Give one target per series.")
+    return TableData(X, labels[[rows[0] for rows in members]], f"{len(X):,} {told}")
+
+
+def _named(path: Path, name: str | None, table: dict[str, list[Any]], usual: Sequence[str]) -> str | None:
+    """The column of that name, or else the first with a usual name."""
+    if name is not None:
+        _check_column(path, name, table)
+        return name
+    return next((each for each in table if each.lower() in usual), None)
+
+
+def _check_column(path: Path, name: str, table: dict[str, list[Any]]) -> None:
+    if name not in table:
+        raise ValueError(f"{path}: {unknown('column', name, table)}")
+
+
+def _numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        pass
+    numbers = np.full(len(values), np.nan)
+    for i, value in enumerate(values):
+        if value is None or str(value).strip().lower() in MISSING:
+            continue
+        if not _is_number(value):
+            raise ValueError(
+                f"{path} has {str(value)[:30]!r} in column {name!r}, row {i}, which is not a number. Leave the column out with "
+                f"--drop {name}."
+            )
+        numbers[i] = float(value)
+    return numbers
+
+
+def _targets(path: Path, name: str, values: list[Any]) -> Array:
+    empty = next((i for i, each in enumerate(values) if each is None or str(each).strip().lower() in MISSING), None)
+    if empty is not None:
+        raise ValueError(f"{path} has no target in column {name!r}, row {empty}. Remove such rows.")
+    if all(_is_number(each) for each in values):
+        numbers = np.asarray(values, dtype=np.float64)
+        return numbers.astype(np.int64) if (numbers == np.round(numbers)).all() and np.abs(numbers).max() < 2**53 else numbers
+    return np.array([str(each).strip() for each in values])
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# -- arrays and archives -------------------------------------------------------------------------------------------------------
+
+
+def _npy(path: Path, columns: Columns) -> TableData:
+    y = None if columns.target is None else _array(Path(columns.target))
+    x = _array(path)
+    return TableData(x, y, f"an array {list(x.shape)}" + ("" if y is None else f"; targets in {columns.target}"))
+
+
+def _array(path: Path) -> Array:
+    try:
+        return read_npy(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+
+
+def _npz(path: Path, columns: Columns) -> TableData:
+    target = columns.target or "y"
+    try:
+        arrays = read_npz(path, ("x", "X", target))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    x = arrays.get("x", arrays.get("X"))
+    if x is None:
+        raise ValueError(f"{path} has no array named x (or X), which holds the sequences.")
+    if columns.target is not None and target not in arrays:
+        raise ValueError(f"{path} has no array named {target!r}.")
+    return TableData(x, arrays.get(target), f"an array {list(x.shape)}; targets in {target!r}")
+
+
+def _archive(path: Path, columns: Columns) -> TableData:
+    series = read_series(path)
+    layout = f"{len(series.values):,} series of the archives; labels in the file"
+    return TableData(list(series.values), np.array(series.labels), layout)
+
+
+def _arff(path: Path, columns: Columns) -> TableData:
+    names: list[str] = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    start = next((i for i, line in enumerate(lines) if line.strip().lower() == "@data"), None)
+    if start is None:
+        raise ValueError(f"{path} has no @data line.")
+    for line in lines[:start]:
+        words = line.split(None, 2)
+        if words and words[0].lower() == "@attribute":
+            if len(words) == 3 and words[2].strip().lower().startswith("relational"):
+                raise ValueError(f"{path} nests its channels (relational). Take the set as .ts, which is read.")
+            names.append(words[1].strip("'\""))
+    rows = [[cell.strip().strip("'\"") for cell in line.split(",")] for line in lines[start + 1 :] if line.strip()]
+    uneven = next((i for i, row in enumerate(rows) if len(row) != len(names)), None)
+    if uneven is not None or not rows:
+        raise ValueError(f"{path}, row {uneven or 0}: wanted {len(names)} values, as many as attributes.")
+    table: dict[str, list[Any]] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    return _table(path, table, columns if columns.target is not None else columns._replace(target=names[-1]))
+
+
+READERS: dict[str, Callable[[Path, Columns], TableData]] = {
+    ".csv": _csv,
+    ".tsv": _archive,
+    ".parquet": _parquet,
+    ".npy": _npy,
+    ".npz": _npz,
+    ".ts": _archive,
+    ".arff": _arff,
+}
