@@ -1,7 +1,6 @@
 """Flags that `train` and `compare` share: how to train, and where to write.
 
-The flags of training are fields of `training/settings.py`, which gives type, default and help. That module is imported only
-when the flags are needed, since pydantic would take a third of the time of `unfading --help`.
+The flags of training are fields of `training/settings.py`, which gives type, default and help.
 """
 
 import shlex

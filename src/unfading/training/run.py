@@ -18,10 +18,11 @@ from unfading.layers.factory import Layer
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
 from unfading.training import check_task
+from unfading.training.check_settings import check
 from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
 from unfading.training.names import build, check_options, layer_class, place_of, sizes, task_class
 from unfading.training.optimise import OPTIMISERS, Optimiser
-from unfading.training.settings import ADDED, FIELDS, Settings, check
+from unfading.training.settings import ADDED, FIELDS, Settings
 from unfading.training.user_code import UserCode, read_code
 
 
