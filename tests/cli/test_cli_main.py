@@ -3,11 +3,15 @@
 import inspect
 import json
 import re
+import resource
 import subprocess
 import sys
+from platform import python_version
 
 import pytest
+import torch
 
+import unfading
 from tests.helpers.command import run
 from unfading import catalogue
 from unfading.cli.main import CommandGroup, commands
@@ -50,11 +54,27 @@ def test_help_imports_neither_torch_nor_what_draws():
             main()
         except SystemExit as ended:
             assert ended.code == 0
-        print([m for m in ("torch", "numpy", "rich", "pooch", "sklearn", "altair", "vl_convert") if m in sys.modules])"""
-    for words in (["--help"], ["train", "--help"], ["reproduce", "run", "--help"], ["bench", "--help"]):
+        heavy = ("torch", "numpy", "pydantic", "rich", "pooch", "sklearn", "altair", "vl_convert")
+        print([m for m in heavy if m in sys.modules])"""
+    for words in (["--help"], ["--version"], ["cells", "--help"], *([*name.split(), "--help"] for name, _ in all_commands())):
         command = [sys.executable, "-c", code.format(words=words)]
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
         assert answer.stdout.splitlines()[-1] == "[]", words
+
+
+def test_help_takes_less_than_half_a_second_of_cpu_time():
+    def seconds():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "unfading", "--help"], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.5  # a busy machine takes longer now and then
+
+
+def test_help_fits_80_columns():
+    for words in ("", "cells", "data", "reproduce"):
+        assert max(map(len, run(*words.split(), "--help").stdout.splitlines())) <= 80
 
 
 def test_the_command_line_imports_nothing_heavy_before_it_runs():
@@ -153,4 +173,20 @@ def test_every_cell_can_be_shown_and_its_options_are_described(cell, capsys):
 def test_a_group_without_a_verb_names_its_verbs():
     answer = run("reproduce")
     assert answer.returncode == 2
-    assert "Expected one of {list, run, draw, page}." in answer.stderr
+    assert "unfading reproduce needs a command: list, run, draw, page." in answer.stderr
+    assert run("reproduce", "lst").stderr.startswith(
+        "unfading: unknown command of unfading reproduce 'lst'. Did you mean 'list'?"
+    )
+    assert run().returncode == 2
+
+
+def test_a_name_after_cells_shows_that_cell():
+    shown = run("cells", "STAR", "--hidden-size", "8")
+    assert shown.returncode == 0
+    assert shown.stdout == run("cells", "show", "STAR", "--hidden-size", "8").stdout != ""
+    assert shown.stderr == ""
+    assert "unknown cell 'lstm'. Did you mean 'LSTM'?" in run("cells", "lstm").stderr
+
+
+def test_the_version_names_the_packages_that_matter():
+    assert run("--version").stdout == f"unfading {unfading.__version__}, torch {torch.__version__}, Python {python_version()}\n"

@@ -104,8 +104,8 @@ def test_train_compresses_a_model_and_tells_its_size(unfading, tmp_path):
 def test_a_budget_that_is_not_said_fits_the_task(unfading, tmp_path):
     from unfading.cli.flags import training_flags
 
-    assert training_flags()().run("adding", "STAR", rate=0.1, seed=0).steps == 2000
-    digits = training_flags()().run("digits", "STAR", rate=0.1, seed=0)
+    assert training_flags()().run("adding", "STAR", rate=0.1, seed=0, say=print).steps == 2000
+    digits = training_flags()().run("digits", "STAR", rate=0.1, seed=0, say=print)
     assert (digits.steps, digits.epochs) == (None, 10)
 
 
@@ -235,7 +235,7 @@ def test_factors_are_given_to_the_cells_that_they_fit_and_must_fit_one(unfading,
         (["--task", "adding", "--cell", "STAR", "--compress", "sparsity=0"], "compress: sparsity is the share of zeros"),
         (["--task", "adding", "--cell", "STAR", "--epochs", "2"], "task adding generates its data and has no epochs"),
         (["--task", "adding", "--cell", "STAR", "--steps", "2", "--epochs", "2"], "steps or epochs, one of the two"),
-        (["--task", "adding", "--cell", "STAR", "--clip-value", "2"], "clips by norm or by value"),
+        (["--task", "adding", "--cell", "STAR", "--clip-norm", "1", "--clip-value", "2"], "clips by norm or by value"),
         (["--task", "adding", "--cell", "STAR", "--resume", "--again"], "--resume continues and --again starts anew"),
         (["--task", "adding", "--cell", "STAR", "--device", "cuda"], "torch finds no GPU here"),
         (["--task", "adding", "--cell", "STAR", "--rate", "-1"], "rate must be above 0; got -1"),

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from unfading.allocation import refuse_large
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_count, check_flag, unknown
 
 Activation = Literal["relu", "tanh", "sigmoid"]
@@ -105,6 +106,9 @@ class Cell(nn.Module, Generic[Inputs, State, Weights], metaclass=CellClass):
 
     paper: ClassVar[str] = ""
     """Where the equation comes from: first author, year."""
+
+    recipe: ClassVar[Recipe] = Recipe()
+    """The settings with which the command line trains the cell where the user gives none."""
 
     released: ClassVar[Mapping[str, Any] | None] = None
     """The options that give the equation of the authors' released code, where it differs from the paper's."""

@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from unfading.cells.convolution import Convolution, ConvolutionalCell, Pair, convolve
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_max_lag
 from unfading.initialise import chrono_
 
@@ -54,6 +55,7 @@ class ConvLSTMCell(ConvolutionalCell[Inputs, State, Weights]):
 
     paper = "Shi 2015"
     bounded_state = 1.0
+    recipe = Recipe(length_options=("max_lag",))
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class ConvForgetLSTMCell(ConvolutionalCell[Inputs, ForgetState, Weights]):
 
     paper = "Turkoglu 2019"
     bounded_state = 1.0
+    recipe = Recipe(length_options=("max_lag",))
 
     def __init__(
         self,

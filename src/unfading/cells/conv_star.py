@@ -17,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from unfading.cells.convolution import Convolution, ConvolutionalCell, Pair, convolve
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_max_lag
 from unfading.initialise import chrono_
 
@@ -49,6 +50,7 @@ class ConvSTARCell(ConvolutionalCell[Inputs, State, Weights]):
 
     paper = "Turkoglu 2019"
     bounded_state = 1.0
+    recipe = Recipe(length_options=("max_lag",))
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from torch import Generator, Tensor, nn
 from unfading.cells.base import Cell, Gains
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
 from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
+from unfading.cells.recipe import Recipe
 from unfading.initialise import orthogonal_, orthogonal_linear_, square_blocks
 
 
@@ -60,6 +61,7 @@ class GRUCell(Cell[Inputs, State, Weights | WeightsAfter]):
     paper = "Cho 2014"
     singular_values_at_zero: Gains | None = Gains(input=(0.5, 0.5), state=(0.25, 0.75))
     bounded_state = 1.0
+    recipe = Recipe(rate=5e-3)
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell
 from unfading.cells.matrix import linear
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_count, check_max_lag
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_
 
@@ -49,6 +50,7 @@ class RecurrentHighwayCell(Cell[Inputs, State, Weights]):
     """
 
     paper = "Zilly 2017"
+    recipe = Recipe(length_options=("max_lag",))
 
     def __init__(
         self,

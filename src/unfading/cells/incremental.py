@@ -41,6 +41,7 @@ from typing_extensions import TypeVar
 
 from unfading.cells.base import Activation, Cell, activation, known_activation
 from unfading.cells.matrix import LowRank, Matrix, linear
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_count, check_number, check_positive, check_rank
 from unfading.initialise import gaussian_
 
@@ -58,6 +59,9 @@ class State(NamedTuple):
     h: Tensor  # [B, D]
 
 
+# What to try where the published form diverges.
+STABLE_FORM = "StableIncrementalRNN, which diverges far less often, a smaller learning rate, or --retries 3"
+
 AnyWeights = TypeVar("AnyWeights", bound=tuple[Any, ...], default=Any)
 
 
@@ -65,6 +69,8 @@ class InnerStepsCell(Cell[Inputs, State, AnyWeights]):
     """The common part of incremental networks: the input matrix, the table of step sizes, and the K inner steps."""
 
     shared = ("eta",)
+    # At the full rate the step sizes grow until training fails (docs/papers/findings.md).
+    recipe = Recipe(rate=6e-3, rates={"eta": 0.1}, length_options=("steps",))
 
     def __init__(
         self,
@@ -157,6 +163,7 @@ class IncrementalRNNCell(InnerStepsCell[Weights]):
     """
 
     paper = "Kag 2020"
+    recipe = InnerStepsCell.recipe._replace(options={"inner_steps": 1}, if_diverged=STABLE_FORM)
 
     def __init__(
         self,
@@ -241,6 +248,8 @@ class SiRNNCell(IncrementalRNNCell):
         from_zero: start at g_0 = 0 instead of g_0 = h.
         minus: use -h_{m-1} in place of h_{m-1}.
     """
+
+    recipe = InnerStepsCell.recipe._replace(if_diverged=STABLE_FORM)
 
     def __init__(
         self,

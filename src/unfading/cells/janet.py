@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains
 from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_max_lag, check_number
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, square_blocks
 
@@ -36,6 +37,8 @@ class State(NamedTuple):
 
 class ForgetGateCell(Cell[Inputs, State, Weights]):
     """The common part of cells with a forget gate and a candidate: everything except the last line of the equation."""
+
+    recipe = Recipe(rate=5e-3, length_options=("max_lag",))
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None, heads: int):
         super().__init__(input_size, hidden_size)

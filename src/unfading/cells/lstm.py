@@ -25,6 +25,7 @@ from torch import Generator, Tensor, nn
 from unfading.cells.base import Cell, Gains
 from unfading.cells.layer_norm import LayerNorm, Normalise, Plain
 from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_max_lag
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, square_blocks, uniform_
 
@@ -58,6 +59,7 @@ class _Gates(Cell[Inputs, State, AnyWeights]):
 
     singular_values_at_zero: Gains | None = Gains(input=(0.25, 0.25), state=(0.25, 0.25))
     bounded_state = 1.0
+    recipe = Recipe(rate=5e-3, length_options=("max_lag",))
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool, max_lag: int | None, heads: int):
         super().__init__(input_size, hidden_size)

@@ -24,6 +24,7 @@ from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell, Gains
 from unfading.cells.matrix import BlockDiagonal, block_diagonal, linear, recurrent_parameter
+from unfading.cells.recipe import Recipe
 from unfading.errors import check_max_lag, check_number
 from unfading.initialise import chrono_, orthogonal_, orthogonal_linear_, square_blocks
 
@@ -55,6 +56,7 @@ class STARCell(Cell[Inputs, State, Weights]):
     paper = "Turkoglu 2019"
     released = {"shift": 1.0}
     bounded_state = 1.0
+    recipe = Recipe(rate=5e-3, length_options=("max_lag",))
 
     def __init__(
         self,

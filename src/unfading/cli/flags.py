@@ -1,17 +1,16 @@
 """Flags that `train` and `compare` share: how to train, and where to write.
 
-The flags of training are fields of `training/settings.py`, which gives type, default and help. That module is imported only
-when the flags are needed, since pydantic would take a third of the time of `unfading --help`.
+The flags of training are fields of `training/settings.py`, which gives type, default and help.
 """
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
@@ -20,6 +19,7 @@ from unfading.errors import unknown
 if TYPE_CHECKING:
     from unfading.tasks.base import Task
     from unfading.training.run import Run
+    from unfading.training.settings import Setting
 
 # Budget if neither --steps nor --epochs is given: that of the papers' adding problem, and a first impression of a dataset.
 STEPS, EPOCHS = 2000, 10
@@ -36,9 +36,13 @@ MORE = {
     "rates": "Written NAME=FACTOR: eta=0.1.",
     "compress": "Written rank=8,sparsity=0.7,bits=8; each may be left out.",
 }
+# Stands for the setting of the cell's recipe.
+RECIPE: Literal["recipe"] = "recipe"
+FROM_RECIPE = "(default: recipe of the cell)"
 # What the help of a flag says of its default, if that is not the value itself.
 DEFAULTS = {
-    "rates": "(default: none)",
+    "rates": FROM_RECIPE,
+    "clip_norm": FROM_RECIPE,
     "compress": "(default: none)",
     "steps": f"(default: {STEPS} if the task has no epochs)",
     "epochs": f"(default: {EPOCHS} if the task has epochs)",
@@ -53,33 +57,62 @@ TEXTS: dict[str, tuple[Any, Any, str]] = {
 class TrainingFlags:
     """How to train."""
 
-    def run(self, task: "str | Task", cell: str, *, rate: float, seed: int) -> "Run":
-        """The run that the flags describe, on a task that they name or on a given one."""
+    def run(self, task: "str | Task", cell: str, *, rate: float | None, seed: int, say: Callable[[str], None]) -> "Run":
+        """The run that the flags describe. What the recipe of the cell decides is passed to `say`.
+
+        Args:
+            task: the name of a task, or a task.
+            rate: the learning rate; None for that of the recipe.
+        """
         from unfading.training.names import parse, parse_options
+        from unfading.training.recipes import in_words, recommended
         from unfading.training.run import Run
 
-        values: dict[str, Any] = {**asdict(self), "task": task, "cell": cell}  # type: ignore[call-overload]
-        values["rates"] = _factors(values["rates"])
+        values: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        values |= {"task": task, "cell": cell, "rate": rate, "seed": seed, "rates": _factors(values["rates"])}
         values["compress"] = {} if values["compress"] is None else parse_options(values["compress"], "--compress rank=8,bits=8")
+        not_given: dict[str, Any] = {"rate": None, "rates": {}, "clip_norm": RECIPE}
+        for name, unset in not_given.items():
+            if values[name] == unset:
+                del values[name]
+        if values["clip_value"] is not None:
+            values.setdefault("clip_norm", None)  # a run clips by norm or by value
         for name in ("task", "cell", "optimiser", "schedule") if isinstance(task, str) else ("cell", "optimiser", "schedule"):
             values[name], values[f"{name}_options"] = parse(values[name])
         length_given = values["steps"] is not None or values["epochs"] is not None
         if not length_given:
             values["steps"] = STEPS
-        run = Run(**values, rate=rate, seed=seed)
+        if values.pop("no_recipe"):
+            run = Run(**values)
+        else:
+            run, decided = recommended(**values)
+            if decided:
+                say(f"recipe of {run.cell}: {in_words(decided)} (flags and options override it, --no-recipe omits it)")
         if not length_given and run.make_task().length("train", run.batch) is not None:
             return replace(run, steps=None, epochs=EPOCHS)
         return run
 
-    def runs(self, task: str, cells: Sequence[str], *, rates: Sequence[float], seeds: int) -> "list[Run]":
-        """The runs that the flags describe: every cell with every rate and seed, and the factors of --rates that fit it."""
-        count = len(set(cells)) * len(set(rates)) * seeds
+    def runs(
+        self, task: str, cells: Sequence[str], *, rates: Sequence[float], seeds: int, say: Callable[[str], None]
+    ) -> "list[Run]":
+        """The runs that the flags describe: every cell with every rate and seed, and the factors of --rates that fit it.
+
+        Args:
+            rates: learning rates; none for that of each cell's recipe.
+        """
+        count = len(set(cells)) * max(1, len(set(rates))) * seeds
         if count > MOST_RUNS:
             raise ValueError(f"a comparison has at most {MOST_RUNS:,} runs; got {count:,}. Use fewer seeds, rates or cells.")
-        first = {cell: self.run(task, cell, rate=rates[0], seed=0) for cell in dict.fromkeys(cells)}
-        if any(run.rates for run in first.values()):
+        one = rates[0] if rates else None
+        first = {cell: self.run(task, cell, rate=one, seed=0, say=say) for cell in dict.fromkeys(cells)}
+        if self.rates:  # type: ignore[attr-defined]
             first = dict(zip(first, _fitting(list(first.values())), strict=True))
-        return [replace(run, rate=r, seed=s) for run in first.values() for r in dict.fromkeys(rates) for s in range(seeds)]
+        return [
+            replace(run, rate=rate, seed=seed)
+            for run in first.values()
+            for rate in dict.fromkeys(rates or (run.rate,))
+            for seed in range(seeds)
+        ]
 
 
 @cache
@@ -91,11 +124,20 @@ def training_flags() -> type[TrainingFlags]:
     for name, each in FIELDS.items():
         if name not in NOT_FLAGS:
             help = " ".join(filter(None, [each.description, MORE.get(name)]))
-            kind, default, metavar = TEXTS.get(name, (each.annotation, each.default, None))
+            kind, default, metavar = _kind(name, each)
             about = arg(help=help, help_behavior_hint=DEFAULTS.get(name), metavar=metavar)
             flags.append((name, Annotated[kind, about], field(default=default)))
+    no_recipe = arg(help="Train with the defaults of a Run instead of the recipe of the cell (`unfading cells NAME` shows it).")
+    flags.append(("no_recipe", Annotated[bool, no_recipe], field(default=False)))
     namespace = {"__doc__": TrainingFlags.__doc__}
     return make_dataclass("TrainingFlags", flags, bases=(TrainingFlags,), frozen=True, namespace=namespace)
+
+
+def _kind(name: str, setting: "Setting") -> tuple[Any, Any, str | None]:
+    """Type, default and metavar of a flag."""
+    if name == "clip_norm":
+        return setting.annotation | Literal["recipe"], RECIPE, None
+    return TEXTS.get(name, (setting.annotation, setting.default, None))
 
 
 @dataclass(frozen=True)

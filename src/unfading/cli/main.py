@@ -1,18 +1,25 @@
 """The `unfading` command: parse the command line, run the command, and report errors in one sentence.
 
-Building the help must be fast, so the modules of the commands import torch and everything that needs it only when a
-command runs.
+Building the help must be fast. The modules of the commands import torch and everything that needs it only when a command runs,
+and only the flags of the command that is named are read; of the others the help needs one sentence.
 """
 
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
+from inspect import getdoc
 from io import TextIOWrapper
-from typing import Annotated, Any, NamedTuple, Union
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from unfading.errors import unknown
 
 Command = Callable[..., None]
+HELP = ("-h", "--help")
+WIDTH = 80
+ABOUT = "Recurrent networks for long sequences: train them, compare them, and see where their gradients go."
 
 
 def main() -> None:
@@ -24,8 +31,12 @@ def main() -> None:
 
     if isinstance(sys.stdout, TextIOWrapper):  # a name that the terminal cannot show must not end the command
         sys.stdout.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:]
     try:
-        command = _parse(current_form(sys.argv[1:]))
+        if arguments[:1] == ["--version"]:
+            print(_versions())
+            return
+        command = _parse(current_form(arguments))
         command()
     except BrokenPipeError:
         # The reader closed the pipe (`unfading cells list | head`). Writing to stdout would fail again at interpreter exit.
@@ -101,31 +112,47 @@ def commands() -> dict[str, Command | CommandGroup]:
 
 def _parse(arguments: list[str]) -> Callable[[], None]:
     """The command that the arguments name, ready to be called."""
+    about, known = ABOUT, commands()
+    program, arguments = ["unfading"], _named_cell(arguments)
+    while True:
+        name = arguments[0] if arguments else ""
+        if name in HELP:
+            return partial(print, _help(program, about, known))
+        if name not in known:
+            raise ValueError(_no_command(program, name, known))
+        program, arguments, command = [*program, name], arguments[1:], known[name]
+        if not isinstance(command, CommandGroup):
+            return _flags(command, program, arguments)
+        about, known = command.description, dict(command.commands)
+
+
+def _flags(command: Command, program: list[str], arguments: list[str]) -> Callable[[], None]:
     import tyro
 
-    constructors = {
-        name: _group(each) if isinstance(each, CommandGroup) else _deferred(each) for name, each in commands().items()
-    }
     config = [tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes]
-    description = "Recurrent networks for long sequences: train them, compare them, and see where their gradients go."
-    return tyro.extras.subcommand_cli_from_dict(
-        constructors, prog="unfading", description=description, args=arguments, config=config
-    )
+    return tyro.cli(_deferred(command), prog=" ".join(program), args=arguments, config=config)
 
 
-def _group(group: CommandGroup) -> Callable[..., Any]:
-    """A function whose argument chooses one of the commands."""
-    from tyro.conf import subcommand
+def _help(program: list[str], about: str, known: Mapping[str, Command | CommandGroup]) -> str:
+    """The commands, each with its first paragraph. tyro would read the flags of all commands to write this."""
+    lines = [f"usage: {' '.join(program)} [-h] COMMAND ...", "", *wrap(about, WIDTH), "", "commands:"]
+    column = max(map(len, known)) + 4
+    for name, command in known.items():
+        text = command.description if isinstance(command, CommandGroup) else getdoc(command) or ""
+        lines += wrap(
+            text.partition("\n\n")[0], WIDTH, initial_indent=f"  {name}".ljust(column), subsequent_indent=" " * column
+        )
+    lines += ["", *wrap(f"`{' '.join(program)} COMMAND --help` shows the flags of a command.", WIDTH)]
+    if not program[1:]:
+        lines.append("`unfading --version` shows the versions of unfading, torch and Python.")
+    return "\n".join(lines)
 
-    # tyro reads a choice of functions from a union type, which cannot be written statically here.
-    options = [Annotated[Any, subcommand(name, constructor=_deferred(each))] for name, each in group.commands.items()]
-    choice: Any = Union[tuple(options)]  # noqa: UP007
 
-    def choose(command: choice) -> Any:
-        return command
-
-    choose.__doc__ = group.description
-    return choose
+def _no_command(program: list[str], name: str, known: Mapping[str, object]) -> str:
+    words = " ".join(program)
+    if name and not name.startswith("-"):
+        return f"{unknown(f'command of {words}', name, known)} `{words} --help` describes them."
+    return f"{words} needs a command: {', '.join(known)}. `{words} --help` describes them."
 
 
 def _deferred(command: Command) -> Callable[..., Callable[[], None]]:
@@ -136,3 +163,28 @@ def _deferred(command: Command) -> Callable[..., Callable[[], None]]:
         return partial(command, *arguments, **options)
 
     return bind
+
+
+def _named_cell(arguments: list[str]) -> list[str]:
+    """`cells NAME` is short for `cells show NAME`. A word in lower case that names no cell is a verb, perhaps misspelt."""
+    from unfading import __all__ as public_names
+
+    if arguments[:1] != ["cells"] or arguments[1:2] == [] or arguments[1].startswith("-"):
+        return arguments
+    word = arguments[1]
+    names_a_cell = word.lower() in map(str.lower, public_names) or word != word.lower() or ":" in word
+    return ["cells", "show", *arguments[1:]] if names_a_cell else arguments
+
+
+def _versions() -> str:
+    """The versions that a report of a problem needs. Nothing is imported for them."""
+    from importlib.metadata import PackageNotFoundError, version
+    from platform import python_version
+
+    from unfading import __version__
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "missing"
+    return f"unfading {__version__}, torch {torch}, Python {python_version()}"

@@ -1,6 +1,7 @@
 """Flags of `unfading train --data`: a file of sequences in the place of a task."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -41,8 +42,10 @@ class OwnDataFlags:
     class_weight: Literal["balanced"] | None = None
     readout: Literal["last", "mean"] = "mean"
 
-    def run(self, training: TrainingFlags, task: str, cell: str, *, rate: float, seed: int) -> "Run":
-        """The run on the file. What was inferred is printed on stderr."""
+    def run(
+        self, training: TrainingFlags, task: str, cell: str, *, rate: float | None, seed: int, say: Callable[[str], None]
+    ) -> "Run":
+        """The run on the file. What was inferred is printed on stderr, and what a recipe decides is passed to `say`."""
         from unfading.own_data.array_task import OWN_TASKS
         from unfading.own_data.file_source import task_of
         from unfading.own_data.preparation import Preparation
@@ -63,7 +66,8 @@ class OwnDataFlags:
         columns = Columns(self.target, self.series, self.drop)
         own, table = task_of(self.data, columns, preparation, seed)
         _tell(self, own, table.layout, inferred=not task)
-        run = training.run(own, cell or "STAR", rate=rate, seed=seed)
+        rate = default_settings(own)["rate"] if rate is None else rate
+        run = training.run(own, cell or "STAR", rate=rate, seed=seed, say=say)
         given = {word.partition("=")[0][2:].replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
         batch = run.batch if "batch" in given else None
         defaults = {name: value for name, value in default_settings(own, batch).items() if name not in given}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from unfading.cli.flags import OutputFlags, TrainingFlags, check_alone, training_flags
+from unfading.cli.flags import FROM_RECIPE, OutputFlags, TrainingFlags, check_alone, training_flags
 from unfading.cli.own_data_flags import OwnDataFlags
 from unfading.errors import check_count
 from unfading.training.stopping import Stopped, noted
@@ -26,7 +26,7 @@ def train(
     training: Training,
     task: Annotated[str, arg(help_behavior_hint="(required without --from)")] = "",
     cell: Annotated[str, arg(help_behavior_hint="(required without --from)")] = "",
-    rate: float = 1e-3,
+    rate: Annotated[float | None, arg(help_behavior_hint=FROM_RECIPE)] = None,
     seed: int = 0,
     own_data: OwnDataFlags = OwnDataFlags(),  # noqa: B008, frozen
     output: OutputFlags = OutputFlags(),  # noqa: B008, frozen
@@ -71,7 +71,7 @@ def train(
     elif own_data.data is not None:
         output = own_data.output(output)
         with _interruptible():
-            run = own_data.run(training, task, cell, rate=rate, seed=seed)
+            run = own_data.run(training, task, cell, rate=rate, seed=seed, say=_silent if output.quiet else _note)
     elif not task or not cell:
         raise ValueError(
             "--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --data FILE for your own data; or "
@@ -79,7 +79,7 @@ def train(
         )
     else:
         with _interruptible():
-            run = training.run(task, cell, rate=rate, seed=seed)
+            run = training.run(task, cell, rate=rate, seed=seed, say=_silent if output.quiet else _note)
     folder = output.folder(run)
     runs = [run, run.on_all_rows()] if final else [run]
     runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
@@ -114,7 +114,7 @@ def compare(
     task: str,
     cells: Annotated[tuple[str, ...], arg(metavar="CELL ...")],
     seeds: int = 3,
-    rate: Annotated[tuple[float, ...], arg(metavar="FLOAT ...")] = (1e-3,),
+    rate: Annotated[tuple[float, ...], arg(metavar="FLOAT ...", help_behavior_hint=FROM_RECIPE)] = (),
     output: OutputFlags = OutputFlags(),  # noqa: B008, frozen
     final: bool = False,
     processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
@@ -142,11 +142,11 @@ def compare(
     if processes is not None:
         check_count("--processes", processes)
     check_count("--together", together)
-    if not cells or not rate:
-        raise ValueError("--cells takes at least one cell, and --rate at least one rate, e.g. --cells STAR LSTM --rate 0.001.")
+    if not cells:
+        raise ValueError("--cells takes at least one cell, e.g. --cells STAR LSTM.")
     torch.set_num_threads(1)
     with _interruptible():
-        runs = training.runs(task, cells, rates=rate, seeds=seeds)
+        runs = training.runs(task, cells, rates=rate, seeds=seeds, say=_silent if output.quiet else _note)
     folder = output.folder(runs[0])
     runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
     records = _compare(runs, folder, output, processes, together)
@@ -180,7 +180,7 @@ def _compare(
 
     with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
         listen = None if output.quiet else display.listen
-        say = (lambda sentence: None) if output.quiet else display.say
+        say = _silent if output.quiet else display.say
         return compare_runs(runs, folder, processes=processes, together=together, listen=listen, say=say, **output.options())
 
 
@@ -205,6 +205,10 @@ def _interruptible() -> Iterator[None]:
         when = "at once; steps after the last checkpoint are lost" if noted() else "before the first step"
         print(f"unfading: stopped {when}.", file=sys.stderr)
         sys.exit(130)
+
+
+def _silent(sentence: str) -> None:
+    """Show nothing."""
 
 
 def _note(sentence: str) -> None:

@@ -1,7 +1,7 @@
 """The schema of every JSON object that is read: run files, log rows, records, headers of checkpoints, cards of weights.
 
 `check` compares an object with its schema. Further fields are allowed, so that a later version can add some. The fields of a
-run itself are checked by `training.settings`.
+run itself are checked by `training.check_settings`.
 """
 
 from typing import Annotated, Any, Literal, NotRequired

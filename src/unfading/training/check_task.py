@@ -173,6 +173,11 @@ def examine(task: Task, model: Model, place: Place) -> float | None:
     return zeros if math.isfinite(zeros) else None
 
 
+def sequence_length(task: Task, size: int, seed: int) -> int:
+    """Number of time steps of the first training batch of `size` rows."""
+    return int(_drawn(task, Place("train", 0, size, seed, torch.device("cpu"))).x.shape[0])
+
+
 def explain(error: Exception, task: Task, model: Model, places: Sequence[Place]) -> NoReturn:
     """Raise the reason why a step or an evaluation of these batches failed: the fault of a batch, or else the error."""
     if isinstance(error, torch.AcceleratorError):

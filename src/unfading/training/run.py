@@ -19,11 +19,12 @@ from unfading.layers.factory import Layer, layer
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
 from unfading.training import check_task
+from unfading.training.check_settings import check
 from unfading.training.learning_rate import SCHEDULES, LearningRateSchedule
 from unfading.training.names import build, check_options, layer_class, place_of, sizes, task_class
 from unfading.training.objects import Given, named_objects
 from unfading.training.optimise import OPTIMISERS, Optimiser
-from unfading.training.settings import ADDED, FIELDS, Settings, check
+from unfading.training.settings import ADDED, FIELDS, Settings
 from unfading.training.user_code import UserCode, read_code
 
 
@@ -154,7 +155,7 @@ class Run(Settings):
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values. The code of a user's classes is not among them."""
-        left_out = {name for name in ADDED if getattr(self, name) == FIELDS[name].get_default(call_default_factory=True)}
+        left_out = {name for name in ADDED if getattr(self, name) in (FIELDS[name].default, {})}
         return {name: deepcopy(getattr(self, name)) for name in FIELDS if name not in left_out}
 
     @classmethod
