@@ -4,12 +4,12 @@ The thresholds apply to g_l(lag) = ||dL/ds_{T-lag}|| in layer l:
 
     vanishes in time    g_l falls below 1e-3 of its maximum in the bottom layer; if it does so above alone, that is a note
     explodes in time    g_l rises above 1e3 times its value at the loss, g_top(0)
-    fades with depth    sqrt(sum over lags of g_l^2), of h alone, or the gradient of the bottom layer's parameters, is below 1e-3 of
-                        the top layer's; explodes: above 1e3 times it
+    fades with depth    sqrt(sum over lags of g_l^2), of h alone, or the gradient of the bottom layer's parameters, is below
+                        1e-3 of the top layer's; explodes: above 1e3 times it
     cut                 the autograd graph does not reach the state, so there is no gradient at all
 
-The bottom layer decides on time, since an early input acts through its state alone. Layers above may forget it without harm: the
-bottom layer's gradient already contains every path through them.
+The bottom layer decides on time, since an early input acts through its state alone. Layers above may forget it without harm:
+the bottom layer's gradient already contains every path through them.
 
 L is the loss if one was given, else the end: a random direction of the top layer's last output. If every step has its own loss,
 each step gets a gradient even if the model remembers nothing. A decay of the end's gradient is then a note, not a fault.
@@ -183,7 +183,7 @@ def _depth(measures: Measures) -> list[Finding]:
 
 
 def _depth_of_parameters(measures: Measures) -> list[Finding]:
-    """As `_depth`, from the gradients of parameters, which the lattice shows. States that are small or large change these too."""
+    """As `_depth`, from the gradients of parameters, which the lattice shows."""
     flat = measures.flat.get("end" if measures.loss is None else "loss")
     share, bottom = 1.0 if flat is None else flat.bottom_to_top, measures.layers[0]
     if THRESHOLD <= share <= 1 / THRESHOLD or not math.isfinite(share):
