@@ -61,8 +61,9 @@ class TrainingFlags:
 
         values = {**asdict(self), "task": task, "cell": cell, "rate": rate, "seed": seed}  # type: ignore[call-overload]
         values["rates"] = _factors(values["rates"])
-        for name, unset in {"rate": None, "rates": {}, "clip_norm": RECIPE}.items():
-            if values[name] == unset:
+        unset: dict[str, Any] = {"rate": None, "rates": {}, "clip_norm": RECIPE}
+        for name, value in unset.items():
+            if values[name] == value:
                 del values[name]
         if values["clip_value"] is not None:
             values.setdefault("clip_norm", None)  # a run clips by norm or by value
