@@ -1,5 +1,6 @@
 """The verdict names planted faults and is clean for healthy models; a diagnosis prints, is JSON, and writes a page."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import unfading
 from tests.helpers.command import run as command
 from unfading.cells.elman import ElmanCell
 from unfading.cli import diagnose_command as cli_diagnose
+from unfading.diagnostics.verdict import findings
 from unfading.papers.incremental.figures import theorem_cell
 from unfading.report import diagnosis_page
 from unfading.report.figures import gradient_figures
@@ -239,6 +241,42 @@ def test_a_layer_that_forgets_is_a_note_if_another_remembers():
     (note,) = diagnosis.findings
     assert (note.kind, note.layer) == ("fades in some layers", "layer 12")
     assert 9 <= note.lag <= 12
+
+
+def linear_stack(decays, input_gains):
+    """Layers h_t = decay h_{t-1} + gain x_t, whose gradients are known."""
+    rnn = unfading.LinearRNN(4, 4, num_layers=len(decays))
+    with torch.no_grad():
+        for cell, decay, gain in zip(rnn.cells, decays, input_gains, strict=True):
+            cell.W_h.copy_(decay * torch.eye(4))
+            cell.from_input.weight.copy_(gain * torch.eye(4))
+            cell.from_input.bias.zero_()
+    return rnn
+
+
+@pytest.mark.parametrize(
+    ("decays", "gains", "kinds"),
+    [
+        ((1.0, 1.0), (1.0, 1.0), set()),
+        ((0.5, 1.0), (1.0, 1.0), set()),  # the layer above remembers: an early input still reaches the end
+        ((0.5, 0.5), (1.0, 1.0), {"vanishes in time"}),
+        ((0.3, 0.3, 1.0), (1.0, 1.0, 0.0), {"fades with depth"}),
+        ((0.9, 0.9, 0.9), (1.0, 1e-3, 1e-3), {"fades with depth"}),
+        ((0.9, 0.9, 0.9), (1.0, 30.0, 30.0), {"explodes in time", "explodes with depth"}),
+    ],
+    ids=["flat", "upper layer remembers", "time", "top alone", "depth", "exploding depth"],
+)
+def test_known_gradients_get_their_verdict(decays, gains, kinds):
+    diagnosis = unfading.diagnose(linear_stack(decays, gains), noise(30, size=4))
+    assert {finding.kind for finding in diagnosis.findings if finding.fault} == kinds, str(diagnosis)
+
+
+@pytest.mark.parametrize(("share", "kinds"), [(6e-7, ["fades with depth"]), (0.5, []), (1e4, ["explodes with depth"])])
+def test_the_verdict_agrees_with_the_parameter_gradients_that_are_printed(share, kinds):
+    measures = unfading.diagnose(linear_stack((0.9, 0.9), (1.0, 1.0)), noise(30, size=4)).measures
+    flat = {"end": measures.flat["end"]._replace(bottom_to_top=share)}
+    found = findings(dataclasses.replace(measures, flat=flat))
+    assert [finding.kind for finding in found if finding.fault] == kinds
 
 
 def test_the_lag_of_a_known_decay_is_exact():

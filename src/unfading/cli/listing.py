@@ -80,7 +80,7 @@ def show_cell(
     frame_size: int = 32,
     json: bool = False,
 ) -> None:
-    """Show one cell: its equation, its options with their defaults, and its sizes.
+    """Show one cell: its equation, its options with their defaults, its recipe of training settings, and its sizes.
 
     Args:
         name: Name of a cell, as printed by `unfading cells list`, or a class of your own: my.py:MyCell.
@@ -108,7 +108,19 @@ def show_cell(
     options = _options(cell)
     if json:
         values = {option: {"default": default, "help": text} for option, (default, text) in options.items()}
-        print(dumps({"summary": summary, "equation": equation, "options": values, **entry._asdict()}, indent=2, default=str))
+        print(
+            dumps(
+                {
+                    "summary": summary,
+                    "equation": equation,
+                    "options": values,
+                    "recipe": cell.recipe._asdict(),
+                    **entry._asdict(),
+                },
+                indent=2,
+                default=str,
+            )
+        )
         return
     saved = entry.bytes_kept_per_step
     sizes = {
@@ -123,6 +135,7 @@ def show_cell(
         print(f"  {option}={default!r}")
         if text:
             print(fill(text, 100, initial_indent="      ", subsequent_indent="      "))
+    print(f"\nRecipe (`unfading train` and `compare` use it where you give no other setting)\n{_recipe(cell)}")
     frames = f", frames of {frame_size} x {frame_size}" if frame else ""
     print(f"\nSizes at input size {input_size}, hidden size {hidden_size}, {length} steps{frames}, default options")
     print("\n".join(f"  {label:20} {value}" for label, value in sizes.items()))
@@ -284,6 +297,15 @@ def _options(cell: "type[Cell]") -> dict[str, tuple[Any, str]]:
     descriptions = {name: " ".join(text.split()) for name, text in entries}
     options = [each for each in signature(cell).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
     return {each.name: (each.default, descriptions.get(each.name, "")) for each in options}
+
+
+def _recipe(cell: "type[Cell]") -> str:
+    """The recipe of a cell, one setting a line."""
+    recipe = cell.recipe
+    settings: dict[str, Any] = {"rate": recipe.rate, "clip_norm": recipe.clip_norm}
+    settings |= {f"rate of {name}": f"x {factor:g}" for name, factor in recipe.rates.items()}
+    settings |= {**recipe.options, **dict.fromkeys(recipe.length_options, "the length of the sequences")}
+    return "\n".join(f"  {name:20} {value}" for name, value in {**settings, "if it diverges": recipe.if_diverged}.items())
 
 
 def _table(title: str, caption: str) -> "Table":

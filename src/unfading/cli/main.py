@@ -167,12 +167,12 @@ def _deferred(command: Command) -> Callable[..., Callable[[], None]]:
 
 def _named_cell(arguments: list[str]) -> list[str]:
     """`cells NAME` is short for `cells show NAME`. A word in lower case that names no cell is a verb, perhaps misspelt."""
-    from unfading import __all__ as public_names
+    import unfading
 
     if arguments[:1] != ["cells"] or arguments[1:2] == [] or arguments[1].startswith("-"):
         return arguments
     word = arguments[1]
-    names_a_cell = word.lower() in map(str.lower, public_names) or word != word.lower() or ":" in word
+    names_a_cell = word.lower() in map(str.lower, unfading.__all__) or word != word.lower() or ":" in word
     return ["cells", "show", *arguments[1:]] if names_a_cell else arguments
 
 
@@ -181,10 +181,10 @@ def _versions() -> str:
     from importlib.metadata import PackageNotFoundError, version
     from platform import python_version
 
-    from unfading import __version__
+    import unfading
 
     try:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "missing"
-    return f"unfading {__version__}, torch {torch}, Python {python_version()}"
+    return f"unfading {unfading.__version__}, torch {torch}, Python {python_version()}"

@@ -59,6 +59,7 @@ def train(
     from unfading.diagnostics.watch import gradients
     from unfading.training.earlier_source import with_earlier_source
     from unfading.training.progress import Display
+    from unfading.training.recipes import recipe_of
     from unfading.training.run_dir import finished, read_run, stopped_at
     from unfading.training.tensorboard import tensorboard_events
     from unfading.training.train import train as train_run
@@ -104,7 +105,8 @@ def train(
             _write_report(folder)
         print(f"load it: unfading.load({str(folder / result['key'])!r}); `unfading predict --help` applies it to a file")
     if result["status"] == "diverged":
-        print(f"unfading: the run diverged: {result['reason']}. Its record is complete.", file=sys.stderr)
+        reason, advice = result["reason"], recipe_of(run).if_diverged
+        print(f"unfading: the run diverged: {reason}. Its record is complete. Try {advice}.", file=sys.stderr)
         sys.exit(1)
 
 

@@ -2,10 +2,14 @@
 
 The thresholds apply to g_l(lag) = ||dL/ds_{T-lag}|| in layer l:
 
-    vanishes in time    g_l falls below 1e-3 of its maximum in every layer; if some layers keep it, that is a note
+    vanishes in time    g_l falls below 1e-3 of its maximum in the bottom layer; if it does so above alone, that is a note
     explodes in time    g_l rises above 1e3 times its value at the loss, g_top(0)
-    fades with depth    sqrt(sum over lags of g_l^2), of h alone, is below 1e-3 of the top layer's; explodes: above 1e3 times it
+    fades with depth    sqrt(sum over lags of g_l^2), of h alone, or the gradient of the bottom layer's parameters, is below
+                        1e-3 of the top layer's; explodes: above 1e3 times it
     cut                 the autograd graph does not reach the state, so there is no gradient at all
+
+The bottom layer decides on time, since an early input acts through its state alone. Layers above may forget it without harm:
+the bottom layer's gradient already contains every path through them.
 
 L is the loss if one was given, else the end: a random direction of the top layer's last output. If every step has its own loss,
 each step gets a gradient even if the model remembers nothing. A decay of the end's gradient is then a note, not a fault.
@@ -118,7 +122,13 @@ def _over_time(measures: Measures, *, loss: bool) -> list[Finding]:
     if exploding:
         return [_explodes(curves, exploding, at_loss)]
     vanishing = {layer: lag for layer, curve in curves.items() if (lag := vanishing_lag(curve)) is not None}
-    return [_vanishes(curves, vanishing, measures.steps)] if vanishing else []
+    # Both directions of the bottom layer, if it has two.
+    bottom = {layer for layer in curves if _without_direction(layer) == _without_direction(measures.layers[0])}
+    return [_vanishes(curves, vanishing, bottom, measures.steps)] if vanishing else []
+
+
+def _without_direction(layer: str) -> str:
+    return layer.removesuffix(" forward").removesuffix(" backward")
 
 
 def _explodes(curves: dict[str, list[GradientNorm]], lags: dict[str, int], at_loss: float) -> Finding:
@@ -132,24 +142,24 @@ def _explodes(curves: dict[str, list[GradientNorm]], lags: dict[str, int], at_lo
     return Finding("explodes in time", True, layer, lags[layer], sentence)
 
 
-def _vanishes(curves: dict[str, list[GradientNorm]], lags: dict[str, int], steps: int) -> Finding:
-    """A note if some layers keep the gradient, else the fault of the layer that keeps it longest."""
+def _vanishes(curves: dict[str, list[GradientNorm]], lags: dict[str, int], bottom: set[str], steps: int) -> Finding:
+    """The fault of the bottom layer or, if it keeps the gradient, a note on the layers that do not."""
     soonest = min(lags, key=lambda name: lags[name])
-    longest = max(lags, key=lambda name: lags[name])
-    if len(lags) < len(curves):
+    if not bottom <= set(lags):
         sentence = (
             f"In {len(lags)} of {len(curves)} layers ||dL/dh_t|| falls below 1e-3 of its maximum, first in {soonest} from lag "
-            f"{lags[soonest]} on. The other layers keep it above."
+            f"{lags[soonest]} on. The bottom layer keeps it above."
         )
         return Finding("fades in some layers", False, soonest, lags[soonest], sentence)
-    share = curves[longest][-1].norm / max(point.norm for point in curves[longest])
+    layer = max(bottom or lags, key=lambda name: lags[name])
+    share = curves[layer][-1].norm / max(point.norm for point in curves[layer])
     sentence = (
-        f"The gradient vanishes in time. In {longest}, ||dL/dh_t|| is below 1e-3 of its maximum from lag {lags[longest]} on, "
+        f"The gradient vanishes in time. In {layer}, ||dL/dh_t|| is below 1e-3 of its maximum from lag {lags[layer]} on, "
         f"of {steps} steps; at the first step it is {share:.1e} of the maximum."
     )
     if len(lags) > 1:
-        sentence += f" The other layers fall below 1e-3 earlier, first {soonest} from lag {lags[soonest]} on."
-    return Finding("vanishes in time", True, longest, lags[longest], sentence)
+        sentence += f" {len(lags)} of {len(curves)} layers fall below 1e-3, first {soonest} from lag {lags[soonest]} on."
+    return Finding("vanishes in time", True, layer, lags[layer], sentence)
 
 
 def _depth(measures: Measures) -> list[Finding]:
@@ -169,7 +179,18 @@ def _depth(measures: Measures) -> list[Finding]:
             f"The gradient explodes with depth. Over all steps, {high} gets {shares[high]:.1e} times the top layer's gradient."
         )
         results.append(Finding("explodes with depth", True, high, None, sentence))
-    return results
+    return results or _depth_of_parameters(measures)
+
+
+def _depth_of_parameters(measures: Measures) -> list[Finding]:
+    """As `_depth`, from the gradients of parameters, which the lattice shows."""
+    flat = measures.flat.get("end" if measures.loss is None else "loss")
+    share, bottom = 1.0 if flat is None else flat.bottom_to_top, measures.layers[0]
+    if THRESHOLD <= share <= 1 / THRESHOLD or not math.isfinite(share):
+        return []
+    kind, verb = ("fades with depth", "fades") if share < 1 else ("explodes with depth", "explodes")
+    sentence = f"The gradient {verb} with depth. The parameters of {bottom} get {share:.1e} of the gradient of the top layer's."
+    return [Finding(kind, True, bottom, None, sentence)]
 
 
 def _cuts(measures: Measures) -> list[Finding]:

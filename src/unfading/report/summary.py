@@ -87,20 +87,30 @@ def plain(task: TaskGroup) -> dict[str, Any]:
     }
 
 
+# What to try next, by what went wrong.
+NEXT = {
+    "diverged": "Try a smaller --rate, or --retries 3.",
+    "diverged incremental": "Try --cell StableIncrementalRNN, which diverges far less often, or a smaller --rate.",
+    "unfinished": "The same command with --resume continues it.",
+    "did not train": "Try more --steps, other rates (--rate 0.001 0.003 0.01), or `unfading diagnose --cell CELL --task TASK`.",
+}
+
+
 def failures(task: TaskGroup) -> list[tuple[str, str]]:
-    """Runs that diverged, did not end or did not train, each with the reason."""
+    """Runs that diverged, did not end or did not train, each with the reason and the next thing to try."""
     reasons = []
     for setting in task.settings:
         for record in setting.records:
             label = f"{setting.label}, seed {record.seed}"
             returned = f", after {record.returns} returns to good weights with half the rate" if record.returns else ""
             if record.status == "diverged":
-                reasons.append((label, f"diverged: {record.reason or 'no reason given'}{returned}"))
+                kind = "diverged incremental" if setting.label.startswith(("IncrementalRNN", "SiRNN")) else "diverged"
+                reasons.append((label, f"diverged: {record.reason or 'no reason given'}{returned}. {NEXT[kind]}"))
             elif record.status == "unfinished":
-                reasons.append((label, f"unfinished: at step {record.steps:,}, and no record yet"))
+                reasons.append((label, f"unfinished: at step {record.steps:,}, and no record yet. {NEXT['unfinished']}"))
             elif record.trained is False:
                 scores = f"test {task.metric} {score(record.test)}, guess {score(record.guess)}"
-                reasons.append((label, f"did not train: {scores}{returned}"))
+                reasons.append((label, f"did not train: {scores}{returned}. {NEXT['did not train']}"))
     return reasons
 
 
