@@ -28,7 +28,7 @@ NOT = {
     "reflections",
     "shift",
 }
-NOT |= {"symmetric", "theta"}
+NOT |= {"leak", "symmetric", "theta"}
 # Lists of numbers that are matrices in one cell and in another are not.
 COMPUTED = {"SpectralRNN": {"U", "V"}, "FullUnitaryRNN": {"skew"}}
 

@@ -15,7 +15,7 @@ from unfading.cells.sparse import stored_bytes
 from unfading.export.int8 import int8_of
 from unfading.training import weights as weight_files
 from unfading.training.active_run import ActiveRun
-from unfading.training.compress import Compression, Stages, kept_entries, stages
+from unfading.training.compress import Compression, CompressionStages, kept_entries, stages
 from unfading.training.loop import train_together
 from unfading.training.training_state import TrainingState
 
@@ -96,11 +96,11 @@ def test_the_support_changes_while_it_is_thresholded(monkeypatch):
 
 def test_stages_divide_the_steps_evenly():
     never = stages({}, 12).threshold
-    assert stages({"rank": 2}, 12) == Stages(never, never, never)
+    assert stages({"rank": 2}, 12) == CompressionStages(never, never, never)
     assert stages({"rank": 2}, 12).last == 0
-    assert stages({"sparsity": 0.5}, 12) == Stages(4, 8, never)
-    assert stages({"bits": 8}, 12) == Stages(never, never, 6)
-    assert stages(BOTH, 12) == Stages(3, 6, 9)
+    assert stages({"sparsity": 0.5}, 12) == CompressionStages(4, 8, never)
+    assert stages({"bits": 8}, 12) == CompressionStages(never, never, 6)
+    assert stages(BOTH, 12) == CompressionStages(3, 6, 9)
     assert stages(BOTH, 12).last == 9
     for total in range(4, 30):
         begin = (0, *stages(BOTH, total), total)

@@ -35,7 +35,7 @@ LARGEST = 127  # of int8, without -128
 NEVER = 2**62  # a step after the end of every run
 
 
-class Stages(NamedTuple):
+class CompressionStages(NamedTuple):
     """The step with which each stage begins; a stage that a run does not have begins after its end."""
 
     threshold: int
@@ -48,13 +48,13 @@ class Stages(NamedTuple):
         return max((step for step in self if step != NEVER), default=0)
 
 
-def stages(options: Mapping[str, Any], total: int) -> Stages:
+def stages(options: Mapping[str, Any], total: int) -> CompressionStages:
     """The stages of a run of `total` steps."""
     names = ["dense", *(["threshold", "fixed"] if "sparsity" in options else []), *(["rounded"] if "bits" in options else [])]
     if total < len(names):
         raise ValueError(f"compress: the stages {', '.join(names)} take at least one step each; got {total} steps.")
     begin = {name: total * i // len(names) for i, name in enumerate(names)}
-    return Stages(*(begin.get(name, NEVER) for name in Stages._fields))
+    return CompressionStages(*(begin.get(name, NEVER) for name in CompressionStages._fields))
 
 
 def kept_entries(size: int, sparsity: float) -> int:
@@ -72,7 +72,7 @@ class Compression:
         names: the parameters that are matrices.
     """
 
-    def __init__(self, fleet: Fleet, options: Mapping[str, Any], stages: Sequence[Stages], names: Sequence[str]):
+    def __init__(self, fleet: Fleet, options: Mapping[str, Any], stages: Sequence[CompressionStages], names: Sequence[str]):
         self.fleet = fleet
         self.sparsity: float | None = options.get("sparsity")
         self.sparse = [name for name in names if name.startswith("rnn.")] if self.sparsity is not None else []
