@@ -193,6 +193,7 @@ OTHER = {
     "valid_every": 5,
     "valid_batches": 2,
     "stop_at": 0.1,
+    "patience": 3,
     "select_by": "loss",
     "retries": 1,
     "dtype": "float64",
