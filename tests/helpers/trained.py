@@ -194,6 +194,7 @@ OTHER = {
     "valid_every": 5,
     "valid_batches": 2,
     "stop_at": 0.1,
+    "patience": 3,
     "select_by": "loss",
     "compress": {"sparsity": 0.5},
     "retries": 1,

@@ -149,6 +149,7 @@ CASES = {
     "valid_every": ({"valid_every": 0}, "valid_every must be at least 1"),
     "valid_batches": ({"valid_batches": 0}, "valid_batches must be at least 1"),
     "stop_at": ({"stop_at": "soon"}, "stop_at must be a number; got 'soon'"),
+    "patience": ({"patience": 0}, "patience must be at least 1"),
     "split and stop_at": ({"split": "full", "stop_at": 0.1}, "nothing is evaluated during training; got stop_at=0.1"),
     "select_by": ({"select_by": "accuracy"}, "unknown select_by 'accuracy'"),
     "split and select_by": ({"split": "full", "select_by": "loss"}, "nothing is evaluated during training; got select_by=loss"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unfading.errors import check_share, unknown
-from unfading.own_data.sequences import Sequences, content_hash
+from unfading.own_data.sequences import PaddedSequences, content_hash
 from unfading.own_data.targets import Label, Labels
 from unfading.tasks.base import Batch, LastStep, MeanOverTime, Split, Task, accuracy, cross_entropy
 from unfading.tasks.resident import CPU, Examples, Part, Resident, rows_of
@@ -31,13 +31,13 @@ READOUTS = {"last": LastStep, "mean": MeanOverTime}
 class Rows(NamedTuple):
     """Sequences and their targets."""
 
-    sequences: Sequences
+    sequences: PaddedSequences
     target: NDArray[Any]  # int64 [N], or float32 [N, outputs]
 
     def take(self, chosen: NDArray[np.int64]) -> "Rows":
         """Only these rows."""
         x, lengths = self.sequences
-        return Rows(Sequences(x[chosen], None if lengths is None else lengths[chosen]), self.target[chosen])
+        return Rows(PaddedSequences(x[chosen], None if lengths is None else lengths[chosen]), self.target[chosen])
 
     def examples(self) -> Examples:
         """The same rows as tensors."""

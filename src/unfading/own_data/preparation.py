@@ -17,7 +17,7 @@ from unfading.own_data.array_task import (
     hold_out,
     regression,
 )
-from unfading.own_data.sequences import Sequences, read_sequences
+from unfading.own_data.sequences import PaddedSequences, read_sequences
 from unfading.own_data.targets import Labels, check_rows, class_weights, read_labels, read_numbers
 
 TaskType = Literal["classification", "regression"]
@@ -76,7 +76,7 @@ class Preparation(NamedTuple):
             raise ValueError(
                 f"validation={self.validation} and test={self.test} leave no row to train on. Their sum must be below 1."
             )
-        sequences: Sequences = read_sequences(X)
+        sequences: PaddedSequences = read_sequences(X)
         target: NDArray[Any] = read_numbers(y) if labels is None else labels.rows
         check_rows(len(sequences), target)
         draw = np.random.default_rng(seed)

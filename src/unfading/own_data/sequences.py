@@ -18,7 +18,7 @@ Array = NDArray[Any]
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Sequences(NamedTuple):
+class PaddedSequences(NamedTuple):
     """Sequences of one number of channels, padded with zeros at their end."""
 
     x: NDArray[np.float32]  # [N, T, I]
@@ -32,7 +32,7 @@ class Sequences(NamedTuple):
         return int(self.x.shape[2])
 
 
-def read_sequences(X: Any, name: str = "X") -> Sequences:
+def read_sequences(X: Any, name: str = "X") -> PaddedSequences:
     """The sequences of `X`. What cannot be read, and numbers that are not finite, raise with their row and column."""
     if isinstance(X, list | tuple) and len(X) and _lengths_differ(X):
         return _padded([plain_array(each, f"{name}[{i}]") for i, each in enumerate(X)], name)
@@ -47,7 +47,7 @@ def read_sequences(X: Any, name: str = "X") -> Sequences:
     check_finite(array, name, ("row", "column") if array.ndim == 2 else ("row", "step", "channel"), column_names(X))
     if 0 in array.shape:
         raise ValueError(f"{name} has shape {list(array.shape)}, which holds no sequence. Give at least one of one step.")
-    return Sequences(np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None], dtype=np.float32), None)
+    return PaddedSequences(np.ascontiguousarray(array if array.ndim == 3 else array[:, :, None], dtype=np.float32), None)
 
 
 def plain_array(values: Any, name: str) -> Array:
@@ -108,7 +108,7 @@ def _lengths_differ(X: Sequence[Any]) -> bool:
     return len(shapes) > 1
 
 
-def _padded(arrays: list[Array], name: str) -> Sequences:
+def _padded(arrays: list[Array], name: str) -> PaddedSequences:
     columns = [each[:, None] if each.ndim == 1 else each for each in arrays]
     for i, each in enumerate(columns):
         if each.ndim != 2 or each.shape[1] != columns[0].shape[1] or 0 in each.shape:
@@ -121,4 +121,4 @@ def _padded(arrays: list[Array], name: str) -> Sequences:
     x = np.zeros((len(columns), int(lengths.max()), columns[0].shape[1]), dtype=np.float32)
     for row, each in zip(x, columns, strict=True):
         row[: len(each)] = each
-    return Sequences(x, lengths)
+    return PaddedSequences(x, lengths)

@@ -133,24 +133,24 @@ def _table(path: Path, table: dict[str, list[Any]], columns: Columns) -> TableDa
     values = np.stack([_numbers(path, name, table[name]) for name in inputs], axis=1)
     check_finite(values, str(path), ("row", "column"), inputs)
     labels = None if target is None else _targets(path, target, table[target])
-    told = "no target" if target is None else f"target {target!r}"
+    content = "no target" if target is None else f"target {target!r}"
     if series is None:
-        return TableData(values, labels, f"{len(values):,} rows of {len(inputs)} steps, one sequence per row; {told}")
-    return _long(path, values, labels, table[series], f"series by {series!r}, {len(inputs)} channels; {told}")
+        return TableData(values, labels, f"{len(values):,} rows of {len(inputs)} steps, one sequence per row; {content}")
+    return _long(path, values, labels, table[series], f"series by {series!r}, {len(inputs)} channels; {content}")
 
 
-def _long(path: Path, values: Array, labels: Array | None, series: list[Any], told: str) -> TableData:
+def _long(path: Path, values: Array, labels: Array | None, series: list[Any], content: str) -> TableData:
     """Rows of one series may be anywhere in the file; their order is that of its steps."""
     names, first, index = np.unique(np.asarray(series, dtype=str), return_index=True, return_inverse=True)
     order = np.argsort(first)  # series in the order of the file
     members = [np.flatnonzero(index == i) for i in order]
     X = [values[rows] for rows in members]
     if labels is None:
-        return TableData(X, None, f"{len(X):,} {told}")
+        return TableData(X, None, f"{len(X):,} {content}")
     for i, rows in zip(order, members, strict=True):
         if (labels[rows] != labels[rows[0]]).any():
             raise ValueError(f"{path}: the target changes inside the series {names[i]}. Give one target per series.")
-    return TableData(X, labels[[rows[0] for rows in members]], f"{len(X):,} {told}")
+    return TableData(X, labels[[rows[0] for rows in members]], f"{len(X):,} {content}")
 
 
 def _named(path: Path, name: str | None, table: dict[str, list[Any]], usual: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unfading.layers.model import Model
 from unfading.own_data.array_task import ArrayTask
-from unfading.own_data.sequences import Sequences, read_sequences
+from unfading.own_data.sequences import PaddedSequences, read_sequences
 from unfading.tasks.base import OneHot, Task
 from unfading.tasks.resident import Labelled
 from unfading.tasks.scaling import Normalised
@@ -72,7 +72,7 @@ class TrainedModel(Model):
         result: NDArray[Any] = torch.cat(outputs).numpy()
         return result
 
-    def _sequences(self, X: Any) -> Sequences:
+    def _sequences(self, X: Any) -> PaddedSequences:
         sequences = read_sequences(X)
         if sequences.channels != self.rnn.input_size and self._reads_vectors:
             raise ValueError(
@@ -100,7 +100,7 @@ class TrainedModel(Model):
         return prediction.transpose(0, 1) if per_step else prediction
 
 
-def _batches(sequences: Sequences, rows: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _batches(sequences: PaddedSequences, rows: int) -> Iterator[tuple[Tensor, Tensor | None]]:
     """[T, B, I] and lengths."""
     x, lengths = sequences
     for i in range(0, len(x), rows):
