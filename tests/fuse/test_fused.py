@@ -84,7 +84,8 @@ def test_every_cell_is_compiled_with_its_projection_but_one(cell):
     assert cell_plan.with_project == (name(cell) not in ("EquilibriumRNN", "Quiet"))
 
 
-def test_long_sequences_in_pieces(monkeypatch):
+@pytest.mark.parametrize("bidirectional", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_long_sequences_in_pieces(bidirectional, monkeypatch):
     from unfading.fuse import fused
     from unfading.fuse.c import backward
 
@@ -92,7 +93,7 @@ def test_long_sequences_in_pieces(monkeypatch):
     monkeypatch.setattr(backward, "CHUNK_BYTES", 1 << 10)
     for cell in (unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell):
         table = {"steps": 30} if cell is unfading.IncrementalRNNCell else {}
-        layer = built(cell, 5, features=laws.I, bidirectional=True, **table)
+        layer = built(cell, 5, features=laws.I, bidirectional=bidirectional, **table)
         x, lengths = torch.randn(50, 7, laws.I, dtype=torch.float64), torch.randint(1, 51, (7,))
         for own in (None, lengths):
             agree(everything(layer, x, "fused", own), everything(layer, x, "reference", own), torch.float64)

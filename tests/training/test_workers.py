@@ -44,10 +44,11 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
         assert (tmp_path / run.key / "record.json").exists()
 
 
-def test_a_worker_trains_runs_in_one_pass_and_reports_each(tmp_path):
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_worker_trains_runs_in_one_pass_and_reports_each(tmp_path, processes):
     jobs = [[replace(SMALL, seed=seed) for seed in (3, 4, 5)], [replace(SMALL, hidden=5)]]
     updates = []
-    workers.train_apart(jobs, TrainOptions(tmp_path, processes=1, listen=updates.append, say=silent))
+    workers.train_apart(jobs, TrainOptions(tmp_path, processes=processes, listen=updates.append, say=silent))
     for job in jobs:
         for run, record in zip(job, train_together(job), strict=True):
             saved = json.loads((tmp_path / run.key / "record.json").read_text())

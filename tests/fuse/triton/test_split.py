@@ -123,8 +123,10 @@ def test_one_step_of_one_row(way, request):
     compared(unfading.Recurrent(lambda size: TwiceCell(size, 35), 3), torch.randn(1, 1, 3), torch.tensor([1]))
 
 
-def test_the_gradient_of_an_input_of_one_feature_is_a_sum_over_all_programs(summed):
-    compared(built(unfading.LSTMCell, 35, torch.float32, features=1), torch.randn(3, 5, 1), None)
+@pytest.mark.parametrize("lengths", [None, pytest.param([1, 3, 2, 3, 1], marks=pytest.mark.long)], ids=str)
+def test_the_gradient_of_an_input_of_one_feature_is_a_sum_over_all_programs(summed, lengths):
+    lengths = None if lengths is None else torch.tensor(lengths)
+    compared(built(unfading.LSTMCell, 35, torch.float32, features=1), torch.randn(3, 5, 1), lengths)
 
 
 def test_a_vector_may_be_read_twice_in_chunks(streamed):
