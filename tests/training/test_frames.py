@@ -73,7 +73,7 @@ def test_the_outputs_of_all_layers_are_counted_with_their_frames():
 def test_the_command_line_trains_a_convolutional_cell(tmp_path):
     answer = command(
         *("train", "--task", f"{USER}:BrighterHalf", "--cell", "ConvSTAR,kernel_size=[1,3]", "--hidden", "2"),
-        *("--layers", "2", "--steps", "2", "--batch", "2", "--runs", str(tmp_path)),
+        *("--layers", "2", "--steps", "2", "--batch", "2", "--no-recipe", "--runs", str(tmp_path)),
     )
     assert answer.returncode == 0, answer.stderr
     (record,) = tmp_path.rglob("record.json")

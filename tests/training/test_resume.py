@@ -233,6 +233,7 @@ def test_ctrl_c_during_the_first_compilation_does_not_reach_the_compiler(tmp_pat
         "30",
         "--valid-batches",
         "1",
+        "--no-recipe",
     ]
     process = subprocess.Popen(
         [sys.executable, "-c", program, "train", *flags],

@@ -147,6 +147,7 @@ IN_RECORD = {
     "backend": lambda record: record["run"],
     "valid_every": lambda record: [row["step"] for row in record["curve"] if "valid" in row],
     "stop_at": lambda record: record["steps"],
+    "patience": lambda record: record["steps"],
     "select_by": lambda record: record["run"],  # the loss of this task is its metric
 }
 # Fields that change shapes, so that weights cannot be compared.
@@ -157,7 +158,7 @@ SHAPES = {"task", "cell", "cell_options", "hidden", "layers", "dtype"}
 def test_every_field_changes_the_result_or_the_record(name, tmp_path):
     base = small(cell_options={} if name == "cell" else {"max_lag": 4}, task_options={"T": 6 if name == "task_options" else 12})
     base = changed(base, **WITH.get(name, {}))
-    other = changed(base, **{name: {"stop_at": 10.0, "valid_batches": 3}.get(name, OTHER[name])})
+    other = changed(base, **{name: {"stop_at": 10.0, "valid_batches": 3, "patience": 1}.get(name, OTHER[name])})
     one, two = train(base, tmp_path), train(other, tmp_path)
     if name in IN_RECORD:
         assert IN_RECORD[name](one) != IN_RECORD[name](two)

@@ -19,7 +19,7 @@ from unfading.errors import unknown
 if TYPE_CHECKING:
     from unfading.tasks.base import Task
     from unfading.training.run import Run
-    from unfading.training.settings import Setting
+    from unfading.training.settings import SettingField
 
 # Budget if neither --steps nor --epochs is given: that of the papers' adding problem, and a first impression of a dataset.
 STEPS, EPOCHS = 2000, 10
@@ -133,7 +133,7 @@ def training_flags() -> type[TrainingFlags]:
     return make_dataclass("TrainingFlags", flags, bases=(TrainingFlags,), frozen=True, namespace=namespace)
 
 
-def _kind(name: str, setting: "Setting") -> tuple[Any, Any, str | None]:
+def _kind(name: str, setting: "SettingField") -> tuple[Any, Any, str | None]:
     """Type, default and metavar of a flag."""
     if name == "clip_norm":
         return setting.annotation | Literal["recipe"], RECIPE, None

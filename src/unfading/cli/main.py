@@ -12,6 +12,7 @@ from functools import partial, wraps
 from inspect import getdoc
 from io import TextIOWrapper
 from textwrap import wrap
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from unfading.errors import unknown
@@ -165,14 +166,17 @@ def _deferred(command: Command) -> Callable[..., Callable[[], None]]:
     return bind
 
 
+def _package() -> ModuleType:
+    """The package, which Python loads before any module in it."""
+    return sys.modules[__name__.partition(".")[0]]
+
+
 def _named_cell(arguments: list[str]) -> list[str]:
     """`cells NAME` is short for `cells show NAME`. A word in lower case that names no cell is a verb, perhaps misspelt."""
-    import unfading
-
     if arguments[:1] != ["cells"] or arguments[1:2] == [] or arguments[1].startswith("-"):
         return arguments
     word = arguments[1]
-    names_a_cell = word.lower() in map(str.lower, unfading.__all__) or word != word.lower() or ":" in word
+    names_a_cell = word.lower() in map(str.lower, _package().__all__) or word != word.lower() or ":" in word
     return ["cells", "show", *arguments[1:]] if names_a_cell else arguments
 
 
@@ -181,10 +185,8 @@ def _versions() -> str:
     from importlib.metadata import PackageNotFoundError, version
     from platform import python_version
 
-    import unfading
-
     try:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "missing"
-    return f"unfading {unfading.__version__}, torch {torch}, Python {python_version()}"
+    return f"unfading {_package().__version__}, torch {torch}, Python {python_version()}"

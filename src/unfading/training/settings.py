@@ -88,7 +88,7 @@ class Settings:
     """Seed of weights, data and noise."""
 
 
-class Setting(NamedTuple):
+class SettingField(NamedTuple):
     """A field of a run."""
 
     annotation: Any
@@ -96,7 +96,7 @@ class Setting(NamedTuple):
     description: str
 
 
-def _fields() -> dict[str, Setting]:
+def _fields() -> dict[str, SettingField]:
     """The fields of `Settings`, each described by the string below it."""
     (definition,) = ast.parse(inspect.getsource(Settings)).body
     assert isinstance(definition, ast.ClassDef)
@@ -107,7 +107,7 @@ def _fields() -> dict[str, Setting]:
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }
     return {
-        name: Setting(annotation, getattr(Settings, name, None), str(texts[name]))
+        name: SettingField(annotation, getattr(Settings, name, None), str(texts[name]))
         for name, annotation in get_type_hints(Settings).items()
     }
 
