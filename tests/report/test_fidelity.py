@@ -51,6 +51,18 @@ def test_runs_at_the_current_setting_are_preferred_to_more_runs_at_another():
     assert not judge(row, [{**each, "budget": "short"} for each in old]).earlier  # a short run has another budget
 
 
+def test_a_run_answers_all_rows_with_its_settings():
+    """A row of a table and a point of a figure may be the same runs; a row with other settings is not answered."""
+    runs = [line(0.95), line(0.96, 1)]
+    same = [setting(runs[0]["run"])]
+    rows = [
+        claim(settings=same), claim(item="q/fig1", row="the same", settings=same), claim(item="q/fig1", row="other", settings=["0"]),
+    ]  # fmt: skip
+    assert [outcome.seeds for _, outcome in fidelity.answers([*rows, *runs])] == [2, 2, 0]
+    own = {**line(0.97, 2), "item": "q/fig1", "row": "the same"}
+    assert [outcome.seeds for _, outcome in fidelity.answers([*rows, *runs, own])] == [3, 3, 0]
+
+
 @pytest.mark.parametrize("published", [11.0, 0.0])
 @pytest.mark.parametrize(
     ("scores", "verdict"),

@@ -103,10 +103,28 @@ def answers(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
 
 
 def _by_item(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """The lines of each item, with the results of equal rows in other items."""
     groups: dict[str, list[Line]] = {}
-    for line in lines:
+    for line in [*lines, *_of_equal_rows(lines)]:
         groups.setdefault(line["item"], []).append(line)
     return groups
+
+
+def _of_equal_rows(lines: Sequence[Line]) -> list[Line]:
+    """Results that answer further rows: a row in a table and a point of a figure with the same settings are the same runs."""
+    equal: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for line in lines:
+        if line["kind"] == "row" and line["settings"]:
+            equal.setdefault(tuple(line["settings"]), []).append((line["item"], line["row"]))
+    others = {row: [other for other in rows if other != row] for rows in equal.values() for row in rows}
+    results = [line for line in lines if line["kind"] in ("run", "candidate")]
+    stored = {(line["item"], line["row"], line["budget"], line["key"]) for line in results}
+    return [
+        {**line, "item": item, "row": row}
+        for line in results
+        for item, row in others.get((line["item"], line["row"]), ())
+        if (item, row, line["budget"], line["key"]) not in stored
+    ]
 
 
 def _outcomes(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
