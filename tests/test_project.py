@@ -123,6 +123,7 @@ def test_readme_examples_run():
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.sample(16)
 def test_docs_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
     scope = {}

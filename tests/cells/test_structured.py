@@ -53,6 +53,7 @@ def _reparametrises(cell, options):
 
 
 @pytest.mark.parametrize(("cell", "options"), structured())
+@pytest.mark.sample(8)
 def test_parametrisations_have_the_right_gradient(cell, options):
     instance = laws.make(cell, options)
     names = [name for name, _ in instance.named_parameters()]

@@ -133,6 +133,7 @@ def test_gains_from_a_subset_of_steps_are_the_same():
 
 
 @named
+@pytest.mark.sample(10)
 def test_draws_at_once_equal_draws_one_by_one(cell):
     torch.manual_seed(0)
     sizes, draws = StackSizes(layers=2, steps=3, width=8), 3

@@ -82,6 +82,7 @@ def assert_layer(runtime, layer, x, lengths=None):
 
 
 @pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.sample(10)
 def test_every_cell_at_any_length_and_batch(name, tmp_path):
     layer = layer_of(name)
     runtime = session(layer, tmp_path / "layer.onnx")

@@ -37,6 +37,7 @@ def work(monkeypatch):
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
+@pytest.mark.sample(10)
 def test_the_second_of_two_equal_cells_needs_no_work(cell, work):
     first, second = (cell(3, hidden_size(cell)) for _ in "12")
     known = plan(first), locality(first, 10)

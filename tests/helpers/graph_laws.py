@@ -76,6 +76,7 @@ def same_as_the_reference(layer, device, tolerance=EXACT):
 
 
 @pytest.mark.parametrize("cell", [unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell], ids=name)
+@pytest.mark.sample(1)
 def test_resets_are_recorded(cell, device):
     layer, x = built(cell, 5, bidirectional=True, learn_initial_state=True).to(device), given(device)
     for share in (0.3, 0.0):
@@ -108,6 +109,7 @@ def checkpointed():
 
 
 @pytest.mark.parametrize(("cell", "every"), [*checkpointed()])
+@pytest.mark.sample(3)
 def test_with_checkpoints(cell, every, device):
     same_as_the_reference(built(cell, 5, num_layers=2, bidirectional=True, checkpoint_every=every), device)
 

@@ -42,6 +42,7 @@ def everything(layer, x, **keywords):
 
 
 @each
+@pytest.mark.sample(2)
 def test_shapes_of_output_and_state(cell):
     output, state = layer_of(cell, 3, 2, bidirectional=True)(frames())
     assert output.shape == (T, B, 2 * H, *FRAME)
@@ -89,6 +90,7 @@ def test_halves_truncation_and_trajectory_agree_with_one_call(cell):
 
 
 @each
+@pytest.mark.sample(1)
 def test_a_stream_gives_the_output_of_the_layer(cell):
     layer, x = layer_of(cell, 3, 2, stride=[2, 1], learn_initial_state=True).eval(), frames()
     with torch.no_grad():
@@ -114,6 +116,7 @@ def test_checkpointing_changes_no_gradient(cell, form):
 
 
 @each
+@pytest.mark.sample(2)
 def test_gradient_of_a_stack_with_lengths(cell):
     layer = unfading.layer(cell)(1, 2, num_layers=2, stride=2, learn_initial_state=True, dtype=torch.float64)
     x = torch.randn(3, 2, 1, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -141,6 +144,7 @@ def test_a_learned_state_is_one_number_per_channel():
 
 @each
 @pytest.mark.parametrize("noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}], ids=str)
+@pytest.mark.sample(2)
 def test_noise_in_training_and_none_in_evaluation(cell, noise):
     layer, x = layer_of(cell, groups=2, stride=2, **noise), frames()
     assert any(not torch.equal(layer(x)[0], layer(x)[0]) for _ in range(5))
@@ -203,6 +207,7 @@ def test_autocast_keeps_the_precision_of_the_state(cell):
 
 
 @each
+@pytest.mark.sample(1)
 def test_compiled_by_torch(cell):
     torch._dynamo.reset()
     layer, x = layer_of(cell), frames(3, 2)

@@ -46,6 +46,7 @@ def same(a, b):
 
 
 @each
+@pytest.mark.sample(2)
 def test_a_stack_is_one_layer_after_the_other(make):
     layer, x = built(make, 3), given()
     below = x
@@ -67,6 +68,7 @@ def test_second_direction_is_the_first_on_the_mirrored_input(make):
 
 @each
 @pytest.mark.parametrize("form", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.sample(3)
 def test_padded_rows_agree_with_the_rows_alone(make, form):
     layer, x = built(make, **form), given()
     lengths = torch.tensor([2, 7, 4])
@@ -108,6 +110,7 @@ def test_batch_first_and_unbatched(make):
 
 @each
 @pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.sample(4)
 def test_state_has_torch_shapes_and_named_parts(make, bidirectional):
     layer = built(make, 2, bidirectional=bidirectional)
     _, state = layer(given())
@@ -162,6 +165,7 @@ def test_learned_initial_state(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_dropout_acts_between_layers_in_training_only(make):
     layer, x = built(make, 2, dropout=0.5), given()
     assert not torch.equal(layer(x)[0], layer(x)[0])
@@ -176,6 +180,7 @@ def test_dropout_with_one_layer_warns():
 
 
 @each
+@pytest.mark.sample(1)
 def test_copies_pickles_and_state_dicts_after_a_call(make):
     layer, x = built(make, 2, bidirectional=True, learn_initial_state=True), given()
     want, _ = layer(x)

@@ -129,6 +129,7 @@ def test_a_batch_has_the_declared_layout(name):
 
 
 @every_task
+@pytest.mark.sample(8)
 def test_a_model_trains_on_it(name):
     task = small(name)
     batch = draw(task, size=3)
@@ -185,6 +186,7 @@ def behaviour(task):
         if field.name not in ON_REAL_DATA
     ],
 )
+@pytest.mark.sample(25)
 def test_every_option_changes_something(name, option):
     task = small(name)
     value = getattr(task, option)
@@ -276,6 +278,7 @@ def test_a_worker_draws_what_the_main_process_draws():
 
 # Of moving digits the movement is drawn batch by batch, and with it the target.
 @pytest.mark.parametrize("name", [name for name in RESIDENT if not issubclass(TASKS[name], MovingDigits)])
+@pytest.mark.sample(5)
 def test_means_over_uneven_batches_combine_by_weight(name):
     task = small(name)
     n = len(task.rows("test"))

@@ -53,6 +53,7 @@ def history(run, monkeypatch):
 
 
 @CELLS
+@pytest.mark.sample(8)
 def test_every_cell_goes_through_all_stages(cell, monkeypatch):
     run = compressed(cell=name(cell), hidden=hidden_size(cell))
     _, compression, steps = history(run, monkeypatch)

@@ -20,6 +20,7 @@ from unfading.training.run_dir import RunFolder
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
+@pytest.mark.sample(6)
 def test_a_stopped_run_resumes_bit_for_bit(fields, tmp_path, monkeypatch):
     run = small(**fields)
     expected = train_outcome(run, tmp_path / "whole")
