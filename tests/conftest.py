@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 
 def pytest_configure(config):
-    """`make test` compiles kernels without optimisation, in a fifth of the time; `tests/fuse` and `make test-all` as users do."""
+    """`make test` compiles kernels without optimisation, in a fifth of the time, but for `tests/fuse`."""
     if config.option.markexpr == "not long" and shutil.which("cc"):
         os.environ.setdefault("CC", str(QUICK_CC))
 

@@ -290,6 +290,7 @@ TRIALS = [pytest.param(100, id="sample"), pytest.param(10_000, id="all", marks=p
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("name", BYTES)
+@pytest.mark.sample(12)
 def test_damaged_bytes_are_one_sentence(seeds, tmp_path, name, trials):
     source, own, read = BYTES[name]
     content = (seeds / source).read_bytes()

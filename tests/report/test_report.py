@@ -272,6 +272,7 @@ def test_a_page_needs_a_file_name_in_an_existing_folder(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["altair", "jinja2", "vl_convert"])
+@pytest.mark.sample(1)
 def test_a_missing_package_is_named_with_its_extra(runs, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"pip install 'unfading\[report\]'"):

@@ -187,6 +187,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.sample(1)
 def test_a_signal_stops_training_after_the_step_with_a_checkpoint(number, whole, tmp_path):
     process = Process(SECONDS, tmp_path)
     time.sleep(whole[1] / 3)

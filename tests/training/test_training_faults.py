@@ -209,6 +209,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("name", "damage", "sentence"), DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.sample(9)
 def test_an_error_names_the_damaged_file_and_changes_nothing(name, damage, sentence, tmp_path, monkeypatch):
     run, folder = stopped(tmp_path, monkeypatch)
     damage(folder / name)
