@@ -27,6 +27,7 @@ def layer_of(cell, **keywords):
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+@pytest.mark.sample(8)
 def test_zoneout_in_every_cell(cell):
     layer, x = layer_of(cell, zoneout=0.5, backend="reference"), laws.random_input()
     a, b = layer(x)[0], layer(x)[0]

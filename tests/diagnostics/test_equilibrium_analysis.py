@@ -63,6 +63,7 @@ def test_the_path_ends_where_the_cell_does(cell, options):
 
 
 @pytest.mark.parametrize(("cell", "options"), INCREMENTAL)
+@pytest.mark.sample(6)
 def test_the_path_of_observed_steps_is_part_of_the_whole_path(cell, options):
     rnn = layer(cell)(3, 8, dtype=torch.float64, **{"steps": 6, **options})
     with torch.no_grad():
@@ -280,6 +281,7 @@ def test_if_the_hypotheses_hold_all_claims_of_the_paper_hold():
 @pytest.mark.parametrize(
     ("cell", "options"), sampled(INCREMENTAL, ["IncrementalRNN", "StableIncrementalRNN", "DeepTransition"])
 )
+@pytest.mark.sample(1)
 def test_every_incremental_cell_can_be_measured(cell, options):
     own = laws.make(cell, options)
     result = equilibrium(own, laws.random_input(), inner_steps=3)

@@ -275,6 +275,7 @@ def test_known_gradients_get_their_verdict(decays, gains, kinds):
 
 
 @pytest.mark.parametrize(("share", "kinds"), [(6e-7, ["fades with depth"]), (0.5, []), (1e4, ["explodes with depth"])])
+@pytest.mark.sample(1)
 def test_the_verdict_agrees_with_the_parameter_gradients_that_are_printed(share, kinds):
     measures = unfading.diagnose(linear_stack((0.9, 0.9), (1.0, 1.0)), noise(30, size=4)).measures
     flat = {"end": measures.flat["end"]._replace(bottom_to_top=share)}

@@ -173,6 +173,7 @@ def test_the_program_in_integers_is_the_twin(tmp_path):
 
 @pytest.mark.parametrize("encoder", [unfading.tasks.base.OneHot(FEATURES), torch.nn.Embedding(7, FEATURES)])
 @pytest.mark.parametrize("precision", ["float32", "integer"])
+@pytest.mark.sample(2)
 def test_tokens(encoder, precision, tmp_path):
     model = model_of(unfading.EveryStep, encoder)
     tokens = torch.randint(0, FEATURES, (30, 2))

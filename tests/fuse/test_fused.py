@@ -184,6 +184,7 @@ def results_at_special_numbers(dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.sample(8)
 def test_infinities_nan_and_denormals_are_as_in_torch(function, dtype):
     x, results = results_at_special_numbers(dtype)
     got, want = results[function], getattr(torch, function)(x)

@@ -212,6 +212,7 @@ def test_the_noise_of_layers_is_local(noise):
 
 
 @all_cells
+@pytest.mark.sample(7)
 def test_what_is_shown_of_users_cells(cell):
     (runner,) = layer_of(cell).runners
     assert (locality.locality(runner, 200).refusal is None) == (cell in LOCAL)
@@ -302,6 +303,7 @@ def test_a_longer_sequence_is_tested_anew():
 
 
 @all_cells
+@pytest.mark.sample(7)
 def test_a_test_leaves_the_cell_and_the_random_numbers_as_they_are(cell):
     (runner,) = layer_of(cell).runners
     before = {key: value.clone() for key, value in runner.state_dict().items()}
@@ -329,6 +331,7 @@ class QuietCellOfFive(QuietCell):
 
 
 @pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+@pytest.mark.sample(8)
 def test_a_test_takes_little_time(cell):
     built = cell(I, hidden_size(cell))
     begin = time.thread_time()  # other processes take their share of the clock

@@ -110,6 +110,7 @@ def test_sizes_and_starts_in_project_are_those_of_the_call(form):
 
 
 @pytest.mark.parametrize("form", IN_STEP.values(), ids=IN_STEP.keys())
+@pytest.mark.sample(2)
 def test_the_batch_size_in_a_step_is_that_of_the_call(form):
     agrees_with_the_reference(SizedStep, form)
     refusal = plan(SizedStep(I, form))
@@ -329,6 +330,7 @@ class BranchedStep(SizedStep):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", BRANCHES.values(), ids=BRANCHES.keys())
+@pytest.mark.sample(3)
 def test_a_branch_that_a_trace_takes_otherwise_is_refused(form, dtype):
     torch.manual_seed(0)
     refusal = plan(BranchedStep(I, form).to(dtype))
@@ -373,6 +375,7 @@ HIDING |= {
 
 
 @pytest.mark.parametrize(("start", "form"), HIDING.values(), ids=HIDING.keys())
+@pytest.mark.sample(2)
 def test_a_weight_that_training_will_change_hides_no_branch(start, form):
     for kind in (Untrained, UntrainedProject):
         torch.manual_seed(0)

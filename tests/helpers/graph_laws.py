@@ -88,6 +88,7 @@ def test_resets_are_recorded(cell, device):
 @pytest.mark.parametrize(
     "noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.3}], ids=str
 )
+@pytest.mark.sample(1)
 def test_noise_is_that_of_the_reference(noise, device):
     layer = built(unfading.GRUCell, 5, bidirectional=True, **noise)
     same_as_the_reference(layer, device)
@@ -96,6 +97,7 @@ def test_noise_is_that_of_the_reference(noise, device):
 
 @pytest.mark.parametrize("cell", [CausalConvolution, Cumsum, NormOverTime, Statistics], ids=name)
 @pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.sample(2)
 def test_a_projection_along_time_is_not_cut(cell, every, device):
     layer = unfading.Recurrent(cell, 3, bidirectional=True, checkpoint_every=every, dtype=torch.float64)
     same_as_the_reference(layer, device)

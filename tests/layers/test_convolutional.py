@@ -72,6 +72,7 @@ def test_batch_first_unbatched_and_packed_input_give_the_same():
 
 
 @each
+@pytest.mark.sample(2)
 def test_halves_truncation_and_trajectory_agree_with_one_call(cell):
     layer, x = layer_of(cell, 3, 2), frames()
     output, state = layer(x)
@@ -106,6 +107,7 @@ def test_a_stream_gives_the_output_of_the_layer(cell):
 
 @each
 @pytest.mark.parametrize("form", [{}, {"bidirectional": True, "num_layers": 2}], ids=["one", "two-ways"])
+@pytest.mark.sample(2)
 def test_checkpointing_changes_no_gradient(cell, form):
     layer = layer_of(cell, **form)
     want = everything(layer, frames(), lengths=LENGTHS)
@@ -196,6 +198,7 @@ def test_layers_whose_strides_shrink_frames_have_a_tuple_of_states(cell):
 
 
 @each
+@pytest.mark.sample(2)
 def test_autocast_keeps_the_precision_of_the_state(cell):
     layer, x = unfading.layer(cell)(C, H), frames().float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -222,6 +225,7 @@ def test_exported_with_a_free_number_of_rows():
 
 
 @each
+@pytest.mark.sample(2)
 def test_each_model_of_a_vmap_is_its_own(cell):
     layers, x = [layer_of(cell) for _ in range(2)], frames()
     with torch.no_grad():
@@ -234,6 +238,7 @@ def test_each_model_of_a_vmap_is_its_own(cell):
 
 
 @each
+@pytest.mark.sample(2)
 def test_the_projection_can_be_cut_in_time_and_the_step_be_recorded(cell):
     for wrap in (lambda cell: cell, lambda cell: ZoneoutCell(RecurrentDropoutCell(cell, 0.5), 0.3)):
         for options in ({}, {"padding": 0, "kernel_size": 5, "dilation": 2}):

@@ -56,6 +56,7 @@ def test_a_stack_is_one_layer_after_the_other(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_second_direction_is_the_first_on_the_mirrored_input(make):
     layer, x = built(make, bidirectional=True), given()
     both, state = layer(x)
@@ -86,6 +87,7 @@ def test_padded_rows_agree_with_the_rows_alone(make, form):
 
 
 @each
+@pytest.mark.sample(2)
 def test_packed_input_gives_packed_output(make):
     layer, x, lengths = built(make, 2, bidirectional=True), given(), torch.tensor([2, 7, 4])
     packed, state = layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
@@ -95,6 +97,7 @@ def test_packed_input_gives_packed_output(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_batch_first_and_unbatched(make):
     layer, x = built(make, 2), given()
     output, state = layer(x)
@@ -120,6 +123,7 @@ def test_state_has_torch_shapes_and_named_parts(make, bidirectional):
 
 
 @each
+@pytest.mark.sample(2)
 def test_state_and_start_continue_a_sequence(make):
     layer, x = built(make, 2), given()
     whole, end = layer(x)
@@ -132,6 +136,7 @@ def test_state_and_start_continue_a_sequence(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_trajectory_ends_in_the_state_and_contains_the_output(make):
     layer, x = built(make, 2), given()
     output, end = layer(x)
@@ -153,6 +158,7 @@ def test_detach_cuts_the_graph(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_learned_initial_state(make):
     layer = built(make, 2, bidirectional=True, learn_initial_state=True)
     output, _ = layer(given())

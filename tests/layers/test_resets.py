@@ -71,6 +71,7 @@ def test_every_convolutional_cell_starts_anew_at_a_reset(cell, backend):
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 @pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell], ids=name)
+@pytest.mark.sample(2)
 def test_in_both_directions_with_lengths_and_a_learned_state(cell, backend):
     layer = built(cell, 5, num_layers=2, bidirectional=True, learn_initial_state=True)
     same_as_apart(layer, backend)
@@ -78,6 +79,7 @@ def test_in_both_directions_with_lengths_and_a_learned_state(cell, backend):
 
 
 @pytest.mark.parametrize("every", [1, 3, 5])
+@pytest.mark.sample(1)
 def test_checkpointing_through_time(every):
     same_as_apart(built(unfading.LSTMCell, 5, bidirectional=True, checkpoint_every=every), "auto")
 

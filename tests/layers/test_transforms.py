@@ -30,6 +30,7 @@ def given(*shape, dtype=torch.float64):
 
 
 @rest_is_long
+@pytest.mark.sample(2)
 def test_vmap_of_grad_and_jvp(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given()
     parameters = dict(layer.named_parameters())
@@ -68,6 +69,7 @@ def test_double_backward(cell):
 
 
 @rest_is_long
+@pytest.mark.sample(2)
 def test_lengths_under_vmap(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given(2, T, B, I)
     lengths = torch.tensor([[4, 2, 3], [1, 4, 2]])

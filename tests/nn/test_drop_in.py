@@ -92,6 +92,7 @@ def test_unbatched_and_packed_sequences_have_the_form_of_torch(kind, given):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_attributes_names_and_types_are_those_of_torch(kind):
     theirs, ours = pair(kind, num_layers=2, bidirectional=True)
     assert isinstance(ours, getattr(nn, kind))

@@ -63,6 +63,7 @@ def same(one, other):
 
 @every_task
 @pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.sample(23)
 def test_a_batch_depends_on_its_arguments_alone(name, split):
     task = small(name)
     first = draw(task, 1, split=split)
@@ -78,6 +79,7 @@ def test_a_batch_depends_on_its_arguments_alone(name, split):
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_another_index_seed_or_split_is_another_batch(name):
     task = small(name)
     batch = draw(task)
@@ -88,6 +90,7 @@ def test_another_index_seed_or_split_is_another_batch(name):
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_drawing_leaves_the_global_generator_alone(name):
     torch.manual_seed(3)
     wanted = torch.rand(2)
@@ -109,6 +112,7 @@ def test_seeds_and_purposes_have_streams_of_their_own():
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_a_batch_has_the_declared_layout(name):
     task = small(name)
     batch = draw(task, size=5)
@@ -198,6 +202,7 @@ def test_every_option_changes_something(name, option):
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_a_guess_is_a_score(name):
     task = small(name)
     assert 0 < task.guess < (1 if task.metric == "accuracy" else float("inf"))
@@ -307,6 +312,7 @@ def answers(task, split):
 
 
 @pytest.mark.parametrize("name", RESIDENT)
+@pytest.mark.sample(4)
 def test_a_guess_is_the_share_of_the_commonest_class(name):
     task = small(name)
     if not isinstance(task, Labelled):

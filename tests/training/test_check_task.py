@@ -123,6 +123,7 @@ def test_the_same_tasks_without_a_fault_are_trained(kind):
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("fault", broken.CELLS)
+@pytest.mark.sample(8)
 def test_a_fault_of_a_cell_is_one_sentence(fault, backend, tmp_path):
     with pytest.raises((ValueError, TypeError)) as caught:
         train(small(cell=f"{USER}:BrokenCell", cell_options={"fault": fault}, steps=3, backend=backend), tmp_path)

@@ -89,6 +89,7 @@ def test_a_process_that_dies_between_its_two_checkpoints_loses_nothing(name, tmp
 
 
 @pytest.mark.parametrize("line", ["", '{"step": 5, "lo', '{"step": 24, "loss": 0.1, "rate": 1, "seconds": 1}\n'])
+@pytest.mark.sample(1)
 def test_log_rows_after_the_checkpoint_are_removed(line, tmp_path, monkeypatch):
     run = small()
     expected = train_outcome(run, tmp_path / "whole")

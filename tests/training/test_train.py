@@ -332,6 +332,7 @@ def model_and_rows(cell="LSTM", T=11):
     ["LSTM", pytest.param("STAR", marks=pytest.mark.long), pytest.param("NRU", marks=pytest.mark.long), "IncrementalRNN"],
 )
 @pytest.mark.parametrize("every", [1, 4, 11, 50])
+@pytest.mark.sample(2)
 def test_truncate_keeps_the_prediction_and_cuts_the_gradient(cell, every):
     model, x = model_and_rows(cell)
     whole, final = model(x, start=3)

@@ -116,6 +116,7 @@ def test_sizes_that_divide_nothing(cell, sizes):
 
 
 @each
+@pytest.mark.sample(2)
 def test_float32(cell):
     agrees(layer_of(cell, torch.float32), frames(dtype=torch.float32), {"rtol": 1e-4, "atol": 1e-5})
 
@@ -126,6 +127,7 @@ def test_an_input_without_a_gradient(cell):
 
 
 @each
+@pytest.mark.sample(2)
 def test_without_gradients(cell):
     layer, x = layer_of(cell, bidirectional=True, backend="fused"), frames()
     with torch.no_grad():
@@ -194,6 +196,7 @@ def test_auto_compiles_every_cell_and_the_projection_with_it(cell):
     [({}, (2, 1, 8, 8, 8)), ({"kernel_size": 5}, (2, 8, 8, 32, 32)), ({"groups": 4}, (2, 8, 8, 32, 32))],
     ids=["few pixels", "kernel 5", "groups"],
 )
+@pytest.mark.sample(1)
 def test_auto_takes_the_reference_where_that_is_faster(options, shape):
     layer, x = unfading.ConvSTAR(8, 64, **options), torch.randn(shape)
     with observe_backends() as observed:
@@ -358,6 +361,7 @@ def by_torch(monkeypatch):
 
 @pytest.mark.usefixtures("by_torch")
 @each
+@pytest.mark.sample(2)
 def test_convolutions_by_torch(cell):
     agrees(layer_of(cell, bidirectional=True), frames(), lengths=LENGTHS)
 
