@@ -185,6 +185,7 @@ def test_the_right_arguments_work(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.sample(10)
 def test_a_wrong_argument_is_a_value_error_or_a_type_error(name):
     wrong = {
         (argument, kind): result

@@ -290,6 +290,7 @@ TRIALS = [pytest.param(100, id="sample"), pytest.param(10_000, id="all", marks=p
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("name", BYTES)
+@pytest.mark.sample(12)
 def test_damaged_bytes_are_one_sentence(seeds, tmp_path, name, trials):
     source, own, read = BYTES[name]
     content = (seeds / source).read_bytes()
@@ -308,6 +309,7 @@ def test_damaged_bytes_are_one_sentence(seeds, tmp_path, name, trials):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.sample(2)
 def test_wrong_fields_are_one_sentence(seeds, tmp_path, name, trials):
     write, own, read = OBJECTS[name]
     attack(tmp_path, own, lambda numbers, path: write(numbers, path, seeds), read, trials)

@@ -65,6 +65,7 @@ def device(monkeypatch):
 
 @pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1" or triton_missing() is not None, reason="no interpreter of Triton")
 @pytest.mark.parametrize("cell", catalogue.convolutional_cells(), ids=name)
+@pytest.mark.sample(1)
 def test_a_compiled_step_with_convolutions_is_recorded(cell, monkeypatch):
     """The kernels for a GPU in Triton's interpreter, in chunks of four steps, against the reference loop in float64."""
     monkeypatch.setattr(capture, "CapturedGraph", Called)
@@ -87,6 +88,7 @@ def test_a_compiled_step_with_convolutions_is_recorded(cell, monkeypatch):
 
 
 @pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+@pytest.mark.sample(12)
 def test_every_cell_agrees_with_the_reference(cell, device):
     same_as_the_reference(built(cell, hidden_size(cell), bidirectional=True), device)
 

@@ -59,12 +59,14 @@ def checkpointing_changes_nothing(cell, form, lengths, backend):
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 @forms("two-ways-lengths")
+@pytest.mark.sample(8)
 def test_checkpointing_changes_no_gradient(cell, form, lengths):
     checkpointing_changes_nothing(cell, form, lengths, "reference")
 
 
 @pytest.mark.parametrize("cell", sampled(CELLS))
 @forms("both-ways-lengths")
+@pytest.mark.sample(3)
 def test_checkpointing_changes_no_gradient_of_the_compiled_loop(cell, form, lengths):
     checkpointing_changes_nothing(cell, form, lengths, "fused")
 
@@ -90,6 +92,7 @@ def test_checkpointing_recomputes_the_same_noise(noise):
     "noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.3}], ids=str
 )
 @pytest.mark.parametrize("lengths", [None, torch.tensor([7, 2, 5])], ids=["full", "lengths"])
+@pytest.mark.sample(2)
 def test_noise_in_segments_outlives_a_switch_to_evaluation(noise, lengths):
     """The backward pass repeats the forward pass, although the layer has been switched to eval() in between."""
     layer = unfading.GRU(
@@ -223,6 +226,7 @@ class ClockCell(RootCell):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("first", [0, 3, 1000])
 @pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.sample(6)
 def test_the_hook_of_the_input_is_called_if_it_is_read(backend, first, batch_first):
     form = {"dtype": torch.float64, "backend": backend, "batch_first": batch_first}
     layer = unfading.Recurrent(lambda size: ClockCell(size, 3, first), 2, **form)
@@ -298,6 +302,7 @@ def _tensors():
 
 @pytest.mark.parametrize("T", [1000, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", [unfading.LSTM, unfading.STAR, unfading.IncrementalRNN])
+@pytest.mark.sample(2)
 def test_checkpointing_saves_memory(kind, T):
     layer, x = kind(2, 8), torch.randn(T, 1, 2)
     plain = bytes_saved(layer, x)

@@ -107,6 +107,7 @@ def test_the_tolerance_grows_with_the_references_own_rounding_and_not_for_ever()
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU reset after", "NRU", "IncrementalRNN", "IncrementalRNN K=1"])
+@pytest.mark.sample(2)
 def test_a_row_has_every_comparison_there_is(name):
     fused_layer(name)
     result = measure(case(name), rounds=3)

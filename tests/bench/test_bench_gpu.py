@@ -197,6 +197,7 @@ def last_weight_without_gradient(result):
         ("fleet", "backward", last_weight_without_gradient, "gradient"),
     ],
 )
+@pytest.mark.sample(1)
 def test_a_wrong_result_is_refused_and_nothing_timed(measured, monkeypatch, kind, method, change, word):
     plant(monkeypatch, (TritonKernel, method), change)
     monkeypatch.setattr(gpu, "time_in_turns", lambda *_, **__: pytest.fail("a wrong result was timed"))
@@ -481,6 +482,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize("short", SHORT)
+@pytest.mark.sample(8)
 def test_a_bar_is_missed_by_one_line_that_is_short_of_it(judging, short):
     change, wanted = SHORT[short]
     code, text = judging(but(change, **wanted))

@@ -71,6 +71,7 @@ def test_lstm_gain_of_the_whole_state_is_larger_than_with_c_fixed():
 
 
 @pytest.mark.parametrize(("cell", "options"), every_cell_that_claims("bounded_state"))
+@pytest.mark.sample(25)
 def test_declared_bound_of_the_output(cell, options):
     instance = laws.make(cell, options)
     x = 50 * torch.randn(200, 8, laws.I, *(laws.FRAME if instance.example_frame else ()), dtype=torch.float64)

@@ -20,6 +20,7 @@ def count(rnn, answers):
         (unfading.Elman, [17_930, 50_826, 116_618, 248_202, 511_370]),
     ],
 )
+@pytest.mark.sample(2)
 def test_star_table_2(layer, published):
     assert [count(layer(1, 128, depth), 10) for depth in (1, 2, 4, 8, 16)] == published
 

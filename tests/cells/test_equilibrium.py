@@ -39,6 +39,7 @@ def test_fixed_point_agrees_with_scipy_from_twenty_starts(activation):
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 @pytest.mark.parametrize("minus", [False, True])
+@pytest.mark.sample(3)
 def test_implicit_gradient_agrees_with_500_unrolled_steps(activation, minus):
     cell = built(activation=activation, minus=minus)
     # Eq. 5 with a full U, K = 500, eta = 1: the same iteration, written out and differentiated step by step.

@@ -71,6 +71,7 @@ def agrees_with_the_dense_cell(cell, heads, backend, **options):
 
 @pytest.mark.parametrize("heads", [2, H])
 @each
+@pytest.mark.sample(7)
 def test_a_cell_with_heads_is_the_dense_cell_with_zeros_between_heads(cell, heads):
     agrees_with_the_dense_cell(cell, heads, "reference", bidirectional=True)
 

@@ -25,6 +25,7 @@ def trained(cases):
 
 
 @pytest.mark.parametrize(("cell", "options", "steps"), [*trained(every_cell_that_claims("orthogonal_recurrence"))])
+@pytest.mark.sample(2)
 def test_orthogonal_after_many_steps_of_adam(cell, options, steps):
     instance = laws.make(cell, options)
     optimiser = torch.optim.Adam(instance.parameters(), lr=1e-2)
@@ -53,6 +54,7 @@ def _reparametrises(cell, options):
 
 
 @pytest.mark.parametrize(("cell", "options"), structured())
+@pytest.mark.sample(8)
 def test_parametrisations_have_the_right_gradient(cell, options):
     instance = laws.make(cell, options)
     names = [name for name, _ in instance.named_parameters()]

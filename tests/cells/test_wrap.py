@@ -27,6 +27,7 @@ def layer_of(cell, **keywords):
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+@pytest.mark.sample(8)
 def test_zoneout_in_every_cell(cell):
     layer, x = layer_of(cell, zoneout=0.5, backend="reference"), laws.random_input()
     a, b = layer(x)[0], layer(x)[0]
@@ -39,6 +40,7 @@ def test_zoneout_in_every_cell(cell):
 
 
 @pytest.mark.parametrize(("cell", "options"), with_matrix())
+@pytest.mark.sample(30)
 def test_recurrent_dropout_in_every_cell(cell, options):
     layer, x = layer_of(cell, recurrent_dropout=0.5, backend="reference", **options), laws.random_input()
     assert any(not torch.equal(layer(x)[0], layer(x)[0]) for _ in range(5))
@@ -57,11 +59,13 @@ def noise_is_that_of_the_reference(layer):
 
 
 @pytest.mark.parametrize("cell", sampled(catalogue.cells(), ["STAR", "LSTM", "NRU"]))  # states of one part, two, and two sizes
+@pytest.mark.sample(2)
 def test_zoneout_of_the_compiled_loop(cell):
     noise_is_that_of_the_reference(layer_of(cell, zoneout=0.5))
 
 
 @pytest.mark.parametrize(("cell", "options"), sampled(with_matrix()))
+@pytest.mark.sample(4)
 def test_recurrent_dropout_of_the_compiled_loop(cell, options):
     noise_is_that_of_the_reference(layer_of(cell, recurrent_dropout=0.5, **options))
 

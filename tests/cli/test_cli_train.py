@@ -3,12 +3,11 @@
 import json
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from unfading.cli import main as cli
+from tests.helpers.command import run
 from unfading.training.loop import Training
 from unfading.training.run_dir import read_run
 from unfading.training.stopping import Stopped
@@ -18,19 +17,13 @@ QUICK = ["--hidden", "4", "--batch", "3", "--steps", "10", "--valid-batches", "1
 
 
 @pytest.fixture
-def unfading(monkeypatch, tmp_path, capsys):
-    """The command line, in this process and an empty folder: (exit code, stdout, stderr)."""
+def unfading(monkeypatch, tmp_path):
+    """The command line in an empty folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["unfading", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = ended.code
-        out = capsys.readouterr()
-        return code, out.out, out.err
+        answer = run(*arguments)
+        return answer.returncode, answer.stdout, answer.stderr
 
     return command
 

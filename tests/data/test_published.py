@@ -76,6 +76,7 @@ def test_ptb_ends_each_line(real):
         ("ArrowHead", (36, 175), 251, 1, 3),
     ],
 )
+@pytest.mark.sample(3)
 def test_sets_of_the_archives_have_their_published_sizes(real, name, rows, steps, channels, classes):
     real("ucr")
     task = UCR(name)

@@ -67,6 +67,7 @@ def brute(chain, t, row):
 
 
 @pytest.mark.parametrize(("cell", "options"), defaults_of(every_cell()))
+@pytest.mark.sample(9)
 def test_observing_does_not_change_the_output(cell, options):
     rnn = layer(cell)(I, hidden_size(cell, options), num_layers=2, bidirectional=True, dtype=torch.float64, **options)
     x, lengths = torch.randn(T, B, I, dtype=torch.float64), torch.tensor([T, 1, 3])
@@ -77,6 +78,7 @@ def test_observing_does_not_change_the_output(cell, options):
 
 
 @SOME
+@pytest.mark.sample(2)
 def test_step_jacobians_are_those_of_autograd(cell):
     chain = chain_of(cell)
     J = jacobian.state_jacobians(chain, [0, 3, T - 1], [2, 0])
@@ -104,6 +106,7 @@ def test_step_jacobians_are_those_of_autograd(cell):
 
 
 @SOME
+@pytest.mark.sample(2)
 def test_lags_are_those_of_autograd(cell):
     chain = chain_of(cell)
     norms = {(each.part, each.lag): each for each in lag.exact_norms(chain, [1], lag.choose_lags(T))}
@@ -122,6 +125,7 @@ def test_lags_are_those_of_autograd(cell):
 
 
 @CELLS
+@pytest.mark.sample(8)
 def test_norms_obey_their_inequalities(cell):
     chain = chain_of(cell)
     part = "all" if "all" in chain.blocks else "h"
@@ -134,6 +138,7 @@ def test_norms_obey_their_inequalities(cell):
 
 
 @CELLS
+@pytest.mark.sample(8)
 def test_gradients_of_all_layers_are_those_of_autograd(cell):
     """Zeros are added to every state of a two-layer stack that is written out here; their gradient is dL/ds_t."""
     rnn = layer(cell)(I, hidden_size(cell), num_layers=2, dtype=torch.float64)
@@ -166,6 +171,7 @@ def test_gradients_of_all_layers_are_those_of_autograd(cell):
 
 
 @CELLS
+@pytest.mark.sample(8)
 def test_products_with_vectors_are_those_with_the_matrix(cell):
     chain = chain_of(cell)
     products = random_probes.JacobianProducts(chain, [0, 2], T)
@@ -214,6 +220,7 @@ def test_an_interval_that_is_too_narrow_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("cell", ["STAR", "LSTM", "NRU"])
+@pytest.mark.sample(1)
 def test_intervals_of_a_chain_contain_the_exact_value(cell):
     chain = chain_of(getattr(unfading, cell).cell)
     lags = [1, 3, T - 1]

@@ -63,6 +63,7 @@ def test_the_path_ends_where_the_cell_does(cell, options):
 
 
 @pytest.mark.parametrize(("cell", "options"), INCREMENTAL)
+@pytest.mark.sample(6)
 def test_the_path_of_observed_steps_is_part_of_the_whole_path(cell, options):
     rnn = layer(cell)(3, 8, dtype=torch.float64, **{"steps": 6, **options})
     with torch.no_grad():
@@ -129,6 +130,7 @@ def test_no_equilibrium_is_reported_if_there_is_none():
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 @pytest.mark.parametrize("eta", [0.1, 0.5, 1.0])
+@pytest.mark.sample(4)
 def test_fitted_rate_is_the_spectral_radius_and_under_the_bound(activation, eta):
     for seed in range(6):
         cell = contractive(activation, eta=eta, seed=seed)
@@ -279,6 +281,7 @@ def test_if_the_hypotheses_hold_all_claims_of_the_paper_hold():
 @pytest.mark.parametrize(
     ("cell", "options"), sampled(INCREMENTAL, ["IncrementalRNN", "StableIncrementalRNN", "DeepTransition"])
 )
+@pytest.mark.sample(1)
 def test_every_incremental_cell_can_be_measured(cell, options):
     own = laws.make(cell, options)
     result = equilibrium(own, laws.random_input(), inner_steps=3)

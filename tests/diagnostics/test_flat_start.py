@@ -35,6 +35,7 @@ def spread(model, x, seed, lengths=None):
 @pytest.mark.parametrize(
     "layer", [unfading.LSTM, unfading.FastGRNN, pytest.param(unfading.JANET, marks=pytest.mark.long)], ids=lambda c: c.__name__
 )
+@pytest.mark.sample(1)
 def test_a_lattice_becomes_flatter_under_another_loss_too(layer):
     model, x = deep(layer), rows()
     before = spread(model, x, seed=7)
@@ -54,6 +55,7 @@ def test_in_a_deep_lstm_the_gate_biases_are_adjusted():
 
 
 @pytest.mark.parametrize("cell", sampled(catalogue.cells()))
+@pytest.mark.sample(2)
 def test_no_cell_becomes_less_flat_and_the_report_matches_the_model(cell):
     # All layers have one size, hence one kernel.
     model = deep(unfading.layer(cell), depth=3, width=8, features=8, **few_iterations(cell))

@@ -76,6 +76,7 @@ def own(cells):
 
 @pytest.mark.parametrize("cell", sampled(CELLS))
 @pytest.mark.parametrize("B", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.sample(2)
 def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
     torch.manual_seed(B)
     rnn = unfading.Recurrent(
@@ -96,6 +97,7 @@ def test_the_lattice_of_a_model_is_that_of_autograd_with_copies(cell, B):
 
 @pytest.mark.parametrize("cell", sampled(CELLS))
 @pytest.mark.parametrize("lengths", [pytest.param(None, marks=pytest.mark.long), [4, 1, 3]], ids=["whole", "lengths"])
+@pytest.mark.sample(2)
 def test_the_lattice_of_observed_states_is_the_same(cell, lengths):
     torch.manual_seed(0)
     # A cell with a table over steps behaves differently at each step.
@@ -133,6 +135,7 @@ def test_gains_from_a_subset_of_steps_are_the_same():
 
 
 @named
+@pytest.mark.sample(10)
 def test_draws_at_once_equal_draws_one_by_one(cell):
     torch.manual_seed(0)
     sizes, draws = StackSizes(layers=2, steps=3, width=8), 3

@@ -146,6 +146,7 @@ def test_an_exact_equilibrium_keeps_the_signal_and_accumulates_noise():
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
+@pytest.mark.sample(8)
 def test_every_cell_can_be_measured(cell):
     own = cell(3, 8)
     rows = after_noise(own, torch.randn(4, 3, 3), steps=6)

@@ -25,6 +25,7 @@ ALONG_TIME = [cell for cell in along_time.ALONG_TIME if cell is not along_time.S
 
 
 @pytest.mark.parametrize("cell", ALONG_TIME, ids=name)
+@pytest.mark.sample(4)
 def test_what_needs_the_whole_sequence_is_refused(cell):
     model, x = model_of(cell), torch.randn(200, 2, 3)
     with pytest.raises(ValueError, match=f"{cell.__name__} {REFUSED}"):

@@ -194,6 +194,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+@pytest.mark.sample(6)
 def test_a_planted_fault_is_the_only_fault(plant):
     fault = plant()
     diagnosis = unfading.diagnose(fault.model, fault.x)
@@ -216,6 +217,7 @@ def test_a_planted_fault_is_the_only_fault(plant):
     ],
     ids=["STAR", "deep STAR", "chrono LSTM", "orthogonal", "stable", "bidirectional"],
 )
+@pytest.mark.sample(2)
 def test_a_healthy_model_gets_a_clean_verdict(rnn, T):
     diagnosis = unfading.diagnose(rnn(), noise(T))
     assert diagnosis.clean, str(diagnosis)
@@ -266,12 +268,14 @@ def linear_stack(decays, input_gains):
     ],
     ids=["flat", "upper layer remembers", "time", "top alone", "depth", "exploding depth"],
 )
+@pytest.mark.sample(3)
 def test_known_gradients_get_their_verdict(decays, gains, kinds):
     diagnosis = unfading.diagnose(linear_stack(decays, gains), noise(30, size=4))
     assert {finding.kind for finding in diagnosis.findings if finding.fault} == kinds, str(diagnosis)
 
 
 @pytest.mark.parametrize(("share", "kinds"), [(6e-7, ["fades with depth"]), (0.5, []), (1e4, ["explodes with depth"])])
+@pytest.mark.sample(1)
 def test_the_verdict_agrees_with_the_parameter_gradients_that_are_printed(share, kinds):
     measures = unfading.diagnose(linear_stack((0.9, 0.9), (1.0, 1.0)), noise(30, size=4)).measures
     flat = {"end": measures.flat["end"]._replace(bottom_to_top=share)}

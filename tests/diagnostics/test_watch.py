@@ -49,6 +49,7 @@ def by_hand(model, task, batch):
 )
 @pytest.mark.parametrize("T", [1, 20])
 @pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.sample(4)
 def test_watched_norms_are_those_of_autograd(cell, T, ended):
     torch.manual_seed(0)
     task = Adding(T=20)
@@ -88,6 +89,7 @@ def test_watching_does_not_change_the_model():
 
 
 @pytest.mark.parametrize("kind", ["plain", "noise", "carried", "truncated", "returns", "diverges", "enough"])
+@pytest.mark.sample(3)
 def test_watching_does_not_change_training(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(monitor, "WATCH_EVERY", 3)
     run = small(**KINDS[kind])

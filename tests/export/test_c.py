@@ -50,6 +50,7 @@ def variants(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_PROGRAM])
+@pytest.mark.sample(9)
 def test_c_agrees_with_the_reference_and_integers_with_their_twin(name, tmp_path):
     layer = calm(name)
     x = samples(STEPS)
@@ -141,6 +142,7 @@ def lines_of(rows):
 
 @pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
 @pytest.mark.parametrize("precision", ["float32", "integer"])
+@pytest.mark.sample(2)
 def test_whole_model_with_normalisation_past_the_end_of_its_table(head, precision, tmp_path):
     model = model_of(head)
     x = samples(50, rows=2) * 3 + 1
@@ -171,6 +173,7 @@ def test_the_program_in_integers_is_the_twin(tmp_path):
 
 @pytest.mark.parametrize("encoder", [unfading.tasks.base.OneHot(FEATURES), torch.nn.Embedding(7, FEATURES)])
 @pytest.mark.parametrize("precision", ["float32", "integer"])
+@pytest.mark.sample(2)
 def test_tokens(encoder, precision, tmp_path):
     model = model_of(unfading.EveryStep, encoder)
     tokens = torch.randint(0, FEATURES, (30, 2))

@@ -21,6 +21,7 @@ def windows(count):
 
 @needs_cortex_m
 @pytest.mark.parametrize("precision", ["float32", "int8", "integer"])
+@pytest.mark.sample(1)
 def test_the_har_model_gives_the_same_classes_on_a_cortex_m4(precision, tmp_path):
     model, x = unfading.load(WEIGHTS), windows(16)
     with torch.no_grad():

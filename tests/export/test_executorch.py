@@ -47,6 +47,7 @@ def steps_of(step, state, x, *, last):
 
 
 @pytest.mark.parametrize("number", range(3))
+@pytest.mark.sample(1)
 def test_the_graph_of_a_step_agrees_with_the_layer_for_any_batch(number):
     model, x = list(models())[number]
     step, rows = single_step(model), Dim("B", min=1, max=64)
@@ -59,6 +60,7 @@ def test_the_graph_of_a_step_agrees_with_the_layer_for_any_batch(number):
 
 
 @pytest.mark.parametrize("number", range(3))
+@pytest.mark.sample(1)
 def test_the_graph_of_a_sequence_agrees_with_the_layer(number):
     model, x = list(models())[number]
     graph = export(WholeSequence(single_step(model), last=isinstance(model, unfading.Model)), (x,)).module()

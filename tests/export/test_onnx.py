@@ -82,6 +82,7 @@ def assert_layer(runtime, layer, x, lengths=None):
 
 
 @pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.sample(10)
 def test_every_cell_at_any_length_and_batch(name, tmp_path):
     layer = layer_of(name)
     runtime = session(layer, tmp_path / "layer.onnx")
@@ -90,6 +91,7 @@ def test_every_cell_at_any_length_and_batch(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["LSTM", "IncrementalRNN", "StatisticalRNN"])
+@pytest.mark.sample(1)
 def test_layers_directions_and_batch_first(name, tmp_path):
     layer = layer_of(name, num_layers=2, bidirectional=True, batch_first=True, zoneout=0.3, learn_initial_state=True)
     with torch.no_grad():

@@ -68,6 +68,7 @@ def check(step, folder):
 
 
 @pytest.mark.parametrize("number", range(4))
+@pytest.mark.sample(2)
 def test_a_random_program(number, tmp_path):
     check(steps(4, 8)[number], tmp_path)
 

@@ -73,6 +73,7 @@ def check(step):
 
 
 @pytest.mark.parametrize("number", range(8))
+@pytest.mark.sample(2)
 def test_a_random_program(number):
     check(steps(8, 8)[number])
 

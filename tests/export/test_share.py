@@ -27,6 +27,7 @@ def reference(layer, x):
 
 @needs_compiler
 @pytest.mark.parametrize("precision", ["float32", "int8", "integer"])
+@pytest.mark.sample(1)
 def test_the_factors_of_a_stable_network_are_stored_once(precision, tmp_path):
     layer, x = stable(steps=STEPS), samples(STEPS)
     integer = precision == "integer"

@@ -40,6 +40,7 @@ def sparse_layer(name, options, zeros):
 
 
 @pytest.mark.parametrize(("name", "options"), CELLS.items(), ids=CELLS)
+@pytest.mark.sample(2)
 def test_sparse_models_agree_with_the_reference_and_with_their_twin(name, options, tmp_path):
     layer, x = sparse_layer(name, options, 0.75), samples(STEPS)
     with torch.no_grad(), unfading.use_backend("reference"):

@@ -68,6 +68,7 @@ def as_before(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.sample(4)
 def test_a_plan_does_not_outlive_what_its_step_reads(name):
     make, change = CHANGES[name]
     layer, x = layer_of(make), torch.randn(5, 2, 3, dtype=torch.float64)

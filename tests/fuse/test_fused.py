@@ -37,6 +37,7 @@ def test_every_cell_agrees_with_the_reference(cell):
 
 
 @pytest.mark.parametrize("cell", sampled(CELLS))
+@pytest.mark.sample(4)
 def test_every_cell_agrees_with_the_reference_in_float32(cell):
     agrees_with_the_reference(cell, 9, 27, hidden_size(cell), torch.float32, features=laws.I)
 
@@ -57,6 +58,7 @@ def test_every_cell_agrees_at_sizes_that_divide_nothing(cell, dtype, sizes):
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (63, 2, 65), (3, 50, 100), (5, 131, 16)], ids=str)
 @pytest.mark.parametrize("cell", sampled([unfading.LSTMCell, unfading.STARCell, unfading.IncrementalRNNCell], ["LSTM"]))
+@pytest.mark.sample(2)
 def test_sizes_that_divide_nothing(cell, sizes):
     T, B, H = sizes
     agrees_with_the_reference(cell, T, B, H, torch.float64)
@@ -78,6 +80,7 @@ def test_memory_that_was_not_written_is_not_read():
 
 
 @each
+@pytest.mark.sample(10)
 def test_every_cell_is_compiled_with_its_projection_but_one(cell):
     cell_plan = plan(cell(3, hidden_size(cell)))
     assert not isinstance(cell_plan, Refusal), cell_plan
@@ -181,6 +184,7 @@ def results_at_special_numbers(dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.sample(8)
 def test_infinities_nan_and_denormals_are_as_in_torch(function, dtype):
     x, results = results_at_special_numbers(dtype)
     got, want = results[function], getattr(torch, function)(x)
@@ -434,6 +438,7 @@ def test_a_stream_goes_on_as_it_began_whatever_becomes_of_the_layer():
 
 
 @pytest.mark.parametrize("cell", sampled(CELLS))
+@pytest.mark.sample(3)
 def test_a_stream_is_the_layer(cell):
     features = hidden_size(cell)  # so that both layers have one kernel
     layer = built(cell, hidden_size(cell), features=features, num_layers=2, zoneout=0.1).eval()

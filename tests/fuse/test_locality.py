@@ -92,6 +92,7 @@ def redraws(cell):
 
 @settings
 @all_cells
+@pytest.mark.sample(18)
 def test_checkpoints_change_nothing(cell, form, lengths, backend):
     layer = layer_of(cell, backend=backend, **form).train(not redraws(cell))
     x = sequence(layer)
@@ -107,6 +108,7 @@ def test_checkpoints_change_nothing(cell, form, lengths, backend):
     ids=["one", "two", "two-lengths"],
 )
 @all_cells
+@pytest.mark.sample(9)
 def test_outputs_without_a_gradient_are_those_with_one(cell, form, lengths, monkeypatch):
     monkeypatch.setattr(fused, "CHUNK_BYTES", 1 << 10)
     layer = layer_of(cell, **form)
@@ -123,6 +125,7 @@ def test_outputs_without_a_gradient_are_those_with_one(cell, form, lengths, monk
 
 
 @all_cells
+@pytest.mark.sample(9)
 def test_a_long_sequence_without_a_gradient(cell):
     if cell in (along_time.Table, along_time.Attention):
         return  # the one has 50 steps, the other grows with their square
@@ -139,6 +142,7 @@ def test_a_long_sequence_without_a_gradient(cell):
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @along_time_cells
+@pytest.mark.sample(10)
 def test_streams_and_truncation_refuse_what_they_cannot_cut(cell, backend):
     layer, T = layer_of(cell, backend=backend), 200
     line = inspect.getsourcelines(cell.project)[1]
@@ -158,6 +162,7 @@ def test_streams_and_truncation_refuse_what_they_cannot_cut(cell, backend):
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("cell", LOCAL, ids=name)
+@pytest.mark.sample(8)
 def test_streams_and_truncation_run_what_they_can_cut(cell, backend):
     layer = layer_of(cell, backend=backend)
     x = sequence(layer)
@@ -192,6 +197,7 @@ def test_a_layer_with_statistics_runs_in_a_stream_in_evaluation():
 
 
 @pytest.mark.parametrize(("cell", "options"), defaults_of(VARIANTS))
+@pytest.mark.sample(12)
 def test_every_cell_of_the_library_is_local(cell, options):
     built = cell(I, hidden_size(cell, options), **options)
     for reverse in (False, True):
@@ -206,6 +212,7 @@ def test_the_noise_of_layers_is_local(noise):
 
 
 @all_cells
+@pytest.mark.sample(7)
 def test_what_is_shown_of_users_cells(cell):
     (runner,) = layer_of(cell).runners
     assert (locality.locality(runner, 200).refusal is None) == (cell in LOCAL)
@@ -296,6 +303,7 @@ def test_a_longer_sequence_is_tested_anew():
 
 
 @all_cells
+@pytest.mark.sample(7)
 def test_a_test_leaves_the_cell_and_the_random_numbers_as_they_are(cell):
     (runner,) = layer_of(cell).runners
     before = {key: value.clone() for key, value in runner.state_dict().items()}
@@ -323,6 +331,7 @@ class QuietCellOfFive(QuietCell):
 
 
 @pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+@pytest.mark.sample(8)
 def test_a_test_takes_little_time(cell):
     built = cell(I, hidden_size(cell))
     begin = time.thread_time()  # other processes take their share of the clock
@@ -334,6 +343,7 @@ def test_a_test_takes_little_time(cell):
 
 
 @pytest.mark.parametrize("cell", sampled([*catalogue.cells(), QuietCell]))
+@pytest.mark.sample(3)
 def test_projections_of_the_library_stay_in_pieces(cell, monkeypatch):
     """So that a long sequence needs no memory for the projection of all its steps."""
     monkeypatch.setattr(fused, "CHUNK_BYTES", 1 << 10)

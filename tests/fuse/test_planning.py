@@ -387,6 +387,7 @@ CELLS = [
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.sample(4)
 def test_a_cell_that_writes_is_as_after_the_reference(cell, grad):
     states = []
     for backend in ("auto", "reference"):

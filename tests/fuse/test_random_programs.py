@@ -52,6 +52,7 @@ def report(step, setting, errors) -> str:
 
 
 @pytest.mark.parametrize("unit", range(4))
+@pytest.mark.sample(2)
 def test_sixty_random_steps_have_the_results_and_gradients_of_autograd(unit):
     check(steps(60, 12)[UNIT * unit : UNIT * (unit + 1)], first=UNIT * unit)
 

@@ -101,6 +101,7 @@ def agrees_with_the_reference(kind, form):
 
 
 @pytest.mark.parametrize("form", IN_PROJECT.values(), ids=IN_PROJECT.keys())
+@pytest.mark.sample(8)
 def test_sizes_and_starts_in_project_are_those_of_the_call(form):
     agrees_with_the_reference(SizedProject, form)
     cell_plan = plan(SizedProject(I, form))
@@ -109,6 +110,7 @@ def test_sizes_and_starts_in_project_are_those_of_the_call(form):
 
 
 @pytest.mark.parametrize("form", IN_STEP.values(), ids=IN_STEP.keys())
+@pytest.mark.sample(2)
 def test_the_batch_size_in_a_step_is_that_of_the_call(form):
     agrees_with_the_reference(SizedStep, form)
     refusal = plan(SizedStep(I, form))
@@ -118,6 +120,7 @@ def test_the_batch_size_in_a_step_is_that_of_the_call(form):
 
 
 @pytest.mark.parametrize("form", IN_PROJECT.values(), ids=IN_PROJECT.keys())
+@pytest.mark.sample(8)
 def test_no_such_projection_is_taken_as_affine(form):
     with interpreted():
         cell_plan = plan(SizedProject(1, form))
@@ -144,6 +147,7 @@ def test_a_shared_field_of_x_is_computed_from_all_rows():
 
 
 @pytest.mark.parametrize("cell", [*catalogue.cells(), QuietCell], ids=name)
+@pytest.mark.sample(10)
 def test_the_rows_of_every_cell_of_the_library_are_apart(cell):
     assert not isinstance(plan(cell(I, hidden_size(cell))), Refusal)
 
@@ -212,6 +216,7 @@ class UnusualProject(SizedProject):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", ONLY_UNUSUAL.values(), ids=ONLY_UNUSUAL.keys())
 @pytest.mark.parametrize("kind", [UnusualStep, UnusualInputs], ids=name)
+@pytest.mark.sample(8)
 def test_a_branch_that_only_unusual_numbers_show_is_refused(kind, form, dtype):
     torch.manual_seed(0)
     assert isinstance(plan(kind(I, form).to(dtype)), Refusal)
@@ -243,6 +248,7 @@ class SensitiveStep(SizedStep):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", SENSITIVE.values(), ids=SENSITIVE.keys())
+@pytest.mark.sample(4)
 def test_rounding_of_unusual_numbers_refuses_no_cell(form, dtype):
     for seed in range(2):
         torch.manual_seed(seed)
@@ -324,6 +330,7 @@ class BranchedStep(SizedStep):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", BRANCHES.values(), ids=BRANCHES.keys())
+@pytest.mark.sample(3)
 def test_a_branch_that_a_trace_takes_otherwise_is_refused(form, dtype):
     torch.manual_seed(0)
     refusal = plan(BranchedStep(I, form).to(dtype))
@@ -368,6 +375,7 @@ HIDING |= {
 
 
 @pytest.mark.parametrize(("start", "form"), HIDING.values(), ids=HIDING.keys())
+@pytest.mark.sample(2)
 def test_a_weight_that_training_will_change_hides_no_branch(start, form):
     for kind in (Untrained, UntrainedProject):
         torch.manual_seed(0)

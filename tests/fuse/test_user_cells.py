@@ -197,6 +197,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("op", "line"), BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.sample(1)
 def test_a_wrong_gradient_is_noticed_among_large_numbers_of_float32(op, line, monkeypatch):
     cell, plan = planted(f"return State({line})")
     plan = plan._replace(dtype=torch.float32, quantised=False, calls=(ONCE._replace(data="large"),))
@@ -221,6 +222,7 @@ def test_a_wrong_gradient_is_noticed_among_large_numbers_of_float32(op, line, mo
     ],
 )
 @pytest.mark.parametrize("kind", ["grad", "no_grad"])
+@pytest.mark.sample(3)
 def test_a_branch_that_a_trace_cannot_follow_is_refused(question, kind):
     cell, plan = planted(f"return State(torch.tanh(inputs.a + state.h) if {question} else torch.sin(inputs.a - state.h))")
     outcome = attack.attack(cell, plan._replace(calls=(ONCE._replace(kind=kind),)))

@@ -84,6 +84,7 @@ def test_a_rehearsal_runs_every_kernel_of_a_capture(device, chunks, monkeypatch)
         ("LSTM", 512, 12, 128, False),  # and with its units
     ],
 )
+@pytest.mark.sample(2)
 def test_it_pays_where_a_layer_leaves_most_of_the_gpu_idle(cell, units, layers, rows, pays, monkeypatch):
     monkeypatch.setattr(wavefront, "gpu", lambda device: H200)
     with interpreted():

@@ -1,59 +1,47 @@
-"""The command line in processes of its own.
+"""The command line, in this process: a process of its own takes two seconds to import torch.
 
-Each would take two seconds to import torch. So one server imports it, once for all tests of this process, and forks for every
-command: a command finds the library as it is on disk, and nothing of what a test has changed in this process.
+A test that needs the library as it is on disk, without what a fixture has changed here, calls `run_apart`.
 """
 
-import atexit
+import io
 import json
 import os
 import subprocess
 import sys
-import tempfile
-from functools import cache
-from pathlib import Path
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
 
-SERVER = """if True:
-    import json, os, sys
-    import torch, torch._dynamo, tyro, unfading.catalogue, unfading.cli.main  # a first trace imports torch._dynamo
-
-    for line in sys.stdin:
-        arguments, environment, folder, files = json.loads(line)
-        child = os.fork()
-        if not child:
-            os.environ.clear()
-            os.environ.update(environment)
-            os.chdir(folder)
-            for number, (path, mode) in enumerate(zip(files, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY))):
-                os.dup2(os.open(path, mode), number)
-            sys.argv = ["unfading", *arguments]
-            unfading.cli.main.main()
-            sys.exit()
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@cache
-def _server():
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def end():
-        server.communicate()
-
-    atexit.register(end)
-    return server
+from tests.helpers.paths import ROOT
+from unfading.cli.main import main
 
 
 def run(*arguments):
     """What `unfading` with these arguments prints, and its exit code."""
-    server = _server()
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = (Path(folder, name) for name in ("out", "err"))
-        out.touch()
-        err.touch()
-        environment = {**os.environ, "COLUMNS": "80"}
-        request = [arguments, environment, os.getcwd(), [os.devnull, str(out), str(err)]]
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
+    code = 0
+    with (
+        mock.patch.object(sys, "argv", ["unfading", *arguments]),
+        mock.patch.dict(os.environ, COLUMNS="80"),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+APART = """if True:
+    import json, sys
+    from tests.helpers.command import run
+
+    answers = [run(*arguments) for arguments in json.loads(sys.argv[1])]
+    print(json.dumps([(answer.args, answer.returncode, answer.stdout, answer.stderr) for answer in answers]))
+"""
+
+
+def run_apart(*commands):
+    """The same for each of some lists of arguments, one after the other in one process of their own."""
+    program = [sys.executable, "-c", APART, json.dumps(commands)]
+    answer = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT)
+    return [subprocess.CompletedProcess(*each) for each in json.loads(answer.stdout)]

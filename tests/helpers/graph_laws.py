@@ -76,6 +76,7 @@ def same_as_the_reference(layer, device, tolerance=EXACT):
 
 
 @pytest.mark.parametrize("cell", [unfading.LSTMCell, unfading.IncrementalRNNCell, QuietCell], ids=name)
+@pytest.mark.sample(1)
 def test_resets_are_recorded(cell, device):
     layer, x = built(cell, 5, bidirectional=True, learn_initial_state=True).to(device), given(device)
     for share in (0.3, 0.0):
@@ -87,6 +88,7 @@ def test_resets_are_recorded(cell, device):
 @pytest.mark.parametrize(
     "noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.3}], ids=str
 )
+@pytest.mark.sample(1)
 def test_noise_is_that_of_the_reference(noise, device):
     layer = built(unfading.GRUCell, 5, bidirectional=True, **noise)
     same_as_the_reference(layer, device)
@@ -95,6 +97,7 @@ def test_noise_is_that_of_the_reference(noise, device):
 
 @pytest.mark.parametrize("cell", [CausalConvolution, Cumsum, NormOverTime, Statistics], ids=name)
 @pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.sample(2)
 def test_a_projection_along_time_is_not_cut(cell, every, device):
     layer = unfading.Recurrent(cell, 3, bidirectional=True, checkpoint_every=every, dtype=torch.float64)
     same_as_the_reference(layer, device)
@@ -108,6 +111,7 @@ def checkpointed():
 
 
 @pytest.mark.parametrize(("cell", "every"), [*checkpointed()])
+@pytest.mark.sample(3)
 def test_with_checkpoints(cell, every, device):
     same_as_the_reference(built(cell, 5, num_layers=2, bidirectional=True, checkpoint_every=every), device)
 

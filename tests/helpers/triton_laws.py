@@ -63,6 +63,7 @@ def agrees_with_float64(cell, T, B, H, device, tolerance=TOLERANCE, **keywords):
 
 
 @pytest.mark.parametrize("cell", sampled(CELLS, ["STAR", "GRU", "IncrementalRNN", "UnitaryRNN", "Quiet"]))
+@pytest.mark.sample(3)
 def test_every_cell_agrees_with_the_reference_in_float64(cell, device):
     layer = built(cell, hidden_size(cell), torch.float32, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
@@ -80,6 +81,7 @@ def test_resets_agree_with_the_reference_in_float64(cell, device):
 
 
 @pytest.mark.parametrize("cell", [unfading.LSTMCell, unfading.IncrementalRNNCell], ids=name)
+@pytest.mark.sample(1)
 def test_an_input_of_one_feature_is_projected_in_the_kernel_with_resets(cell, device):
     layer = unfading.Recurrent(lambda size: cell(size, 5), 1).to(device)
     exact = copy.deepcopy(layer).double().cpu()
@@ -100,6 +102,7 @@ def test_lengths_lie_anywhere_in_memory(lengths, device):
 
 
 @pytest.mark.parametrize("cell", sampled(SOME, ["LSTM", "IncrementalRNN"]))
+@pytest.mark.sample(1)
 def test_without_lengths_in_both_directions(cell, device):
     layer = built(cell, 5, torch.float32, bidirectional=True).to(device)
     exact = copy.deepcopy(layer).double().cpu()
@@ -126,6 +129,7 @@ def test_an_input_of_one_feature_is_projected_in_the_kernel(cell, device):
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 17, 33), (3, 5, 16), (2, 3, 65)], ids=str)
 @pytest.mark.parametrize("cell", sampled([unfading.STARCell, unfading.LSTMCell], ["STAR"]))
+@pytest.mark.sample(2)
 def test_sizes_that_divide_nothing(cell, sizes, device):
     T, B, H = sizes
     agrees_with_float64(cell, T, B, H, device)
@@ -168,6 +172,7 @@ def cut(monkeypatch):
 
 
 @pytest.mark.parametrize("cell", sampled(CELLS, ["STAR", "IncrementalRNN"]))
+@pytest.mark.sample(1)
 def test_narrow_tiles(cell, cut, device):
     """Vectors divided into tiles, the last of them short; some blocks of matrices stay on chip, and others do not."""
     cut(width=16, room=3 * 16 * 16 * 8)
@@ -175,6 +180,7 @@ def test_narrow_tiles(cell, cut, device):
 
 
 @pytest.mark.parametrize("rows", [32, 64])
+@pytest.mark.sample(1)
 def test_more_rows_in_a_block(rows, cut, device):
     cut(rows=rows)
     agrees_with_float64(unfading.IncrementalRNNCell, 3, 37, 5, device)
@@ -182,6 +188,7 @@ def test_more_rows_in_a_block(rows, cut, device):
 
 @pytest.mark.parametrize("short", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", sampled(SOME, ["LSTM", "Quiet"]))
+@pytest.mark.sample(2)
 def test_short_numbers_under_autocast(cell, short, device):
     """Dots in half precision, summed in float32; all else in float32. The error is at most that of the reference loop."""
     if device == "cpu" and short is torch.bfloat16:
@@ -226,6 +233,7 @@ def launches(monkeypatch):
 
 
 @pytest.mark.parametrize("cell", sampled(SOME, ["LSTM", "Quiet"]))
+@pytest.mark.sample(1)
 def test_models_of_one_launch_are_the_models_alone(cell, device, launches):
     layers = [built(cell, 5, torch.float32).to(device) for _ in range(3)]
     for i, layer in enumerate(layers):
@@ -287,6 +295,7 @@ SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 1e-7, -1e-7, 5.0, -5.0, 80.0, -80.0, 1e30, 
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, "reciprocal"])
+@pytest.mark.sample(4)
 def test_functions_are_as_in_torch(function, device):
     special = [number for number in SPECIAL if function not in ("sin", "cos") or abs(number) < 1e3]
     x = torch.cat([torch.tensor(special), torch.linspace(-20, 20, 77), torch.linspace(-1, 1, 33)]).to(device)

@@ -111,6 +111,7 @@ def test_dropout_draws_the_same_masks(cell, device, chunks, one_by_one):
 
 
 @pytest.mark.parametrize(("steps", "T"), [(1, 3), (2, 7), (3, 6), (3, 7), (4, 8)])
+@pytest.mark.sample(2)
 def test_chunks_of_any_length(steps, T, device, chunks, one_by_one):
     layer, stacks = stack(unfading.STARCell, device), chunks(steps)
     same(layer, torch.randn(T, 2, 3), None, one_by_one)
@@ -361,6 +362,7 @@ LAYER_BY_LAYER = {
 
 
 @pytest.mark.parametrize("why", LAYER_BY_LAYER)
+@pytest.mark.sample(3)
 def test_where_layers_run_one_after_the_other(why, device, chunks):
     layer, stacks = LAYER_BY_LAYER[why](device), chunks(2)
     output, _ = layer(torch.randn(5, 2, 3, device=device))

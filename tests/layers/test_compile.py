@@ -87,6 +87,7 @@ def in_every_mode(cell, backend, **keywords):
 
 
 @pytest.mark.parametrize("cell", [unfading.IncrementalRNNCell, QuietCell, SortingCell], ids=name)
+@pytest.mark.sample(1)
 def test_compiled_layers_agree_in_every_mode_and_compile_once_for_each(cell):
     in_every_mode(cell, "eager")
 

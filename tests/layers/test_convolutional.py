@@ -42,6 +42,7 @@ def everything(layer, x, **keywords):
 
 
 @each
+@pytest.mark.sample(2)
 def test_shapes_of_output_and_state(cell):
     output, state = layer_of(cell, 3, 2, bidirectional=True)(frames())
     assert output.shape == (T, B, 2 * H, *FRAME)
@@ -71,6 +72,7 @@ def test_batch_first_unbatched_and_packed_input_give_the_same():
 
 
 @each
+@pytest.mark.sample(2)
 def test_halves_truncation_and_trajectory_agree_with_one_call(cell):
     layer, x = layer_of(cell, 3, 2), frames()
     output, state = layer(x)
@@ -89,6 +91,7 @@ def test_halves_truncation_and_trajectory_agree_with_one_call(cell):
 
 
 @each
+@pytest.mark.sample(1)
 def test_a_stream_gives_the_output_of_the_layer(cell):
     layer, x = layer_of(cell, 3, 2, stride=[2, 1], learn_initial_state=True).eval(), frames()
     with torch.no_grad():
@@ -104,6 +107,7 @@ def test_a_stream_gives_the_output_of_the_layer(cell):
 
 @each
 @pytest.mark.parametrize("form", [{}, {"bidirectional": True, "num_layers": 2}], ids=["one", "two-ways"])
+@pytest.mark.sample(2)
 def test_checkpointing_changes_no_gradient(cell, form):
     layer = layer_of(cell, **form)
     want = everything(layer, frames(), lengths=LENGTHS)
@@ -114,6 +118,7 @@ def test_checkpointing_changes_no_gradient(cell, form):
 
 
 @each
+@pytest.mark.sample(2)
 def test_gradient_of_a_stack_with_lengths(cell):
     layer = unfading.layer(cell)(1, 2, num_layers=2, stride=2, learn_initial_state=True, dtype=torch.float64)
     x = torch.randn(3, 2, 1, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -141,6 +146,7 @@ def test_a_learned_state_is_one_number_per_channel():
 
 @each
 @pytest.mark.parametrize("noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.3}], ids=str)
+@pytest.mark.sample(2)
 def test_noise_in_training_and_none_in_evaluation(cell, noise):
     layer, x = layer_of(cell, groups=2, stride=2, **noise), frames()
     assert any(not torch.equal(layer(x)[0], layer(x)[0]) for _ in range(5))
@@ -192,6 +198,7 @@ def test_layers_whose_strides_shrink_frames_have_a_tuple_of_states(cell):
 
 
 @each
+@pytest.mark.sample(2)
 def test_autocast_keeps_the_precision_of_the_state(cell):
     layer, x = unfading.layer(cell)(C, H), frames().float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -203,6 +210,7 @@ def test_autocast_keeps_the_precision_of_the_state(cell):
 
 
 @each
+@pytest.mark.sample(1)
 def test_compiled_by_torch(cell):
     torch._dynamo.reset()
     layer, x = layer_of(cell), frames(3, 2)
@@ -217,6 +225,7 @@ def test_exported_with_a_free_number_of_rows():
 
 
 @each
+@pytest.mark.sample(2)
 def test_each_model_of_a_vmap_is_its_own(cell):
     layers, x = [layer_of(cell) for _ in range(2)], frames()
     with torch.no_grad():
@@ -229,6 +238,7 @@ def test_each_model_of_a_vmap_is_its_own(cell):
 
 
 @each
+@pytest.mark.sample(2)
 def test_the_projection_can_be_cut_in_time_and_the_step_be_recorded(cell):
     for wrap in (lambda cell: cell, lambda cell: ZoneoutCell(RecurrentDropoutCell(cell, 0.5), 0.3)):
         for options in ({}, {"padding": 0, "kernel_size": 5, "dilation": 2}):

@@ -32,6 +32,7 @@ sample = pytest.mark.parametrize("cell", [unfading.DeepTransitionCell, unfading.
 
 
 @sample
+@pytest.mark.sample(1)
 def test_a_layer_is_exported_with_free_sizes(cell):
     layer = built(cell)
     program = exported(layer)

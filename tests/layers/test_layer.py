@@ -46,6 +46,7 @@ def same(a, b):
 
 
 @each
+@pytest.mark.sample(2)
 def test_a_stack_is_one_layer_after_the_other(make):
     layer, x = built(make, 3), given()
     below = x
@@ -55,6 +56,7 @@ def test_a_stack_is_one_layer_after_the_other(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_second_direction_is_the_first_on_the_mirrored_input(make):
     layer, x = built(make, bidirectional=True), given()
     both, state = layer(x)
@@ -67,6 +69,7 @@ def test_second_direction_is_the_first_on_the_mirrored_input(make):
 
 @each
 @pytest.mark.parametrize("form", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.sample(3)
 def test_padded_rows_agree_with_the_rows_alone(make, form):
     layer, x = built(make, **form), given()
     lengths = torch.tensor([2, 7, 4])
@@ -84,6 +87,7 @@ def test_padded_rows_agree_with_the_rows_alone(make, form):
 
 
 @each
+@pytest.mark.sample(2)
 def test_packed_input_gives_packed_output(make):
     layer, x, lengths = built(make, 2, bidirectional=True), given(), torch.tensor([2, 7, 4])
     packed, state = layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
@@ -93,6 +97,7 @@ def test_packed_input_gives_packed_output(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_batch_first_and_unbatched(make):
     layer, x = built(make, 2), given()
     output, state = layer(x)
@@ -108,6 +113,7 @@ def test_batch_first_and_unbatched(make):
 
 @each
 @pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.sample(4)
 def test_state_has_torch_shapes_and_named_parts(make, bidirectional):
     layer = built(make, 2, bidirectional=bidirectional)
     _, state = layer(given())
@@ -117,6 +123,7 @@ def test_state_has_torch_shapes_and_named_parts(make, bidirectional):
 
 
 @each
+@pytest.mark.sample(2)
 def test_state_and_start_continue_a_sequence(make):
     layer, x = built(make, 2), given()
     whole, end = layer(x)
@@ -129,6 +136,7 @@ def test_state_and_start_continue_a_sequence(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_trajectory_ends_in_the_state_and_contains_the_output(make):
     layer, x = built(make, 2), given()
     output, end = layer(x)
@@ -150,6 +158,7 @@ def test_detach_cuts_the_graph(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_learned_initial_state(make):
     layer = built(make, 2, bidirectional=True, learn_initial_state=True)
     output, _ = layer(given())
@@ -162,6 +171,7 @@ def test_learned_initial_state(make):
 
 
 @each
+@pytest.mark.sample(2)
 def test_dropout_acts_between_layers_in_training_only(make):
     layer, x = built(make, 2, dropout=0.5), given()
     assert not torch.equal(layer(x)[0], layer(x)[0])
@@ -176,6 +186,7 @@ def test_dropout_with_one_layer_warns():
 
 
 @each
+@pytest.mark.sample(1)
 def test_copies_pickles_and_state_dicts_after_a_call(make):
     layer, x = built(make, 2, bidirectional=True, learn_initial_state=True), given()
     want, _ = layer(x)

@@ -41,6 +41,7 @@ def model_of(cell, **options):
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "learn_initial_state": True}], ids=str)
+@pytest.mark.sample(20)
 def test_every_cell(cell, options):
     model = model_of(cell, **options)
     before = {key: part.clone() for key, part in model.state_dict().items()}

@@ -56,12 +56,14 @@ def same_as_apart(layer, backend, x=None, lengths=None):
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=name)
+@pytest.mark.sample(12)
 def test_every_cell_starts_anew_at_a_reset(cell, backend):
     same_as_apart(built(cell, hidden_size(cell)), backend)
 
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 @pytest.mark.parametrize("cell", catalogue.convolutional_cells(), ids=name)
+@pytest.mark.sample(3)
 def test_every_convolutional_cell_starts_anew_at_a_reset(cell, backend):
     layer = unfading.layer(cell)(I, 2, learn_initial_state=True, dtype=torch.float64)
     same_as_apart(layer, backend, torch.randn(T, B, I, 4, 5, dtype=torch.float64))
@@ -69,6 +71,7 @@ def test_every_convolutional_cell_starts_anew_at_a_reset(cell, backend):
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 @pytest.mark.parametrize("cell", [unfading.STARCell, unfading.LSTMCell], ids=name)
+@pytest.mark.sample(2)
 def test_in_both_directions_with_lengths_and_a_learned_state(cell, backend):
     layer = built(cell, 5, num_layers=2, bidirectional=True, learn_initial_state=True)
     same_as_apart(layer, backend)
@@ -76,6 +79,7 @@ def test_in_both_directions_with_lengths_and_a_learned_state(cell, backend):
 
 
 @pytest.mark.parametrize("every", [1, 3, 5])
+@pytest.mark.sample(1)
 def test_checkpointing_through_time(every):
     same_as_apart(built(unfading.LSTMCell, 5, bidirectional=True, checkpoint_every=every), "auto")
 
@@ -130,6 +134,7 @@ def test_noise_is_drawn_as_without_resets(noise):
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("cell", SOME, ids=name)
+@pytest.mark.sample(2)
 def test_streams_and_chunks_of_time_take_their_part(cell, backend):
     layer = built(cell, 5, num_layers=2, learn_initial_state=True, backend=backend).eval()
     x = torch.randn(T, B, I, dtype=torch.float64)

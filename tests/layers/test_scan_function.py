@@ -101,6 +101,7 @@ def gradients(results, arguments):
     "options", [{}, {"reverse": True}, {"lengths": [6, 2, 4]}, {"reverse": True, "lengths": [1, 6, 3]}], ids=str
 )
 @pytest.mark.parametrize("what", STEPS)
+@pytest.mark.sample(10)
 def test_a_step_function_gives_what_a_loop_gives(what, options, backend):
     step, *makers = STEPS[what]
     init, xs, weights = (make() for make in makers)

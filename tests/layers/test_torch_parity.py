@@ -46,6 +46,7 @@ def check(module, layer, x, state=None):
 
 @each
 @forms
+@pytest.mark.sample(4)
 def test_batched_unbatched_and_states(make, form):
     module = make(**form)
     layer = unfading.from_torch(module)
@@ -58,6 +59,7 @@ def test_batched_unbatched_and_states(make, form):
 
 @each
 @forms
+@pytest.mark.sample(4)
 def test_batch_first(make, form):
     module = make(batch_first=True, **form)
     check(module, unfading.from_torch(module), torch.randn(4, 7, 3, dtype=torch.float64), states_for(module, (4,)))
@@ -66,6 +68,7 @@ def test_batch_first(make, form):
 @each
 @forms
 @pytest.mark.parametrize("order", [[7, 5, 2], [2, 7, 5]], ids=["sorted", "unsorted"])
+@pytest.mark.sample(8)
 def test_packed(make, form, order):
     module = make(**form)
     x = torch.randn(7, 3, 3, dtype=torch.float64)
@@ -77,6 +80,7 @@ def test_packed(make, form, order):
 
 @each
 @forms
+@pytest.mark.sample(4)
 def test_lengths_agree_with_packing(make, form):
     module = make(**form)
     layer = unfading.from_torch(module)
@@ -91,6 +95,7 @@ def test_lengths_agree_with_packing(make, form):
 
 @each
 @forms
+@pytest.mark.sample(6)
 def test_gradients(make, form):
     module = make(**form)
     layer = unfading.from_torch(module)

@@ -30,6 +30,7 @@ def given(*shape, dtype=torch.float64):
 
 
 @rest_is_long
+@pytest.mark.sample(2)
 def test_vmap_of_grad_and_jvp(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given()
     parameters = dict(layer.named_parameters())
@@ -49,6 +50,7 @@ def test_vmap_of_grad_and_jvp(cell):
 
 
 @rest_is_long
+@pytest.mark.sample(3)
 def test_many_models_at_once(cell):
     """torch.func.stack_module_state and vmap: each result agrees with the model alone."""
     layers = [layer_of(cell, dtype=torch.float64) for _ in range(3)]
@@ -60,12 +62,14 @@ def test_many_models_at_once(cell):
 
 
 @each
+@pytest.mark.sample(8)
 def test_double_backward(cell):
     layer = layer_of(cell, dtype=torch.float64)
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0].square().sum(), given(2, 1, I).requires_grad_())
 
 
 @rest_is_long
+@pytest.mark.sample(2)
 def test_lengths_under_vmap(cell):
     layer, x = layer_of(cell, dtype=torch.float64), given(2, T, B, I)
     lengths = torch.tensor([[4, 2, 3], [1, 4, 2]])
@@ -82,6 +86,7 @@ def fresh_dynamo():
 
 @rest_is_long
 @pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.sample(3)
 def test_compiles_to_one_graph(cell):
     layer, x = layer_of(cell, bidirectional=True, dtype=torch.float64, **few_iterations(cell)), given(2, B, I)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
@@ -116,6 +121,7 @@ def test_autocast_changes_the_precision_of_products():
     [*((cell, 1) for cell in CELLS), (unfading.LSTMCell, 2)],
     ids=lambda value: value if isinstance(value, int) else name(value),
 )
+@pytest.mark.sample(7)
 def test_autocast_keeps_the_state_in_float32(cell, layers):
     layer, x = layer_of(cell, layers), given(dtype=torch.float32)
     want, _ = layer(x)
@@ -151,11 +157,13 @@ scales = pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 
 @each
 @scales
+@pytest.mark.sample(31)
 def test_float32_agrees_with_float64_to_rounding(cell, scale):
     float32_agrees_with_float64(cell, scale, "reference")
 
 
 @rest_is_long
 @scales
+@pytest.mark.sample(6)
 def test_float32_of_the_compiled_loop_agrees_with_float64_to_rounding(cell, scale):
     float32_agrees_with_float64(cell, scale, "fused")

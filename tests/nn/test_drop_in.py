@@ -59,6 +59,7 @@ def results(layer, x, hx):
 
 
 @pytest.mark.parametrize(("kind", "options"), list(variants()))
+@pytest.mark.sample(4)
 def test_every_combination_of_options_gives_the_numbers_of_torch(kind, options):
     for dtype, batch_first, stateful in ((torch.float64, True, False), (torch.float32, False, True)):
         theirs, ours = pair(kind, dtype, batch_first=batch_first, **options)
@@ -74,6 +75,7 @@ def test_every_combination_of_options_gives_the_numbers_of_torch(kind, options):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("given", [False, True])
+@pytest.mark.sample(3)
 def test_unbatched_and_packed_sequences_have_the_form_of_torch(kind, given):
     theirs, ours = pair(kind, num_layers=2, bidirectional=True)
     x = torch.randn(T, B, I, dtype=torch.float64)
@@ -90,6 +92,7 @@ def test_unbatched_and_packed_sequences_have_the_form_of_torch(kind, given):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_attributes_names_and_types_are_those_of_torch(kind):
     theirs, ours = pair(kind, num_layers=2, bidirectional=True)
     assert isinstance(ours, getattr(nn, kind))

@@ -38,6 +38,7 @@ def test_the_registry_lists_items_with_docstrings():
 
 
 @pytest.mark.parametrize("name", [pytest.param("fig2", marks=pytest.mark.long), "fig6", "noise"])
+@pytest.mark.sample(1)
 def test_a_figure_is_computed_and_saved(name, tmp_path):
     figure = SMALL[name]()
     assert figure.title

@@ -536,6 +536,7 @@ def test_data_with_other_checksums_than_the_published_ones_are_refused(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["incremental/fig5", "nru/memory_reset"])
+@pytest.mark.sample(1)
 def test_an_item_runs_at_budget_smoke(name, tmp_path, capsys):
     cli_reproduce.run_items((name,), output=tmp_path, budget="smoke", runs=tmp_path / "runs", weights=tmp_path / "weights")
     output = capsys.readouterr().out
@@ -632,6 +633,7 @@ def test_a_wrong_argument_is_one_sentence(item, options, sentence, tmp_path):
 @pytest.mark.parametrize(
     ("commit", "budget", "warns"), [("ab-dirty", "paper", 1), ("ab", "paper", 0), (None, "paper", 0), ("ab-dirty", "smoke", 0)]
 )
+@pytest.mark.sample(1)
 def test_uncommitted_changes_are_mentioned_before_rows_are_trained(tmp_path, monkeypatch, capsys, commit, budget, warns):
     monkeypatch.setattr(machine, "commit", lambda: commit)
     cli_reproduce.run_items(("star/table2",), output=tmp_path, runs=tmp_path / "runs", rows=("STAR, 1 ",), budget=budget)

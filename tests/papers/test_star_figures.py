@@ -30,6 +30,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("figure", [star.fig2, star.fig6, star.fig7], ids=lambda figure: figure.__name__)
+@pytest.mark.sample(1)
 def test_a_figure_holds_the_measured_lattices(figure, small):
     item = figure(5)
     cells = list(dict.fromkeys(row["cell"] for row in item.rows))

@@ -417,6 +417,7 @@ def test_medians_count_diverged_runs_as_guesses_and_need_all_seeds():
 
 
 @pytest.mark.parametrize("draw", [curves.over_steps, curves.over_layers, curves.to_solve])
+@pytest.mark.sample(1)
 def test_curves_are_drawn_from_lines_alone(draw):
     curve = [{"step": step, "loss": 0.1, "valid": {"mse": 0.2 / step}} for step in (1, 10, 100)]
     own = {"measure": "mse", "rising": False, "guess": 1 / 6, "test": {"mse": 0.01}, "curve": curve}

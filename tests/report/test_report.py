@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.helpers.command import run as run_command
+from tests.helpers.command import run_apart
 from unfading.cli import report_command as cli_report
 from unfading.report import groups, page, records, summary
 from unfading.report.figures import charts
@@ -272,6 +272,7 @@ def test_a_page_needs_a_file_name_in_an_existing_folder(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["altair", "jinja2", "vl_convert"])
+@pytest.mark.sample(1)
 def test_a_missing_package_is_named_with_its_extra(runs, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"pip install 'unfading\[report\]'"):
@@ -416,7 +417,7 @@ def test_no_text_of_a_figure_is_undrawable(tmp_path):
 def test_figures_are_drawn_whatever_the_names(tmp_path):
     hostile_runs(tmp_path / "runs")
     # In a process of its own: what this is about ends the process.
-    answer = run_command("report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--png")
+    (answer,) = run_apart(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--png"])
     assert answer.returncode == 0, answer.stderr
     # A figure that was not drawn is a blank picture of a few kilobytes.
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}

@@ -44,6 +44,7 @@ def test_a_head_applies_dropout_to_its_input_in_training_only(head):
 
 
 @pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
+@pytest.mark.sample(1)
 def test_model_is_encoder_stack_and_head(head):
     rnn = unfading.STAR(4, n, 2, bidirectional=True)
     model = unfading.Model(nn.Embedding(9, 4), rnn, head(rnn.output_size, 2))

@@ -150,6 +150,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.sample(3)
 def test_a_fault_in_the_files_is_one_sentence(jester, fault):
     fault(jester)
     with pytest.raises((ValueError, FileNotFoundError), match=FAULTS[fault]) as caught:

@@ -41,6 +41,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("task", NORMALISED, ids=repr)
+@pytest.mark.sample(2)
 def test_training_has_mean_zero_and_spread_one(task):
     steps = []
     for batch in epoch(task, "train"):
@@ -111,6 +112,7 @@ def spoil(task, folder):
 
 
 @pytest.mark.parametrize("task", [HAR6(), HAR6("step"), DSA19(), Google30(), Google12(), TUMCrops(), UCR(), YELP], ids=repr)
+@pytest.mark.sample(2)
 def test_what_is_not_for_training_never_moves_training(task, tmp_path, monkeypatch):
     before, test_before = epoch(task, "train"), epoch(task, "test")
     folder = tmp_path / store.known(task.dataset).folder
@@ -198,6 +200,7 @@ def test_the_lists_say_which_clip_is_for_what():
 
 @pytest.mark.parametrize("task", TEXTS, ids=repr)
 @pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.sample(3)
 def test_every_token_is_foretold_once(task, size):
     for split in ("train", "valid", "full", "test"):
         tokens = task.tokens(split)

@@ -63,6 +63,7 @@ def same(one, other):
 
 @every_task
 @pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.sample(23)
 def test_a_batch_depends_on_its_arguments_alone(name, split):
     task = small(name)
     first = draw(task, 1, split=split)
@@ -78,6 +79,7 @@ def test_a_batch_depends_on_its_arguments_alone(name, split):
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_another_index_seed_or_split_is_another_batch(name):
     task = small(name)
     batch = draw(task)
@@ -88,6 +90,7 @@ def test_another_index_seed_or_split_is_another_batch(name):
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_drawing_leaves_the_global_generator_alone(name):
     torch.manual_seed(3)
     wanted = torch.rand(2)
@@ -109,6 +112,7 @@ def test_seeds_and_purposes_have_streams_of_their_own():
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_a_batch_has_the_declared_layout(name):
     task = small(name)
     batch = draw(task, size=5)
@@ -129,6 +133,7 @@ def test_a_batch_has_the_declared_layout(name):
 
 
 @every_task
+@pytest.mark.sample(8)
 def test_a_model_trains_on_it(name):
     task = small(name)
     batch = draw(task, size=3)
@@ -185,6 +190,7 @@ def behaviour(task):
         if field.name not in ON_REAL_DATA
     ],
 )
+@pytest.mark.sample(25)
 def test_every_option_changes_something(name, option):
     task = small(name)
     value = getattr(task, option)
@@ -196,6 +202,7 @@ def test_every_option_changes_something(name, option):
 
 
 @every_task
+@pytest.mark.sample(6)
 def test_a_guess_is_a_score(name):
     task = small(name)
     assert 0 < task.guess < (1 if task.metric == "accuracy" else float("inf"))
@@ -276,6 +283,7 @@ def test_a_worker_draws_what_the_main_process_draws():
 
 # Of moving digits the movement is drawn batch by batch, and with it the target.
 @pytest.mark.parametrize("name", [name for name in RESIDENT if not issubclass(TASKS[name], MovingDigits)])
+@pytest.mark.sample(5)
 def test_means_over_uneven_batches_combine_by_weight(name):
     task = small(name)
     n = len(task.rows("test"))
@@ -304,6 +312,7 @@ def answers(task, split):
 
 
 @pytest.mark.parametrize("name", RESIDENT)
+@pytest.mark.sample(4)
 def test_a_guess_is_the_share_of_the_commonest_class(name):
     task = small(name)
     if not isinstance(task, Labelled):

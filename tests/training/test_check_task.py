@@ -89,6 +89,7 @@ OTHER_KINDS = [pytest.param(*case, marks=pytest.mark.long) for case in FIRST if 
 
 
 @pytest.mark.parametrize(("kind", "fault", "at", "split"), ONCE + OTHER_KINDS, ids=lambda value: str(value).replace(" ", "_"))
+@pytest.mark.sample(30)
 def test_a_fault_is_named_at_the_first_batch(kind, fault, at, split, tmp_path):
     check(kind, fault, at, split, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -98,6 +99,7 @@ SAMPLE = [case for i, case in enumerate(REST) if i % 15 == 0]
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: "-".join(map(str, case)).replace(" ", "_"))
+@pytest.mark.sample(16)
 def test_a_fault_is_named_at_a_later_batch(case, tmp_path):
     check(*case, tmp_path)
 
@@ -121,6 +123,7 @@ def test_the_same_tasks_without_a_fault_are_trained(kind):
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("fault", broken.CELLS)
+@pytest.mark.sample(8)
 def test_a_fault_of_a_cell_is_one_sentence(fault, backend, tmp_path):
     with pytest.raises((ValueError, TypeError)) as caught:
         train(small(cell=f"{USER}:BrokenCell", cell_options={"fault": fault}, steps=3, backend=backend), tmp_path)

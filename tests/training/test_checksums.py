@@ -143,6 +143,7 @@ def test_one_flipped_bit_in_a_file_of_weights_is_found(done, tmp_path, trials):
 
 
 @pytest.mark.parametrize("cell", catalogue.cells(), ids=lambda cell: cell.__name__)
+@pytest.mark.sample(8)
 def test_the_shapes_of_every_model_are_known_before_it_is_built(cell, monkeypatch):
     run = Run(task="adding", cell=cell.__name__.removesuffix("Cell"), hidden=8, layers=2, steps=1)
     tensors = run.make_model().state_dict()

@@ -53,6 +53,7 @@ def history(run, monkeypatch):
 
 
 @CELLS
+@pytest.mark.sample(8)
 def test_every_cell_goes_through_all_stages(cell, monkeypatch):
     run = compressed(cell=name(cell), hidden=hidden_size(cell))
     _, compression, steps = history(run, monkeypatch)
@@ -110,6 +111,7 @@ def test_stages_divide_the_steps_evenly():
 
 
 @pytest.mark.parametrize("compress", [{"sparsity": 0.6}, {"bits": 8}, BOTH], ids=str)
+@pytest.mark.sample(1)
 def test_a_run_that_is_stopped_in_every_stage_resumes_bit_for_bit(compress, tmp_path, monkeypatch):
     run = compressed(compress=compress)
     expected = train_outcome(run, tmp_path / "whole")

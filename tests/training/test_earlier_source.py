@@ -72,6 +72,7 @@ CHANGES = {"a comment": TEXT + "\n# a comment\n", "an equation": OTHER, "removed
 
 
 @pytest.mark.parametrize("text", CHANGES.values(), ids=CHANGES)
+@pytest.mark.sample(1)
 def test_resume_continues_with_the_stored_source_and_says_so(text, mine, monkeypatch):
     run = own()
     expected = train_outcome(run, Path("whole"))

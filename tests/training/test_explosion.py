@@ -99,6 +99,7 @@ def test_a_run_with_retries_returns_to_better_weights():
 
 
 @pytest.mark.parametrize("steps", [5, 9, 12])
+@pytest.mark.sample(1)
 def test_a_resumed_run_diverges_at_the_same_step(steps, tmp_path, monkeypatch):
     run = exploding()
     expected = train_outcome(run, tmp_path / "whole")

@@ -67,6 +67,7 @@ FEW = {"STAR", "LSTM", "IncrementalRNN", "UnitaryRNN"}
 
 
 @pytest.mark.parametrize("cell", sampled(catalogue.cells(), FEW))
+@pytest.mark.sample(2)
 def test_each_model_of_a_fleet_equals_its_single_run(cell, tmp_path):
     each_is_its_single_run(fleet_runs(cell=name(cell), hidden=hidden_size(cell)), tmp_path)
 
@@ -108,6 +109,7 @@ CONTAINED = ("amsgrad", "rmsprop", "tokens, one hot", "a mask of one length", "a
     ("fields", "keywords"),
     [pytest.param(*KINDS[kind], id=kind, marks=pytest.mark.long if kind in CONTAINED else []) for kind in KINDS],
 )
+@pytest.mark.sample(4)
 def test_a_fleet_equals_single_runs_for_all_kinds_of_settings(fields, keywords, tmp_path, monkeypatch):
     if fields.get("dtype") == "float32":
         # Twenty steps in float32, each off by some units in the last place; Adam divides small numbers by small numbers.
@@ -228,6 +230,7 @@ def breaking(**fields):
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.sample(2)
 def test_a_model_that_diverges_does_not_affect_the_others(together, retries, tmp_path):
     """The loss is not finite where predictions are large, which happens only at a high rate."""
     runs = [breaking(seed=seed, rate=rate, retries=retries) for seed, rate in ((0, 1e-3), (1, 3.0), (2, 2e-3))]
@@ -243,6 +246,7 @@ def test_a_model_that_diverges_does_not_affect_the_others(together, retries, tmp
 
 
 @pytest.mark.parametrize("how", ["loss", "gradient"])
+@pytest.mark.sample(1)
 def test_a_model_that_returned_once_continues_as_it_would_alone(how, tmp_path):
     """Parameters whose sizes leave gaps in a row of gradients: numbers that are not finite must not stay in the gaps."""
     options = {"at": 7, "times": 1, "how": how}

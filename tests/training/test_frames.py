@@ -31,6 +31,7 @@ def test_a_run_over_frames_counts_its_parameters():
 
 
 @pytest.mark.parametrize("cell", ["ConvLSTM", "ConvForgetLSTM", "ConvGRU"])
+@pytest.mark.sample(1)
 def test_every_convolutional_cell_trains_on_frames(cell):
     run = small(**{**FRAMES, "task": "moving_mnist", "cell": cell}, layers=2, steps=12, rate=0.05, valid_every=4)
     record = train(run)

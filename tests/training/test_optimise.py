@@ -69,6 +69,7 @@ def test_every_optimiser_is_compared_with_torch():
 
 
 @every_pair
+@pytest.mark.sample(4)
 def test_each_row_moves_as_in_torch(ours, theirs, settings):
     begin = torch.randn(E, N, dtype=torch.float64)
     got = moved_by_ours(ours, begin, torch.tensor(RATES, dtype=torch.float64).unsqueeze(1))

@@ -21,6 +21,7 @@ def test_a_recipe_names_options_of_its_cell_and_all_that_depend_on_the_length(ce
 
 
 @every_cell
+@pytest.mark.sample(6)
 def test_a_cell_trains_by_its_recipe(cell):
     run, decided = recommended(**SMALL, cell=cell.__name__.removesuffix("Cell"))
     recipe = cell.recipe

@@ -219,6 +219,7 @@ def test_records_of_earlier_versions_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("at", [3, 20, 24])
+@pytest.mark.sample(1)
 def test_a_log_that_is_removed_during_training_is_written_again(at, tmp_path):
     run = small()
     expected = train(run)["curve"]

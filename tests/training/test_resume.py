@@ -20,6 +20,7 @@ from unfading.training.run_dir import RunFolder
 
 
 @pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
+@pytest.mark.sample(6)
 def test_a_stopped_run_resumes_bit_for_bit(fields, tmp_path, monkeypatch):
     run = small(**fields)
     expected = train_outcome(run, tmp_path / "whole")
@@ -88,6 +89,7 @@ def test_a_process_that_dies_between_its_two_checkpoints_loses_nothing(name, tmp
 
 
 @pytest.mark.parametrize("line", ["", '{"step": 5, "lo', '{"step": 24, "loss": 0.1, "rate": 1, "seconds": 1}\n'])
+@pytest.mark.sample(1)
 def test_log_rows_after_the_checkpoint_are_removed(line, tmp_path, monkeypatch):
     run = small()
     expected = train_outcome(run, tmp_path / "whole")
@@ -186,6 +188,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.sample(1)
 def test_a_signal_stops_training_after_the_step_with_a_checkpoint(number, whole, tmp_path):
     process = Process(SECONDS, tmp_path)
     time.sleep(whole[1] / 3)

@@ -81,6 +81,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize(("fields", "parts"), BY_HAND.values(), ids=BY_HAND)
+@pytest.mark.sample(7)
 def test_a_run_equals_a_loop_written_by_hand(fields, parts, tmp_path):
     run = small(**{**EXACTLY, **fields})
     record = train(run, tmp_path)
@@ -155,6 +156,7 @@ SHAPES = {"task", "cell", "cell_options", "hidden", "layers", "dtype"}
 
 
 @pytest.mark.parametrize("name", [name for name in OTHER if name not in ("device", "epochs", "split")])
+@pytest.mark.sample(9)
 def test_every_field_changes_the_result_or_the_record(name, tmp_path):
     base = small(cell_options={} if name == "cell" else {"max_lag": 4}, task_options={"T": 6 if name == "task_options" else 12})
     base = changed(base, **WITH.get(name, {}))
@@ -330,6 +332,7 @@ def model_and_rows(cell="LSTM", T=11):
     ["LSTM", pytest.param("STAR", marks=pytest.mark.long), pytest.param("NRU", marks=pytest.mark.long), "IncrementalRNN"],
 )
 @pytest.mark.parametrize("every", [1, 4, 11, 50])
+@pytest.mark.sample(2)
 def test_truncate_keeps_the_prediction_and_cuts_the_gradient(cell, every):
     model, x = model_and_rows(cell)
     whole, final = model(x, start=3)

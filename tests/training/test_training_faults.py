@@ -29,6 +29,7 @@ def breaking(at=7, times=1000, how="loss", **fields):
 
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.sample(2)
 def test_a_step_that_is_not_finite_is_never_taken(how, optimiser, tmp_path):
     run = breaking(how=how, optimiser=optimiser)
     record = train(run, tmp_path)
@@ -209,6 +210,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("name", "damage", "sentence"), DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.sample(9)
 def test_an_error_names_the_damaged_file_and_changes_nothing(name, damage, sentence, tmp_path, monkeypatch):
     run, folder = stopped(tmp_path, monkeypatch)
     damage(folder / name)
@@ -224,6 +226,7 @@ def test_an_error_names_the_damaged_file_and_changes_nothing(name, damage, sente
 
 
 @pytest.mark.parametrize("damage", [cut_short, gone, with_another_shape])
+@pytest.mark.sample(1)
 def test_the_best_weights_are_in_the_last_checkpoint_too(damage, tmp_path, monkeypatch):
     run, folder = stopped(tmp_path, monkeypatch)
     expected = train_outcome(run, tmp_path / "whole")
@@ -394,6 +397,7 @@ ROOMS = [0, 8, 16, 24, *(pytest.param(room, marks=pytest.mark.long) for room in 
 
 
 @pytest.mark.parametrize("room", ROOMS, ids="{}k".format)
+@pytest.mark.sample(2)
 def test_a_full_disk_raises_an_error_of_one_sentence_and_keeps_the_last_checkpoint(room, small_disk, on_a_large_disk):
     ballast = small_disk / "ballast"
     with open(ballast, "wb") as file:

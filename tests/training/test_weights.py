@@ -187,6 +187,7 @@ def scored(path, real, batches):
         for path in COMMITTED
     ],
 )
+@pytest.mark.sample(1)
 def test_committed_weights_score_about_as_on_their_card(path, real):
     score, wanted, task = scored(path, real, 4)
     # A GPU generates other sequences than a CPU; of 512 images a few more may be hard.

@@ -30,6 +30,7 @@ from unfading.cells.base import Cell
 from unfading.cells.wrap import innermost
 from unfading.fuse.cell_copy import CellCopy, varied, with_data
 from unfading.fuse.contents import HOOKS, Contents
+from unfading.fuse.equal_cells import EqualCells
 from unfading.fuse.isolation import WithoutDraws, apart, numbers
 from unfading.fuse.recorded_start import RecordedStart
 from unfading.fuse.refusal import Refusal
@@ -59,14 +60,17 @@ class Locality(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    contents: Contents
     reverse: bool
     steps: int  # of the longest sequence that is covered
     locality: Locality
 
+    def covers(self, steps: int, reverse: bool) -> bool:
+        return self.reverse == reverse and self.steps >= steps
 
-# For each cell, the last answers: in training and evaluation, in both directions.
-_answers: "WeakKeyDictionary[Cell, list[_Answer]]" = WeakKeyDictionary()
+
+# For each cell, the last answers, with the contents they were found for: in training and evaluation, in both directions.
+_answers: "WeakKeyDictionary[Cell, list[tuple[Contents, _Answer]]]" = WeakKeyDictionary()
+_known: EqualCells[_Answer] = EqualCells()
 
 
 def locality(cell: Cell, steps: int, *, reverse: bool = False) -> Locality:
@@ -78,14 +82,19 @@ def locality(cell: Cell, steps: int, *, reverse: bool = False) -> Locality:
         reverse: whether it is run from its last step to its first.
     """
     answers = _answers.get(cell, [])
-    for answer in answers:
-        if answer.reverse == reverse and answer.steps >= steps and answer.contents.unchanged():
-            return answer.locality
-    tested = max(LEAST, min(MOST, 1 << (steps - 1).bit_length()))
-    contents, result = apart(lambda: _tested(cell, tested, steps, reverse))
-    covered = tested if tested < MOST and result.refusal is None else sys.maxsize
-    _answers[cell] = [_Answer(contents.for_comparison(), reverse, covered, result), *answers[:3]]
-    return result
+    for own, earlier in answers:
+        if earlier.covers(steps, reverse) and own.unchanged():
+            return earlier.locality
+    contents = Contents(cell)
+    answer = next((known for known in _known.find(contents) if known.covers(steps, reverse)), None)
+    if answer is None:
+        tested = max(LEAST, min(MOST, 1 << (steps - 1).bit_length()))
+        contents, result = apart(lambda: _tested(cell, tested, steps, reverse))
+        covered = tested if tested < MOST and result.refusal is None else sys.maxsize
+        answer = _Answer(reverse, covered, result)
+        _known.add(contents, answer)
+    _answers[cell] = [(contents.for_comparison(), answer), *answers[:3]]
+    return answer.locality
 
 
 def check_local(cells: Iterable[Cell], steps: int, how: str) -> None:

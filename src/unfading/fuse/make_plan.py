@@ -14,6 +14,7 @@ from unfading.cells.matrix import LowRank
 from unfading.cells.wrap import innermost
 from unfading.fuse.cell_copy import CellCopy, varied, with_data, without_data
 from unfading.fuse.contents import CACHE, Contents
+from unfading.fuse.equal_cells import EqualCells
 from unfading.fuse.frames.plan_frames import frame_plan
 from unfading.fuse.ir.program import InputKind, Program
 from unfading.fuse.isolation import WithoutDraws, apart
@@ -33,13 +34,23 @@ PRECISIONS: dict[Target, tuple[torch.dtype, ...]] = {"c": (torch.float32, torch.
 PROJECTED_IN_LOOP = 1
 
 
+_known: EqualCells[tuple[Target | None, Plan | FramePlan]] = EqualCells()
+
+
 def make_plan(cell: Cell) -> tuple[Contents, Plan | FramePlan | Refusal]:
     """The plan of a cell, or why there is none, with the contents of the cell that it depends on.
 
     The methods of the cell run on copies of it, apart from the caller's modes and hooks. The cell is left as it was.
     """
     contents = Contents(cell)
-    return apart(lambda: _plan_or_refusal(contents))
+    target = target_of(next(cell.parameters(), torch.empty(0)).device)
+    for known, plan in _known.find(contents):
+        if known == target:
+            return contents, plan
+    contents, result = apart(lambda: _plan_or_refusal(contents))
+    if not isinstance(result, Refusal):
+        _known.add(contents, (target, result))
+    return contents, result
 
 
 def _plan_or_refusal(contents: Contents) -> tuple[Contents, Plan | FramePlan | Refusal]:

@@ -90,6 +90,7 @@ def kinds():
 
 
 @pytest.mark.parametrize(("cell", "variant"), [*kinds()])
+@pytest.mark.sample(8)
 def test_every_cell_agrees_with_the_reference(cell, variant):
     options = dict(VARIANTS[variant])
     lengths = options.pop("lengths", None)
@@ -97,6 +98,7 @@ def test_every_cell_agrees_with_the_reference(cell, variant):
 
 
 @each
+@pytest.mark.sample(1)
 def test_noise_is_off_in_evaluation(cell):
     agrees(layer_of(cell, recurrent_dropout=0.3, zoneout=0.2).eval(), frames())
 
@@ -105,6 +107,7 @@ def test_noise_is_off_in_evaluation(cell):
     "sizes", [(1, 1, 1, 1, (1, 1)), (3, 2, 1, 9, (2, 3)), (2, 3, 5, 17, (9, 4)), (2, 1, 3, 33, (33, 3))], ids=str
 )
 @pytest.mark.parametrize("cell", [unfading.ConvLSTMCell, unfading.ConvGRUCell], ids=name)
+@pytest.mark.sample(3)
 def test_sizes_that_divide_nothing(cell, sizes):
     steps, batch, channels, hidden, frame = sizes
     torch.manual_seed(0)
@@ -113,6 +116,7 @@ def test_sizes_that_divide_nothing(cell, sizes):
 
 
 @each
+@pytest.mark.sample(2)
 def test_float32(cell):
     agrees(layer_of(cell, torch.float32), frames(dtype=torch.float32), {"rtol": 1e-4, "atol": 1e-5})
 
@@ -123,6 +127,7 @@ def test_an_input_without_a_gradient(cell):
 
 
 @each
+@pytest.mark.sample(2)
 def test_without_gradients(cell):
     layer, x = layer_of(cell, bidirectional=True, backend="fused"), frames()
     with torch.no_grad():
@@ -145,6 +150,7 @@ def test_memory_that_was_not_written_is_not_read():
 
 
 @each
+@pytest.mark.sample(1)
 def test_the_result_does_not_depend_on_the_number_of_threads(cell):
     torch.manual_seed(0)
     layer, x = unfading.layer(cell)(3, 40), frames(2, 3, 3, (17, 16), torch.float32)
@@ -173,6 +179,7 @@ def test_second_derivatives_are_those_of_the_reference(cell):
 
 
 @each
+@pytest.mark.sample(2)
 def test_auto_compiles_every_cell_and_the_projection_with_it(cell):
     torch.manual_seed(0)
     with observe_backends() as observed:
@@ -189,6 +196,7 @@ def test_auto_compiles_every_cell_and_the_projection_with_it(cell):
     [({}, (2, 1, 8, 8, 8)), ({"kernel_size": 5}, (2, 8, 8, 32, 32)), ({"groups": 4}, (2, 8, 8, 32, 32))],
     ids=["few pixels", "kernel 5", "groups"],
 )
+@pytest.mark.sample(1)
 def test_auto_takes_the_reference_where_that_is_faster(options, shape):
     layer, x = unfading.ConvSTAR(8, 64, **options), torch.randn(shape)
     with observe_backends() as observed:
@@ -353,6 +361,7 @@ def by_torch(monkeypatch):
 
 @pytest.mark.usefixtures("by_torch")
 @each
+@pytest.mark.sample(2)
 def test_convolutions_by_torch(cell):
     agrees(layer_of(cell, bidirectional=True), frames(), lengths=LENGTHS)
 
@@ -360,6 +369,7 @@ def test_convolutions_by_torch(cell):
 @pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1" or triton_missing() is not None, reason="no interpreter of Triton")
 @pytest.mark.usefixtures("by_torch")
 @pytest.mark.parametrize("cell", [*catalogue.convolutional_cells(), OwnCell], ids=name)
+@pytest.mark.sample(2)
 def test_kernels_in_triton(cell):
     layer = layer_of(cell, torch.float32)
     exact = copy.deepcopy(layer).double()

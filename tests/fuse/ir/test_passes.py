@@ -32,6 +32,7 @@ def same_results(program, signature, rewrite):
 
 
 @pytest.mark.parametrize("rewrite", PASSES.values(), ids=PASSES)
+@pytest.mark.sample(2)
 def test_programs_of_cells_have_the_same_results(rewrite):
     for cell in catalogue.cells():
         if name(cell) in ("LSTM", "NRU", "StatisticalRNN", "UnitaryRNN", "GRU"):

@@ -374,6 +374,7 @@ def mistyped(dtype, every):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.sample(1)
 def test_a_mixture_of_types_gives_what_torch_gives(dtype):
     bad, count, refused = mistyped(dtype, every=29)
     assert bad == {}

@@ -298,6 +298,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.sample(2)
 def test_a_step_that_reads_another_attribute_is_compiled_anew(change):
     layer, x = unfading.layer(Adjustable)(2, 5, backend="fused"), torch.randn(4, 3, 2)
     before = layer(x)[0]

@@ -67,6 +67,7 @@ def settings_of(layer, rows=(1, 5)):
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.sample(1)
 def test_the_next_settings_run_where_the_first_do_not_fit(kind, refuse):
     refuse({("train", 32), ("back", 32)}, kind)
     layer, x = unfading.LSTM(3, 5), torch.randn(4, 40, 3)

@@ -118,6 +118,7 @@ def test_programs_may_sum_up_products_of_each_other(cell, size, batch, summed):
 
 
 @pytest.mark.parametrize("way", ["divided", "streamed", "summed"])
+@pytest.mark.sample(1)
 def test_one_step_of_one_row(way, request):
     request.getfixturevalue(way)
     compared(unfading.Recurrent(lambda size: TwiceCell(size, 35), 3), torch.randn(1, 1, 3), torch.tensor([1]))

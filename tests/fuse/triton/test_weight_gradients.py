@@ -39,6 +39,7 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("layer", "operations"), [("STAR", 7), ("LSTM", 8), ("GRU", 10)])
+@pytest.mark.sample(1)
 def test_a_call_launches_few_operations_beside_its_loops(layer, operations, monkeypatch):
     layer, x = getattr(unfading, layer)(1, 6), torch.randn(4, 3, 1)
     layer(x)[0].sum().backward()
