@@ -24,7 +24,7 @@ LAYERS = [
     ["fuse"],
     ["backends", "catalogue", "machine"],
     ["layers"],
-    ["nn"],
+    ["darts", "nn"],
     ["training"],
     ["bench", "diagnostics", "doctor", "estimators", "export"],
     ["papers"],

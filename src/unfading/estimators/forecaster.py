@@ -103,8 +103,8 @@ class RecurrentForecaster(TrainedEstimator):
             series: one series, or a list of series.
             y: ignored; the targets are later steps of the series. It is there for pipelines and searches of scikit-learn.
             past_covariates: further channels, known up to the time of a forecast: as long as the series, in the same form.
-            future_covariates: channels that are known in advance, as a calendar is. They begin with the series and are at least as
-                long; `predict` needs them for the steps that it forecasts.
+            future_covariates: channels that are known in advance, as a calendar is. They begin with the series and are at least
+                as long; `predict` needs them for the steps that it forecasts.
             where: parent of the run's folder, e.g. runs/mine, which `unfading report` reads. A run that was stopped is
                 continued. None writes nothing.
         """
@@ -163,16 +163,17 @@ class RecurrentForecaster(TrainedEstimator):
         origins = np.concatenate([offset + each for offset, each in zip(joined.starts, own, strict=False)])
         if not len(origins):
             raise ValueError(
-                f"the series have no window to forecast from step {min(starts)} on: a window takes {sizes.context} steps before "
-                f"and {sizes.horizon} after it, and the longest series has {max(read.lengths)}. Give longer series, or start."
+                f"the series have no window to forecast from step {min(starts)} on: a window takes {sizes.context} steps "
+                f"before and {sizes.horizon} after it, and the longest series has {max(read.lengths)}. Give longer series, or "
+                "start."
             )
-        model = (self.model_.run.cell, self._forecasts(joined, origins))
+        model = (self._model_name, self._forecasts(joined, origins))
         return compare_forecasts(read.arrays, joined, origins, starts, sizes, self._task.season, model)
 
     def score(self, series: Any, y: Any = None, *, past_covariates: Any = None, future_covariates: Any = None) -> float:
         """Minus MASE of the windows of `backtest`: larger is better, as searches of scikit-learn expect, and -1 is naive."""
         result = self.backtest(series, past_covariates=past_covariates, future_covariates=future_covariates)
-        score = result.scores[self.model_.run.cell]["mase"]
+        score = result.scores[self._model_name]["mase"]
         if np.isnan(score):
             raise ValueError(
                 f"MASE is not defined for these series: with season={self._task.season}, some channel has a naive error of 0 "
@@ -187,6 +188,10 @@ class RecurrentForecaster(TrainedEstimator):
         task = self.model_.task
         assert isinstance(task, ForecastTask)
         return task
+
+    @property
+    def _model_name(self) -> str:
+        return self.model_.run.cell.rpartition(":")[2]  # my.py:MyCell is called MyCell
 
     def _preparation(self) -> ForecastPreparation:
         return ForecastPreparation(self.horizon, self.context, self.season, self.scale, self.missing, self.validation)
