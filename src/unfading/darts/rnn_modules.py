@@ -28,7 +28,8 @@ class RecurrentModule(_RNNModule):  # type: ignore[misc]  # Darts is an extra
     options: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **settings: Any):
-        super().__init__(name="RNN", **settings)
+        # A checkpoint of Darts holds the name of the layer that is replaced here, and gives it back.
+        super().__init__(**{**settings, "name": "RNN"})
         self.rnn = CountedLayer(
             self.layer(
                 self.input_size, self.hidden_dim, self.num_layers, batch_first=True, dropout=self.dropout, **self.options

@@ -188,7 +188,7 @@ class ForecastTask(OwnTask):
         """The series, standardised as far as their own scale goes, in float64."""
         values, future = series.values, series.future
         if self.scale == "series":
-            own = np.repeat(np.arange(len(series)), np.diff(series.starts))
+            own = np.repeat(np.arange(len(series.starts) - 1), np.diff(series.starts))
             values = (values - np.array(self.mean)[own]) / np.array(self.spread)[own]
         if self.future_mean:
             future = (future - np.array(self.future_mean)) / np.array(self.future_spread)

@@ -49,9 +49,6 @@ class JoinedSeries(NamedTuple):
         starts = np.cumsum([0, *(len(each) for each in values)], dtype=np.int64)
         return cls(np.concatenate(values), np.concatenate(future), starts)
 
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
     def slice(self, i: int, first: int, end: int) -> tuple[Numbers, Numbers]:
         """Values and known covariates of the steps first .. end - 1 of series i."""
         steps = slice(self.starts[i] + first, self.starts[i] + end)
