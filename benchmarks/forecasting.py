@@ -1,8 +1,8 @@
 """Forecast a person's walk one second ahead: `python benchmarks/forecasting.py --cells STAR LSTM -o backtest.png`
 
-The series is the vertical acceleration of the trunk on a treadmill, 25 samples a second for five minutes (dataset `dsa`, activity
-10). The first four minutes train and validate, and the last minute is forecast, each second from the three before it. The
-season, one step of the walk, is the lag of the largest autocorrelation in the first four minutes.
+The series is the vertical acceleration of the trunk on a treadmill, 25 samples a second for five minutes (dataset `dsa`,
+activity 10). The first four minutes train and validate, and the last minute is forecast, each second from the three before it.
+The season, one step of the walk, is the lag of the largest autocorrelation in the first four minutes.
 """
 
 from pathlib import Path

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from unfading.errors import check_count
 
+__all__ = ["mae", "mase", "naive_error", "rmse"]
+
 Numbers = TypeVar("Numbers", Tensor, NDArray[Any])
 
 

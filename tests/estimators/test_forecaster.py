@@ -326,7 +326,24 @@ def test_a_run_is_stored_and_is_not_trained_again(tmp_path):
     again = RecurrentForecaster(**EXACT).fit(WAVE[:80], where=tmp_path)
     assert stored.read_bytes() == before
     assert np.array_equal(again.predict(), first.predict())
-    assert unfading.load(tmp_path / first.model_.run.key).run == first.model_.run
+
+
+def test_a_stored_run_forecasts_series_that_are_given(tmp_path):
+    first = RecurrentForecaster(**EXACT, missing="mask").fit(TABLE[:80], past_covariates=WAVE[:80], where=tmp_path)
+    folder = tmp_path / first.model_.run.key
+    again = RecurrentForecaster.load(folder, missing="mask")
+    given = {"series": TABLE[:90], "past_covariates": WAVE[:90]}
+    assert np.array_equal(again.predict(**given), first.predict(**given))
+    assert again.backtest(**given, start=80).scores == first.backtest(**given).scores
+    for name in ("horizon", "context", "season", "scale", "missing", "hidden", "cell"):
+        assert again.get_params()[name] == first.get_params()[name]
+    with pytest.raises(ValueError, match="does not hold its training series"):
+        again.predict()
+    with pytest.raises(ValueError, match=r"RecurrentForecaster\.load"):
+        unfading.load(folder).predict(TABLE[None])
+    other = unfading.fit(TABLE[:40, None], np.arange(40) % 2, "Elman", hidden=2, steps=2, where=tmp_path, backend="reference")
+    with pytest.raises(ValueError, match="a run of the task classification"):
+        RecurrentForecaster.load(tmp_path / other.run.key)
 
 
 def test_wrong_calls_are_named(table_model):

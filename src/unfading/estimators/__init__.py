@@ -7,5 +7,6 @@ except ImportError:
 
 from unfading.estimators.forecaster import RecurrentForecaster
 from unfading.estimators.recurrent_estimators import RecurrentClassifier, RecurrentRegressor
+from unfading.own_data.backtest import Backtest
 
-__all__ = ["RecurrentClassifier", "RecurrentForecaster", "RecurrentRegressor"]
+__all__ = ["Backtest", "RecurrentClassifier", "RecurrentForecaster", "RecurrentRegressor"]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
+from unfading.cells.base import Cell
 from unfading.errors import check_count
 from unfading.estimators.recurrent_estimators import TrainedEstimator
 from unfading.own_data.backtest import Backtest, compare_forecasts
@@ -16,6 +17,7 @@ from unfading.own_data.forecast_task import ForecastScale, ForecastTask
 from unfading.own_data.joined_series import JoinedSeries, Positions
 from unfading.own_data.time_series import Missing, Numbers, TimeSeries, read_time_series
 from unfading.training.trained_model import ROWS
+from unfading.training.weights import load
 
 
 class RecurrentForecaster(TrainedEstimator):
@@ -117,6 +119,29 @@ class RecurrentForecaster(TrainedEstimator):
         self._parts = [preparation.parts(length, task.sizes) for length in read.lengths]
         return self._train(task, self._draw_seed(), where)
 
+    @classmethod
+    def load(cls, folder: Path | str, *, missing: Missing = "refuse", cell: type[Cell] | None = None) -> Self:
+        """The forecaster of a finished run, for series that are given to `predict`: it does not hold the training series.
+
+        Args:
+            folder: the folder of the run, runs/NAME/KEY.
+            missing: as the constructor takes it.
+            cell: the class of your own cell, if the run is of one.
+        """
+        model = load(folder, cell=cell)
+        task, run = model.task, model.run
+        if not isinstance(task, ForecastTask):
+            raise ValueError(f"{folder} is a run of the task {run.task}, not of forecasting. Load it with unfading.load.")
+        of_task = {name: getattr(task, name) for name in ("horizon", "context", "season", "scale")}
+        of_run = {
+            name: getattr(run, name) for name in ("cell_options", "hidden", "layers", "rate", "batch", "epochs", "patience")
+        }
+        forecaster = cls(cell or run.cell, **of_task, **of_run, missing=missing, random_state=run.seed)
+        forecaster.model_, forecaster.record_ = model, model.record or {}
+        forecaster.n_features_in_ = task.targets
+        forecaster.training_series_ = TimeSeries([], several=True, vectors=False)
+        return forecaster
+
     def predict(self, series: Any = None, *, past_covariates: Any = None, future_covariates: Any = None) -> Any:
         """Forecast the steps after the end of each series, in its own units: [horizon] or [horizon, C], or a list of such.
 
@@ -149,7 +174,7 @@ class RecurrentForecaster(TrainedEstimator):
             past_covariates: as `predict` takes them.
             future_covariates: the same; they need not be longer than the series.
             start: first step that is forecast. None for the end of the training series where a series continues it, and else
-                for the first step that has a whole context.
+                for the first step that has a whole context. A forecaster that was loaded does not know its training series.
             stride: steps from one window to the next; None for the horizon, so that windows do not overlap.
         """
         check_is_fitted(self)
@@ -200,6 +225,8 @@ class RecurrentForecaster(TrainedEstimator):
         """The series and covariates of a call; those of `fit` where none are given."""
         if series is not None:
             return read_time_series(series, "series", self.missing), past, future
+        if not self.training_series_.arrays:
+            raise ValueError("a forecaster that was loaded does not hold its training series. Give a series.")
         if past is not None:
             raise ValueError("past_covariates belong to a series that is given, and none is. Those of fit are used without it.")
         return self.training_series_, self._covariates[0], self._covariates[1] if future is None else future
