@@ -6,7 +6,7 @@ import pytest
 
 import unfading
 from tests.helpers.paths import ROOT
-from unfading import estimators, export, nn, tasks
+from unfading import estimators, export, metrics, nn, tasks
 from unfading.training import weights
 
 DOCS = ROOT / "docs"
@@ -14,7 +14,8 @@ DOCS = ROOT / "docs"
 
 def test_the_reference_lists_every_public_name_once():
     listed = [name for page in (DOCS / "reference").glob("*.md") for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
-    public = [f"{package.__name__}.{name}" for package in (unfading, tasks, export, nn, estimators) for name in package.__all__]
+    packages = (unfading, tasks, export, nn, estimators, metrics)
+    public = [f"{package.__name__}.{name}" for package in packages for name in package.__all__]
     assert sorted(listed) == sorted(public)
 
 

@@ -19,13 +19,13 @@ SOURCE = ROOT / "src" / "unfading"
 # From the bottom up: a module imports only modules of an earlier line.
 LAYERS = [
     ["allocation", "errors", "files", "torch_state", "source_lines"],
-    ["data", "initialise", "lengths", "loop_options", "report"],
+    ["data", "initialise", "lengths", "loop_options", "metrics", "report"],
     ["cells", "tasks"],
     ["own_data", "reference"],
     ["fuse"],
     ["backends", "catalogue", "machine"],
     ["layers"],
-    ["nn"],
+    ["darts", "nn"],
     ["training"],
     ["bench", "diagnostics", "doctor", "estimators", "export"],
     ["papers"],
@@ -82,7 +82,7 @@ def repeated(names):
 
 def test_the_root_has_few_modules():
     # The entry point of `python -m unfading` is three lines that nobody opens to follow a call.
-    assert len([path for path in SOURCE.glob("*.py") if path.stem != "__main__"]) <= 12
+    assert len([path for path in SOURCE.glob("*.py") if path.stem != "__main__"]) <= 13
 
 
 def test_module_names_are_unique():

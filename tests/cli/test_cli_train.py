@@ -262,7 +262,7 @@ def test_a_wrong_flag_is_one_sentence_and_nothing_is_made(unfading, tmp_path, ar
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["own_cell", "own_data", "swap_lstm"])
+@pytest.mark.parametrize("name", ["forecast", "own_cell", "own_data", "swap_lstm"])
 def test_examples_run(name, tmp_path, monkeypatch, capsys):
     import runpy
 
@@ -272,7 +272,12 @@ def test_examples_run(name, tmp_path, monkeypatch, capsys):
     with torch.random.fork_rng():
         runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
-    learnt = {"own_cell": "LeakyCell  test error 0.0", "own_data": "test accuracy 0.9", "swap_lstm": "100.0% right"}
+    learnt = {
+        "forecast": "seasonal naive",
+        "own_cell": "LeakyCell  test error 0.0",
+        "own_data": "test accuracy 0.9",
+        "swap_lstm": "100.0% right",
+    }
     assert learnt[name] in out or (name == "own_data" and "test accuracy 1.0" in out)
 
 

@@ -46,15 +46,15 @@ class OwnDataFlags:
         self, training: TrainingFlags, task: str, cell: str, *, rate: float | None, seed: int, say: Callable[[str], None]
     ) -> "Run":
         """The run on the file. What was inferred is printed on stderr, and what a recipe decides is passed to `say`."""
-        from unfading.own_data.array_task import OWN_TASKS
+        from unfading.own_data.array_task import ARRAY_TASKS
         from unfading.own_data.file_source import task_of
         from unfading.own_data.preparation import Preparation
         from unfading.own_data.table_files import Columns
         from unfading.training.fit import default_settings
 
         assert self.data is not None
-        if task and task not in OWN_TASKS:
-            raise ValueError(f"with --data, --task is {' or '.join(OWN_TASKS)}, or is left out; got {task!r}.")
+        if task and task not in ARRAY_TASKS:
+            raise ValueError(f"with --data, --task is {' or '.join(ARRAY_TASKS)}, or is left out; got {task!r}.")
         preparation = Preparation(
             task or None,  # type: ignore[arg-type]  # checked above
             self.validation,

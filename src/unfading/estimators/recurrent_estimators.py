@@ -1,6 +1,7 @@
 """A classifier and a regressor of sequences with the interface of scikit-learn."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from unfading.own_data.array_task import Readout
+from unfading.own_data.own_task import OwnTask
 from unfading.own_data.preparation import Preparation
 from unfading.own_data.sequences import check_finite, column_names, read_sequences
 from unfading.own_data.targets import read_labels, read_numbers
@@ -18,8 +20,30 @@ from unfading.training.fit import fit_run, make_run
 from unfading.training.trained_model import TrainedModel
 
 
-class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What the two estimators share."""
+class TrainedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What all estimators share: a run of a task over the user's data, which is trained."""
+
+    def _draw_seed(self) -> int:
+        seed = self.random_state
+        return int(seed) if isinstance(seed, int | np.integer) else int(check_random_state(seed).randint(2**31))
+
+    def _train(self, task: OwnTask, seed: int, where: Path | str | None = None) -> Self:
+        settings = {
+            **{name: getattr(self, name) for name in ("hidden", "layers", "rate", "patience", "device")},
+            **{name: value for name in ("batch", "epochs") if (value := getattr(self, name)) is not None},
+            "cell_options": dict(self.cell_options or {}),
+            "seed": seed,
+            **(self.settings or {}),
+        }
+        if not len(task.data.held_out):
+            del settings["patience"]
+        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings), where)
+        self.record_: dict[str, Any] = self.model_.record or {}
+        return self
+
+
+class _RecurrentEstimator(TrainedEstimator):
+    """What the classifier and the regressor share."""
 
     def __init__(
         self,
@@ -55,21 +79,8 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         self.settings = settings
 
     def _fit(self, X: Any, y: Any, preparation: Preparation) -> Self:
-        seed = self.random_state
-        seed = int(seed) if isinstance(seed, int | np.integer) else int(check_random_state(seed).randint(2**31))
-        task = preparation.make_task(X, y, seed)
-        settings = {
-            **{name: getattr(self, name) for name in ("hidden", "layers", "rate", "patience", "device")},
-            **{name: value for name in ("batch", "epochs") if (value := getattr(self, name)) is not None},
-            "cell_options": dict(self.cell_options or {}),
-            "seed": seed,
-            **(self.settings or {}),
-        }
-        if not len(task.data.held_out):
-            del settings["patience"]
-        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings))
-        self.record_: dict[str, Any] = self.model_.record or {}
-        return self
+        seed = self._draw_seed()
+        return self._train(preparation.make_task(X, y, seed), seed)
 
     def _sequences(self, X: Any, *, reset: bool) -> Any:
         """The sequences; tables are checked by scikit-learn too, which remembers the number and the names of their columns."""

@@ -1,14 +1,9 @@
-"""Tasks over a user's own arrays: classification and regression of whole sequences.
-
-The fields of such a task describe the model (channels, classes, scale) and identify the data by their SHA-256. They are JSON
-values, so a run can be stored, and its model built again, without the data. The data themselves are attached to the task in
-memory, or read again from their file.
-"""
+"""Tasks over a user's own arrays: classification and regression of whole sequences. Data of a file can be read again."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unfading.errors import check_share, unknown
+from unfading.own_data.own_task import OwnTask
 from unfading.own_data.sequences import PaddedSequences, content_hash
 from unfading.own_data.targets import Label, Labels
-from unfading.tasks.base import Batch, LastStep, MeanOverTime, Split, Task, accuracy, cross_entropy
-from unfading.tasks.resident import CPU, Examples, Part, Resident, rows_of
+from unfading.tasks.base import Batch, LastStep, MeanOverTime, accuracy, cross_entropy
+from unfading.tasks.resident import CPU, Examples, Part
 from unfading.tasks.scaling import Rescaled, Standardise
 
 # What the head reads: the output at the last step of each sequence, or its mean over the steps.
@@ -65,11 +61,10 @@ class ArrayData(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayTask(Resident):
+class ArrayTask(OwnTask):
     """A task over arrays of a user.
 
     Args:
-        content: SHA-256 of the data and of their split.
         channels: number of channels of the sequences.
         mean: mean of each channel over the training rows, with which inputs are standardised; empty for inputs as they are.
         spread: standard deviation of each channel.
@@ -77,36 +72,16 @@ class ArrayTask(Resident):
         source: the file that holds the data, and how it is read and split; empty for arrays in memory.
     """
 
-    paper: ClassVar[str] = "own data"
-
-    content: str
     channels: int
     mean: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
     readout: Readout = "last"
     source: dict[str, Any] = field(default_factory=dict, hash=False)
 
-    # Not fields: the data are no JSON values, and `content` stands for them. Copies per device are kept with them.
-    _data: ClassVar[ArrayData | None] = None
-    _parts: ClassVar[dict[Any, Examples]]
-
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, list):  # JSON has no tuples
-                object.__setattr__(self, name, tuple(value))
+        super().__post_init__()
         if self.readout not in get_args(Readout):
             raise ValueError(unknown("readout", self.readout, get_args(Readout)))
-
-    def with_data(self, data: ArrayData) -> Self:
-        """The same task with its data attached."""
-        if data.content != self.content:
-            raise ValueError(
-                f"these data are not those of the run: their SHA-256 is {data.content[:12]}..., and the run's is "
-                f"{self.content[:12]}.... Give the same data, or fit a new model."
-            )
-        object.__setattr__(self, "_data", data)
-        object.__setattr__(self, "_parts", {})
-        return self
 
     @property
     def data(self) -> ArrayData:
@@ -115,12 +90,8 @@ class ArrayTask(Resident):
             from unfading.own_data.file_source import read_source  # imports this module
 
             self.with_data(read_source(self.source, getattr(self, "classes", None)))
-        if self._data is None:
-            raise ValueError(
-                f"the data of this run (SHA-256 {self.content[:12]}...) were arrays in memory, which its files do not hold. "
-                "Train with the arrays again: unfading.fit(X, y, ...)."
-            )
-        return self._data
+        data: ArrayData = super().data
+        return data
 
     @property
     def input_size(self) -> int:
@@ -142,16 +113,6 @@ class ArrayTask(Resident):
         if rows is None:
             raise ValueError("this task has no test rows. Hold some out: fit(..., test=0.2).")
         return rows.examples()
-
-    def part_on(self, part: Part, device: torch.device) -> Examples:
-        self.data  # noqa: B018, raises where there are none
-        if (part, device) not in self._parts:
-            self._parts[part, device] = self.examples(part) if device == CPU else self.part_on(part, CPU).to(device)
-        return self._parts[part, device]
-
-    def split_rows(self, split: Split, device: torch.device) -> Tensor:
-        n = len(self.part_on("test" if split == "test" else "train", CPU).target)
-        return rows_of(split, n, torch.from_numpy(self.data.held_out)).to(device)
 
     def _scored(self) -> Tensor:
         """Targets of the rows on which a guess is scored: of the test, or else of validation or training."""
@@ -241,8 +202,8 @@ class ArrayRegression(ArrayTask):
         return numbers[:, 0] if self.outputs == 1 else numbers
 
 
-# The tasks over a user's data, by their name in runs.
-OWN_TASKS: dict[str, type[Task]] = {"classification": ArrayClassification, "regression": ArrayRegression}
+# Tasks of rows with a target, by their name in runs.
+ARRAY_TASKS: dict[str, type[ArrayTask]] = {"classification": ArrayClassification, "regression": ArrayRegression}
 
 
 def classification(data: ArrayData, labels: Labels, *, scale: bool, weights: Sequence[float] = (), **fields: Any) -> ArrayTask:
@@ -254,7 +215,7 @@ def classification(data: ArrayData, labels: Labels, *, scale: bool, weights: Seq
 def regression(data: ArrayData, *, scale: bool, **fields: Any) -> ArrayTask:
     """The task of rows with numbers as targets, with the data attached."""
     target = data.training().target
-    mean, spread = _spread(target) if scale else ((), ())
+    mean, spread = mean_and_spread(target) if scale else ((), ())
     own = ArrayRegression(outputs=target.shape[1], target_mean=mean, target_spread=spread, **_described(data, scale), **fields)
     return own.with_data(data)
 
@@ -286,11 +247,11 @@ def _described(data: ArrayData, scale: bool) -> dict[str, Any]:
     sequences = data.training().sequences
     x, lengths = sequences
     steps = x.reshape(-1, x.shape[2]) if lengths is None else x[np.arange(x.shape[1]) < lengths[:, None]]
-    mean, spread = _spread(steps) if scale else ((), ())
+    mean, spread = mean_and_spread(steps) if scale else ((), ())
     return {"content": data.content, "channels": sequences.channels, "mean": mean, "spread": spread}
 
 
-def _spread(values: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_spread(values: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each column; a column that is constant in float32 gets spread 1."""
     mean, spread = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     spread = np.where(spread <= np.finfo(np.float32).eps * np.abs(mean), 1.0, spread)

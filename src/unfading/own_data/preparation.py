@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from unfading.errors import check_share, unknown
 from unfading.own_data.array_task import (
-    OWN_TASKS,
+    ARRAY_TASKS,
     ArrayData,
     ArrayTask,
     Readout,
@@ -59,8 +59,8 @@ class Preparation(NamedTuple):
     def task_type(self, y: Any) -> str:
         """The type that is given, or else that of the targets: text, truth values and few whole numbers are labels."""
         if self.task is not None:
-            if self.task not in OWN_TASKS:
-                raise ValueError(unknown("task", self.task, OWN_TASKS))
+            if self.task not in ARRAY_TASKS:
+                raise ValueError(unknown("task", self.task, ARRAY_TASKS))
             return self.task
         values = np.asarray(y.detach().cpu() if hasattr(y, "detach") else y)
         if values.dtype.kind not in "iuf":

@@ -75,8 +75,18 @@ def column_names(X: Any) -> Sequence[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
-def check_finite(array: Array, name: str, axes: Sequence[str], columns: Sequence[str] | None = None) -> None:
-    """Raise for the first number that is not finite, or too large for float32, with its place."""
+def check_finite(
+    array: Array, name: str, axes: Sequence[str], columns: Sequence[str] | None = None, advice: str | None = None
+) -> None:
+    """Raise for the first number that is not finite, or too large for float32, with its place.
+
+    Args:
+        array: the numbers.
+        name: of the argument.
+        axes: names of the axes of `array`.
+        columns: names of the columns, if it is a table that has them.
+        advice: what the user can do; None for the usual sentence.
+    """
     wrong = ~(np.abs(array) <= LARGEST) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
     if not wrong.any():
         return
@@ -88,7 +98,7 @@ def check_finite(array: Array, name: str, axes: Sequence[str], columns: Sequence
     what = "NaN" if np.isnan(value) else f"{value}, too large for float32 (infinity)"
     count = int(wrong.sum())
     more = f"; {count - 1:,} more values are not finite" if count > 1 else ""
-    raise ValueError(f"{name} has {what} at {place}{more}. Remove such rows, or fill in the values first.")
+    raise ValueError(f"{name} has {what} at {place}{more}. {advice or 'Remove such rows, or fill in the values first.'}")
 
 
 def content_hash(parts: Iterable[Array | None]) -> str:

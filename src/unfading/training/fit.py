@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from unfading.allocation import one_sentence
 from unfading.cells.base import Cell
-from unfading.own_data.array_task import ArrayTask, Readout
+from unfading.own_data.array_task import Readout
+from unfading.own_data.own_task import OwnTask
 from unfading.own_data.preparation import Preparation, TaskType
 from unfading.training.loop import train_model
 from unfading.training.options import Listener, TrainOptions
@@ -63,15 +64,14 @@ def fit(
     return fit_run(make_run(own, cell, settings), where, listen=listen, say=say)
 
 
-def default_settings(task: ArrayTask, batch: int | None = None) -> dict[str, Any]:
+def default_settings(task: OwnTask, batch: int | None = None) -> dict[str, Any]:
     """Settings of a run on a user's own data, unless others are given.
 
     Args:
         task: the task, with its data.
         batch: sequences in a batch; None for a twelfth of the training rows, at least 4 and at most 32.
     """
-    held_out = len(task.data.held_out)
-    rows = len(task.data.train.target) - held_out
+    held_out, rows = len(task.rows("valid")), len(task.rows("train"))
     batch = min(max(rows // 12, 4), LARGEST_BATCH) if batch is None else batch
     steps = max(1, rows // batch)  # of an epoch
     settings = {"hidden": 64, "rate": 5e-3, "batch": batch, "steps": None, "epochs": max(EPOCHS, -(-STEPS // steps))}
@@ -80,7 +80,7 @@ def default_settings(task: ArrayTask, batch: int | None = None) -> dict[str, Any
     return {**settings, "patience": PATIENCE, "valid_every": max(steps, EVALUATED_EVERY), "select_by": "loss"}
 
 
-def make_run(task: ArrayTask, cell: str | type[Cell], settings: Mapping[str, Any]) -> Run:
+def make_run(task: OwnTask, cell: str | type[Cell], settings: Mapping[str, Any]) -> Run:
     """The run of a task over a user's data, with the default settings for what is left out."""
     values: dict[str, Any] = {**default_settings(task, settings.get("batch")), **settings}
     if settings.get("steps") is not None:
@@ -90,7 +90,7 @@ def make_run(task: ArrayTask, cell: str | type[Cell], settings: Mapping[str, Any
 
 def without_data(run: Run) -> Run:
     """The same run, whose task has no data: what a trained model needs."""
-    objects = {role: given for role, given in run.objects.items() if not isinstance(given.value, ArrayTask)}
+    objects = {role: given for role, given in run.objects.items() if not isinstance(given.value, OwnTask)}
     return Run.from_json(run.to_json(), run.code, objects)
 
 

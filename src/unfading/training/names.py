@@ -15,7 +15,7 @@ from unfading import catalogue
 from unfading.cells.base import Cell
 from unfading.errors import unknown
 from unfading.layers.factory import Layer, layer
-from unfading.own_data.array_task import OWN_TASKS
+from unfading.own_data.task_names import OWN_TASKS
 from unfading.tasks.base import Task
 from unfading.training.check_task import blame
 from unfading.training.user_code import UserCode, read_code

@@ -3,7 +3,7 @@
 A run consists of JSON values, so an object becomes its name, its options and the source of its class:
 
     a task or cell of the library     its name; nothing else is needed to build it again
-    a task over arrays                its name and fields, and the object itself, which has the data
+    a task over a user's data         its name and fields, and the object itself, which has the data
     a user's own class                my_package.cells:MyCell, my.py:MyCell or, in a notebook, __main__:MyCell, with the
                                       source of the module, or of the class alone; the class itself is what runs
 """
@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from unfading import catalogue
 from unfading.cells.base import Cell
 from unfading.layers.factory import Layer
-from unfading.own_data.array_task import OWN_TASKS, ArrayTask
+from unfading.own_data.own_task import OwnTask
+from unfading.own_data.task_names import OWN_TASKS
 from unfading.tasks.base import Task
 from unfading.training.user_code import NOTEBOOK, UserCode, read_code
 
@@ -64,7 +65,7 @@ def _name(value: Any, kind: type, role: str, code: Any, objects: dict[str, Given
     library = {**OWN_TASKS, **catalogue.tasks()} if role == "task" else _library_cells()
     name = next((name for name, each in library.items() if each is kind), None)
     if name is not None:
-        if isinstance(value, ArrayTask):
+        if isinstance(value, OwnTask):
             objects[role] = Given(value, None)
         return name, code
     name, source = _source(kind)
@@ -92,7 +93,7 @@ def _options(task: Task) -> dict[str, Any]:
 
 def _current(given: Given, name: Any, options: Any, code: Any) -> bool:
     """Whether an object still stands for the name, the options and the source of a run, of which `replace` may change some."""
-    if isinstance(given.value, ArrayTask):
+    if isinstance(given.value, OwnTask):
         same = OWN_TASKS.get(name) is type(given.value)
         return same and type(given.value)(**options) == given.value
     place = str(name).rpartition(":")[0]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unfading.layers.model import Model
 from unfading.own_data.array_task import ArrayTask
+from unfading.own_data.forecast_task import ForecastTask
 from unfading.own_data.sequences import PaddedSequences, read_sequences
 from unfading.tasks.base import OneHot, Task
 from unfading.tasks.resident import Labelled
@@ -46,7 +47,13 @@ class TrainedModel(Model):
         Args:
             X: [N, T, I], [N, T] or a list of arrays [T_n, I], as `fit` takes them; tokens [N, T] if the model reads tokens.
         """
-        task, outputs = self.task, torch.from_numpy(self.outputs(X))
+        task = self.task
+        if isinstance(task, ForecastTask):
+            raise ValueError(
+                "predict takes sequences, and this model reads windows of series. Load it with RecurrentForecaster.load, whose "
+                "predict takes series."
+            )
+        outputs = torch.from_numpy(self.outputs(X))
         if isinstance(task, ArrayTask):
             return task.answers(outputs)
         answers: NDArray[Any] = (outputs.argmax(dim=-1) if isinstance(task, Labelled) else outputs).numpy()
