@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -57,6 +58,7 @@ def train(
     from rich.console import Console
 
     from unfading.diagnostics.watch import gradients
+    from unfading.training.data_parallel import rank, restarted
     from unfading.training.earlier_source import with_earlier_source
     from unfading.training.progress import Display
     from unfading.training.recipes import recipe_of
@@ -66,13 +68,18 @@ def train(
 
     check_count("--threads", threads)
     torch.set_num_threads(threads)
+    if restarted():  # torchrun repeats the command, whatever it says
+        output = replace(output, resume=True, again=False)
+    if rank():  # of several processes that torchrun has started the first prints and writes
+        output, tensorboard = replace(output, quiet=True), False
+    note = _silent if output.quiet else _note
     if record is not None:
         check_alone(record)
         run = read_run(record, allow_code=allow_code)
     elif own_data.data is not None:
         output = own_data.output(output)
         with _interruptible():
-            run = own_data.run(training, task, cell, rate=rate, seed=seed, say=_silent if output.quiet else _note)
+            run = own_data.run(training, task, cell, rate=rate, seed=seed, say=note)
     elif not task or not cell:
         raise ValueError(
             "--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --data FILE for your own data; or "
@@ -80,11 +87,11 @@ def train(
         )
     else:
         with _interruptible():
-            run = training.run(task, cell, rate=rate, seed=seed, say=_silent if output.quiet else _note)
+            run = training.run(task, cell, rate=rate, seed=seed, say=note)
     folder = output.folder(run)
     runs = [run, run.on_all_rows()] if final else [run]
-    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
-    with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
+    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_silent if rank() else _note)
+    with Display(runs, Console(stderr=True, quiet=rank() > 0)) as display, _reported_stop(folder, output):
         for each in runs:
             earlier = None if output.again or output.quiet else finished(folder, each)
             if earlier is not None:
@@ -97,6 +104,8 @@ def train(
                     listen = stack.enter_context(tensorboard_events(folder / each.key, listen, first_step))
                 watcher = None if watch is None else gradients
                 result = train_run(each, folder, listen=listen, say=display.say, watch=watcher, **output.options())
+    if rank():
+        sys.exit(int(result["status"] == "diverged"))
     if output.json:
         print(dumps(result))
     else:
@@ -193,8 +202,11 @@ def _reported_stop(folder: Path, output: OutputFlags) -> Iterator[None]:
         with _interruptible():
             yield
     except Stopped as stopped:
+        from unfading.training.data_parallel import rank
+
         flag = "--resume in place of --again" if output.again else "--resume"
-        print(f"unfading: {stopped}; everything is in {folder}. The same command with {flag} continues.", file=sys.stderr)
+        tell = _silent if rank() else _note
+        tell(f"{stopped}; everything is in {folder}. The same command with {flag} continues.")
         sys.exit(128 + stopped.signal)
 
 
