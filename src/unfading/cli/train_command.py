@@ -58,7 +58,6 @@ def train(
     from rich.console import Console
 
     from unfading.diagnostics.watch import gradients
-    from unfading.training.data_parallel import rank, restarted
     from unfading.training.earlier_source import with_earlier_source
     from unfading.training.progress import Display
     from unfading.training.recipes import recipe_of
@@ -68,10 +67,7 @@ def train(
 
     check_count("--threads", threads)
     torch.set_num_threads(threads)
-    if restarted():  # torchrun repeats the command, whatever it says
-        output = replace(output, resume=True, again=False)
-    if rank():  # of several processes that torchrun has started the first prints and writes
-        output, tensorboard = replace(output, quiet=True), False
+    output, first = _in_process(output)
     note = _silent if output.quiet else _note
     if record is not None:
         check_alone(record)
@@ -90,8 +86,8 @@ def train(
             run = training.run(task, cell, rate=rate, seed=seed, say=note)
     folder = output.folder(run)
     runs = [run, run.on_all_rows()] if final else [run]
-    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_silent if rank() else _note)
-    with Display(runs, Console(stderr=True, quiet=rank() > 0)) as display, _reported_stop(folder, output):
+    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note if first else _silent)
+    with Display(runs, Console(stderr=True, quiet=not first)) as display, _reported_stop(folder, output):
         for each in runs:
             earlier = None if output.again or output.quiet else finished(folder, each)
             if earlier is not None:
@@ -99,23 +95,16 @@ def train(
                 display.say(f"{each.cell} seed {each.seed}: already finished on {date}; --again trains it again.")
             listen: Listener | None = None if output.quiet else display.listen
             with ExitStack() as stack:
-                if tensorboard:
+                if tensorboard and first:
                     first_step = 0 if output.again else stopped_at(folder, each)
                     listen = stack.enter_context(tensorboard_events(folder / each.key, listen, first_step))
                 watcher = None if watch is None else gradients
                 result = train_run(each, folder, listen=listen, say=display.say, watch=watcher, **output.options())
-    if rank():
-        sys.exit(int(result["status"] == "diverged"))
-    if output.json:
-        print(dumps(result))
-    else:
-        _print_record(result, folder)
-        if own_data.data is not None:
-            _write_report(folder)
-        print(f"load it: unfading.load({str(folder / result['key'])!r}); `unfading predict --help` applies it to a file")
+    if first:
+        _print_result(result, folder, json=output.json, report=own_data.data is not None)
     if result["status"] == "diverged":
         reason, advice = result["reason"], recipe_of(run).if_diverged
-        print(f"unfading: the run diverged: {reason}. Its record is complete. Try {advice}.", file=sys.stderr)
+        (_note if first else _silent)(f"the run diverged: {reason}. Its record is complete. Try {advice}.")
         sys.exit(1)
 
 
@@ -195,6 +184,15 @@ def _compare(
         return compare_runs(runs, folder, processes=processes, together=together, listen=listen, say=say, **output.options())
 
 
+def _in_process(output: OutputFlags) -> tuple[OutputFlags, bool]:
+    """The flags of one of the processes that torchrun may have started, and whether it is the first, which alone prints."""
+    from unfading.training.data_parallel import rank, restarted
+
+    if restarted():  # torchrun repeats the command, whatever it says
+        output = replace(output, resume=True, again=False)
+    return (replace(output, quiet=True), False) if rank() else (output, True)
+
+
 @contextmanager
 def _reported_stop(folder: Path, output: OutputFlags) -> Iterator[None]:
     """If training is stopped, say how to continue, and exit with the code of the signal."""
@@ -228,6 +226,17 @@ def _silent(sentence: str) -> None:
 def _note(sentence: str) -> None:
     """Show a message on stderr, before there is a display."""
     print(f"unfading: {sentence}", file=sys.stderr)
+
+
+def _print_result(result: dict[str, Any], folder: Path, *, json: bool, report: bool) -> None:
+    """Print the record of a run and how to load its model, or the record as JSON; write the report of the folder if asked."""
+    if json:
+        print(dumps(result))
+        return
+    _print_record(result, folder)
+    if report:
+        _write_report(folder)
+    print(f"load it: unfading.load({str(folder / result['key'])!r}); `unfading predict --help` applies it to a file")
 
 
 def _print_record(record: dict[str, Any], folder: Path) -> None:

@@ -14,6 +14,7 @@ numbers of rows or of counted targets.
 import atexit
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -30,7 +31,8 @@ from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
 from unfading.training.fleet import Fleet
 
-# How far the loss of a batch may be from the mean over its parts, in float64.
+# Of the first batch so many rows are checked: their loss must be the mean over them, to this accuracy in float64.
+CHECKED_ROWS = 8
 TOLERANCE = 1e-6
 
 
@@ -251,38 +253,33 @@ class Processes:
 ALONE = Processes(0, 1)
 
 
-def check_divisible(processes: Processes, task: Task, model: Model, batch: Batch) -> None:
-    """Raise unless the loss of a batch is the mean over the rows of the processes, weighted by `loss_weight`.
+def check_divisible(task: Task, model: Model, batch: Batch) -> None:
+    """Raise unless the loss of some rows of a batch is the mean over them, weighted by `loss_weight`.
 
     The predictions are random. Those of an untrained model are much the same in all rows, so that wrong weights would pass.
     """
-    if processes.size == 1:
-        return
-    rows = batch.x.shape[1]
-    parts = [processes.bounds(rows, rank) for rank in range(processes.size)]
-    batch = batch._replace(target=batch.target.double() if batch.target.is_floating_point() else batch.target)
+    name, rows = type(task).__name__, min(CHECKED_ROWS, batch.x.shape[1])
+    target = batch.target.double() if batch.target.is_floating_point() else batch.target
+    batch = batch._replace(target=target).rows(0, rows)
     model.eval()
     with torch.no_grad():
         one, two = (_predict(model, batch.rows(0, n)) for n in (1, 2))
-    model.train()
     axis = _row_axis(one, two)
     if axis is None:
-        raise TaskError(f"the predictions of {type(task).__name__} have no axis for rows, which several processes share.")
-    shape = list(one.shape)
-    shape[axis] = rows
+        raise TaskError(f"the predictions of {name} have no axis for rows, which several processes could share.")
+    shape = [*one.shape[:axis], rows, *one.shape[axis + 1 :]]
     generator = torch.Generator().manual_seed(0)
     prediction = torch.randn(shape, generator=generator, dtype=torch.float64).to(batch.x.device)
-    whole = float(task.loss(prediction, batch))
-    total = 0.0
-    for start, stop in parts:
-        own = batch.rows(start, stop)
+    whole, total = float(task.loss(prediction, batch)), 0.0
+    for row in range(rows):
+        own = batch.rows(row, row + 1)
         if weight := task.loss_weight(own) / task.loss_weight(batch):
-            total += weight * float(task.loss(prediction.narrow(axis, start, stop - start), own))
-    if not torch.isclose(torch.tensor(total), torch.tensor(whole), rtol=TOLERANCE, equal_nan=True):
-        name = type(task).__name__
+            total += weight * float(task.loss(prediction.narrow(axis, row, 1), own))
+    if not math.isclose(total, whole, rel_tol=TOLERANCE, abs_tol=TOLERANCE) and not math.isnan(whole):
         raise TaskError(
-            f"{name}.loss of a batch is {whole:.6g}, and the mean over the rows of {processes.size} processes is {total:.6g}: "
-            f"{name}.loss_weight must return the number by which {name}.loss divides, e.g. that of unmasked targets."
+            f"{name}.loss of {rows} rows is {whole:.6g}, and the mean over the rows, with the weights {name}.loss_weight, is "
+            f"{total:.6g}; several processes need them to be equal. Let loss_weight return the number by which loss divides, "
+            "e.g. that of unmasked targets, or train in one process."
         )
 
 

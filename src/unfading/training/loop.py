@@ -74,7 +74,9 @@ class Training:
         for e, (each, model) in enumerate(zip(state.active, state.fleet.models, strict=True)):
             each.explosion.guess = examine(state.task, model, state.place(e, 0))
         if self.processes.size > 1:
-            check_divisible(self.processes, state.task, state.fleet.models[0], draw(state.task, state.place(0, 0)))
+            batch = draw(state.task, state.place(0, 0))
+            self.processes.bounds(batch.x.shape[1])  # raises if there are too few rows
+            check_divisible(state.task, state.fleet.models[0], batch)
         if run.split == "train":
             examine(state.task, state.fleet.models[0], first_place(run, state.task, "valid", state.fleet.w.device))
 
@@ -110,6 +112,7 @@ class Training:
             if running and (received is not None or save):
                 self.checkpoints.save()
             if running and received is not None:
+                self.processes.settle()  # nothing may be left for the next training
                 raise Stopped(received, state.step)
 
     def advance(self, running: list[int]) -> None:
