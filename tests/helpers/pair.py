@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from contextlib import suppress
 
 import torch
 
@@ -68,7 +69,7 @@ class Pair:
 
     def __exit__(self, *error):
         for pipe, process in zip(self.pipes, self.processes, strict=True):
-            if process.is_alive():
+            with suppress(BrokenPipeError):  # a process that was killed
                 pipe.send(None)
             pipe.close()
             process.join(30)
