@@ -31,7 +31,7 @@ CASES = {
     "lengths and masks": {"task": f"{RAGGED}:Ragged", "task_options": {}, "batch": 5, "cell": "LSTM"},
     "masks by row": {"task": "variable_copying", "task_options": {"T": 5, "items": 2}, "batch": 3},
     "clipping": {"clip_norm": 0.01},
-    "clipping by value": {"clip_value": 0.005},
+    "clipping by value": {"clip_norm": None, "clip_value": 0.005},
     "patience": {"patience": 1, "valid_every": 2, "rate": 0.3, "valid_batches": 3},
     "penalty": {"cell": "SpectralRNN"},
     "one step between evaluations": {"valid_every": 1, "valid_batches": 2},
