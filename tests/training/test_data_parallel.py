@@ -189,8 +189,8 @@ def test_the_loss_of_weighted_classes_is_a_weighted_mean_over_rows():
 @pytest.mark.long
 def test_torchrun_restarts_after_a_kill(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
-    command += ["--master-port", "0", "-m", "unfading", "train", "--task", "adding,T=20", "--cell", "STAR", "--hidden", "8"]
-    command += ["--batch", "7", "--steps", "3000", "--dtype", "float64", "--save-every", "0.2", "--runs"]
+    command += ["--standalone", "-m", "unfading", "train", "--task", "adding,T=20", "--cell", "STAR", "--hidden", "8"]
+    command += ["--batch", "7", "--steps", "600", "--dtype", "float64", "--save-every", "0.2", "--runs"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, tmp_path / "whole"], env=environment, check=True, capture_output=True)
     process = subprocess.Popen([*command, tmp_path / "killed"], env=environment, stderr=subprocess.PIPE, text=True)

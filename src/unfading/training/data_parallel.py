@@ -82,7 +82,13 @@ def join(device: str) -> "Processes":
 def _joined() -> "Processes":
     # Once in the life of a process: the address of a group that has ended cannot be used again.
     if not _initialised():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        store, rank, size = next(dist.rendezvous("env://"))
+        if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+            # torchrun keeps its store after a restart, with the addresses of the processes before. Over several machines the
+            # number of restarts differs between them, and torchrun must be told to start another store.
+            store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
     return Processes(dist.get_rank(), dist.get_world_size())
 
@@ -244,9 +250,8 @@ class Processes:
             action()
         except RuntimeError as error:
             raise LostProcess(
-                f"process {self.rank} of {self.size} cannot reach the others; one of them may have ended. `torchrun "
-                "--max-restarts 3` starts all again, and they continue from the last checkpoint. "
-                f"({str(error).splitlines()[0]})"
+                f"process {self.rank} of {self.size} cannot reach the others; one of them has ended. `torchrun --max-restarts "
+                "3` starts all again, and they continue from the last checkpoint."
             ) from error
 
 
