@@ -80,13 +80,17 @@ def join(device: str) -> "Processes":
 
 @cache
 def _joined() -> "Processes":
+    # A torch without distributed training lacks these.
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     # Once in the life of a process: the address of a group that has ended cannot be used again.
     if not _initialised():
-        store, rank, size = next(dist.rendezvous("env://"))
+        store, rank, size = next(rendezvous("env://"))
         if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
             # torchrun keeps its store after a restart, with the addresses of the processes before. Over several machines the
             # number of restarts differs between them, and torchrun must be told to start another store.
-            store = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         atexit.register(dist.destroy_process_group)
