@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -66,13 +67,15 @@ def train(
 
     check_count("--threads", threads)
     torch.set_num_threads(threads)
+    output, first = _in_process(output)
+    note = _silent if output.quiet else _note
     if record is not None:
         check_alone(record)
         run = read_run(record, allow_code=allow_code)
     elif own_data.data is not None:
         output = own_data.output(output)
         with _interruptible():
-            run = own_data.run(training, task, cell, rate=rate, seed=seed, say=_silent if output.quiet else _note)
+            run = own_data.run(training, task, cell, rate=rate, seed=seed, say=note)
     elif not task or not cell:
         raise ValueError(
             "--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --data FILE for your own data; or "
@@ -80,11 +83,11 @@ def train(
         )
     else:
         with _interruptible():
-            run = training.run(task, cell, rate=rate, seed=seed, say=_silent if output.quiet else _note)
+            run = training.run(task, cell, rate=rate, seed=seed, say=note)
     folder = output.folder(run)
     runs = [run, run.on_all_rows()] if final else [run]
-    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
-    with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
+    runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note if first else _silent)
+    with Display(runs, Console(stderr=True, quiet=not first)) as display, _reported_stop(folder, output):
         for each in runs:
             earlier = None if output.again or output.quiet else finished(folder, each)
             if earlier is not None:
@@ -92,21 +95,16 @@ def train(
                 display.say(f"{each.cell} seed {each.seed}: already finished on {date}; --again trains it again.")
             listen: Listener | None = None if output.quiet else display.listen
             with ExitStack() as stack:
-                if tensorboard:
+                if tensorboard and first:
                     first_step = 0 if output.again else stopped_at(folder, each)
                     listen = stack.enter_context(tensorboard_events(folder / each.key, listen, first_step))
                 watcher = None if watch is None else gradients
                 result = train_run(each, folder, listen=listen, say=display.say, watch=watcher, **output.options())
-    if output.json:
-        print(dumps(result))
-    else:
-        _print_record(result, folder)
-        if own_data.data is not None:
-            _write_report(folder)
-        print(f"load it: unfading.load({str(folder / result['key'])!r}); `unfading predict --help` applies it to a file")
+    if first:
+        _print_result(result, folder, json=output.json, report=own_data.data is not None)
     if result["status"] == "diverged":
         reason, advice = result["reason"], recipe_of(run).if_diverged
-        print(f"unfading: the run diverged: {reason}. Its record is complete. Try {advice}.", file=sys.stderr)
+        (_note if first else _silent)(f"the run diverged: {reason}. Its record is complete. Try {advice}.")
         sys.exit(1)
 
 
@@ -186,6 +184,15 @@ def _compare(
         return compare_runs(runs, folder, processes=processes, together=together, listen=listen, say=say, **output.options())
 
 
+def _in_process(output: OutputFlags) -> tuple[OutputFlags, bool]:
+    """The flags of one of the processes that torchrun may have started, and whether it is the first, which alone prints."""
+    from unfading.training.data_parallel import rank, restarted
+
+    if restarted():  # torchrun repeats the command, whatever it says
+        output = replace(output, resume=True, again=False)
+    return (replace(output, quiet=True), False) if rank() else (output, True)
+
+
 @contextmanager
 def _reported_stop(folder: Path, output: OutputFlags) -> Iterator[None]:
     """If training is stopped, say how to continue, and exit with the code of the signal."""
@@ -193,8 +200,11 @@ def _reported_stop(folder: Path, output: OutputFlags) -> Iterator[None]:
         with _interruptible():
             yield
     except Stopped as stopped:
+        from unfading.training.data_parallel import rank
+
         flag = "--resume in place of --again" if output.again else "--resume"
-        print(f"unfading: {stopped}; everything is in {folder}. The same command with {flag} continues.", file=sys.stderr)
+        tell = _silent if rank() else _note
+        tell(f"{stopped}; everything is in {folder}. The same command with {flag} continues.")
         sys.exit(128 + stopped.signal)
 
 
@@ -216,6 +226,17 @@ def _silent(sentence: str) -> None:
 def _note(sentence: str) -> None:
     """Show a message on stderr, before there is a display."""
     print(f"unfading: {sentence}", file=sys.stderr)
+
+
+def _print_result(result: dict[str, Any], folder: Path, *, json: bool, report: bool) -> None:
+    """Print the record of a run and how to load its model, or the record as JSON; write the report of the folder if asked."""
+    if json:
+        print(dumps(result))
+        return
+    _print_record(result, folder)
+    if report:
+        _write_report(folder)
+    print(f"load it: unfading.load({str(folder / result['key'])!r}); `unfading predict --help` applies it to a file")
 
 
 def _print_record(record: dict[str, Any], folder: Path) -> None:

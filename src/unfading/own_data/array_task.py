@@ -148,6 +148,11 @@ class ArrayClassification(ArrayTask):
             return cross_entropy(prediction, batch.target)
         return functional.cross_entropy(prediction, batch.target, weight=prediction.new_tensor(self.weights))
 
+    def loss_weight(self, batch: Batch) -> float:
+        if not self.weights:
+            return self.weight(batch)
+        return float(torch.tensor(self.weights, dtype=torch.float64)[batch.target.cpu()].sum())
+
     def metrics(self, prediction: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"accuracy": accuracy(prediction, batch.target), "cross_entropy": cross_entropy(prediction, batch.target)}
 

@@ -35,6 +35,16 @@ class Batch(NamedTuple):
     lengths: Tensor | None = None  # int64 [B] if rows differ in length
     mask: Tensor | None = None  # bool, shaped like target: the targets that count; None if all do
 
+    def rows(self, start: int, stop: int) -> "Batch":
+        """The batch of the rows from `start` to `stop` alone."""
+        T, B = self.x.shape[:2]
+        shape = self.target.shape[:2]
+        # Targets [T, B], one per step, or [B, n]: a first axis that is not as long as the batch is time.
+        axis = 1 if shape[0] != B or shape == (T, B) else 0
+        target, mask = (None if part is None else part.narrow(axis, start, stop - start) for part in (self.target, self.mask))
+        assert target is not None
+        return Batch(self.x[:, start:stop], target, None if self.lengths is None else self.lengths[start:stop], mask)
+
 
 class Task(ABC):
     """A task. Subclasses are frozen dataclasses whose fields are JSON values; equal fields give equal batches."""
@@ -93,6 +103,13 @@ class Task(ABC):
     def weight(self, batch: Batch) -> int:
         """Weight of this batch when means over batches are taken: by default its number of rows."""
         return batch.x.shape[1]
+
+    def loss_weight(self, batch: Batch) -> float:
+        """The number by which `loss` divides a sum over this batch, up to a constant factor: by default `weight`.
+
+        The loss of a batch must be the mean of the losses of its parts with these weights, where several processes share it.
+        """
+        return self.weight(batch)
 
     def carried(self, index: int, size: int, *, split: Split) -> bool:
         """True if this batch continues the sequences of the previous one; start it from the previous final state, detached."""

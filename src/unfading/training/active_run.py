@@ -78,6 +78,11 @@ class ActiveRun:
         """All log rows so far."""
         return list(self._rows) if self.folder is None else self.folder.curve()
 
+    def take_rows(self, rows: list[dict[str, Any]]) -> None:
+        """Take the log rows before a checkpoint, in a process that writes nothing."""
+        if self.folder is None:
+            self._rows = rows
+
     def missing_rows(self, step: int) -> int:
         """How many rows a log of `step` steps lacks."""
         steps = {row["step"] for row in self.curve()}

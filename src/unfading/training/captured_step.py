@@ -6,6 +6,7 @@ still move.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from unfading.backends.cuda_graph.backend import forget
 from unfading.fuse.triton.waiting import check_waiting
 from unfading.tasks.base import Batch
 from unfading.training.active_run import ActiveRun
+from unfading.training.data_parallel import ALONE, Processes
 from unfading.training.fleet import Fleet
 from unfading.training.update import Update
 
@@ -72,20 +74,38 @@ class CapturedStep:
         clock: step number and rates.
         truncate: as `Model` takes it.
         say: called with a message for the user.
+        processes: those that share each batch.
     """
 
-    def __init__(self, fleet: Fleet, update: Update, clock: StepClock, truncate: int | None, say: Callable[[str], None]):
+    def __init__(
+        self,
+        fleet: Fleet,
+        update: Update,
+        clock: StepClock,
+        truncate: int | None,
+        say: Callable[[str], None],
+        processes: Processes = ALONE,
+    ):
         self.fleet, self.update, self.clock, self.truncate, self.say = fleet, update, clock, truncate, say
+        self.processes = processes
         self.batches: list[Batch] = []  # the tensors from which the graph reads
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.shares: Tensor | None = None  # of the own rows in the losses, where processes share batches
+        self.graphs: list[torch.cuda.CUDAGraph] = []
         self.stream: torch.cuda.Stream | None = None  # of the steps before the capture
         self.steps = 0
         self.trouble: str | None = None  # why no step could be captured
 
-    def step(self, batches: Sequence[Batch]) -> None:
-        """Take one step."""
+    def step(self, batches: Sequence[Batch], shares: Tensor | None = None) -> None:
+        """Take one step.
+
+        Args:
+            batches: the own rows of each model's batch.
+            shares: their weights [E, 1] in the losses; None for one process.
+        """
         if not self.batches:
             self.batches = [Batch(*(None if part is None else part.clone() for part in batch)) for batch in batches]  # type: ignore[arg-type]
+        if shares is not None:
+            self.shares = shares.clone() if self.shares is None else self.shares.copy_(shares)
         self.clock.at = None if self.clock.at is None else self.clock.at + 1
         if not self._fits(batches):
             self._run(batches)
@@ -95,19 +115,37 @@ class CapturedStep:
                 if target is not None and part is not None:
                     target.copy_(part)
         self.steps += 1
-        if self.graph is None and self.steps > WARM_UP and self.trouble is None:
+        if not self.graphs and self.steps > WARM_UP and self.trouble is None:
             self._capture()
-        if self.graph is None:
+        if not self.graphs:
             self._warm_up()
         else:
-            self.graph.replay()
+            self._replay()
             check_waiting()
             self.update.failed = True
 
     def _run(self, batches: Sequence[Batch]) -> None:
+        self._gradients(batches)
+        self.processes.sum(self.fleet.sums)
+        self._update()
+
+    def _gradients(self, batches: Sequence[Batch]) -> None:
         losses, _ = self.fleet.gradients(batches, None, 0, self.truncate)
-        self.update.apply(losses, self.clock.rates(), self.clock.step, self.clock.moving)
+        if self.shares is None:
+            self.fleet.losses.copy_(losses)
+        else:
+            self.processes.weigh(self.fleet, losses, self.shares)
+
+    def _update(self) -> None:
+        self.update.apply(self.fleet.losses, self.clock.rates(), self.clock.step, self.clock.moving)
         self.clock.tick()
+
+    def _replay(self) -> None:
+        """One graph is a step of one process; of two, the first computes gradients, which the host lets all processes sum."""
+        self.graphs[0].replay()
+        for graph in self.graphs[1:]:
+            self.processes.sum(self.fleet.sums)
+            graph.replay()
 
     def _warm_up(self) -> None:
         """Take a step on another stream. Kernels that only a capture uses are compiled there, as for a deep stack."""
@@ -119,14 +157,18 @@ class CapturedStep:
         caller.wait_stream(self.stream)
 
     def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+        parts: list[Callable[[], None]] = [partial(self._run, self.batches)]
+        if self.processes.size > 1:
+            parts = [partial(self._gradients, self.batches), self._update]
+        graphs = [torch.cuda.CUDAGraph() for _ in parts]
         for model in self.fleet.models:  # the recordings of single layers, which the first steps made and the graph replaces
             for cell in model.rnn.runners:
                 forget(cell)
         torch.cuda.empty_cache()  # a graph has its own memory pool, and the memory of the first steps is free now
         try:
-            with torch.cuda.graph(graph):
-                self._run(self.batches)
+            for graph, part in zip(graphs, parts, strict=True):
+                with torch.cuda.graph(graph):
+                    part()
         except RuntimeError as error:  # the step synchronises with the GPU, or a graph does not fit in memory beside it
             self.trouble = str(error).splitlines()[0]
             self.say(
@@ -135,7 +177,7 @@ class CapturedStep:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             return
-        self.graph = graph
+        self.graphs = graphs
 
     def _fits(self, batches: Sequence[Batch]) -> bool:
         """Whether the batches have the shapes of the first ones, and no lengths, which the host would have to read."""

@@ -152,7 +152,7 @@ def examine(task: Task, model: Model, place: Place) -> float | None:
 
     Returns the loss of a prediction of zeros, which is about that of a guess; None where it is not finite.
     """
-    batch = _cast(_drawn(task, place), next(model.parameters()).dtype)
+    batch = _cast(draw(task, place), next(model.parameters()).dtype)
     training = model.training
     model.eval()
     try:
@@ -175,7 +175,7 @@ def examine(task: Task, model: Model, place: Place) -> float | None:
 
 def sequence_length(task: Task, size: int, seed: int) -> int:
     """Number of time steps of the first training batch of `size` rows."""
-    return int(_drawn(task, Place("train", 0, size, seed, torch.device("cpu"))).x.shape[0])
+    return int(draw(task, Place("train", 0, size, seed, torch.device("cpu"))).x.shape[0])
 
 
 def explain(error: Exception, task: Task, model: Model, places: Sequence[Place]) -> NoReturn:
@@ -184,7 +184,7 @@ def explain(error: Exception, task: Task, model: Model, places: Sequence[Place])
         # Nothing runs on the GPU any more: the batches are drawn again on the CPU, and the model is not run.
         linear = [part for part in model.head.modules() if isinstance(part, nn.Linear)]
         for place in places:
-            batch = _drawn(task, place._replace(device=torch.device("cpu")))
+            batch = draw(task, place._replace(device=torch.device("cpu")))
             _check_tokens(task, model, batch, place)
             if linear and batch.target.dtype == torch.int64:
                 _check_labels(task, batch, linear[-1].out_features, place)
@@ -200,7 +200,7 @@ def explain(error: Exception, task: Task, model: Model, places: Sequence[Place])
         raise error
 
 
-def _drawn(task: Task, place: Place) -> Batch:
+def draw(task: Task, place: Place) -> Batch:
     """The batch of that place, with fields of the right kinds and shapes."""
     keywords: dict[str, Any] = {"split": place.split, "seed": place.seed, "device": place.device}
     with allocation.refuse_large(f"a batch of {place.size} rows of {_name(task)}", "batch or sequence length"):

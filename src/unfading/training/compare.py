@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unfading.errors import check_type
+from unfading.training.data_parallel import refuse
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import shared_fields, train_pass
 from unfading.training.options import Listener, TrainOptions
@@ -51,6 +52,7 @@ def compare(
         save_every: seconds between checkpoints.
         command: the command line, for the records.
     """
+    refuse("unfading compare")
     for i, run in enumerate(runs):
         check_type(f"runs[{i}]", run, Run)
     folder = Path(where)

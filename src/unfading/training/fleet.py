@@ -79,7 +79,10 @@ class Fleet:
             end += -(-first[name].numel() // ALIGNMENT) * ALIGNMENT
         like = first[self.names[0]]
         self.w = torch.zeros(len(models), end, dtype=like.dtype, device=like.device)
-        self.g = torch.zeros_like(self.w)
+        # One buffer for gradients and losses, which processes that train together sum at once.
+        self.sums = torch.zeros(self.w.numel() + len(models), dtype=like.dtype, device=like.device)
+        self.g = self.sums[: self.w.numel()].view_as(self.w)
+        self.losses = self.sums[self.w.numel() :]  # of the whole batches, where processes share them
         for e, model in enumerate(models):
             for name, parameter in model.named_parameters():
                 if name in self._offsets:

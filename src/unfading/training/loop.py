@@ -3,10 +3,13 @@
 `train_together` trains runs of one shape in one pass; a single run is a pass of one.
 """
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +19,9 @@ from unfading.backends.choose import observe_backends
 from unfading.layers.model import Model
 from unfading.torch_state import float32_products
 from unfading.training.active_run import ActiveRun
-from unfading.training.check_task import check_declared, examine
+from unfading.training.check_task import check_declared, draw, examine
 from unfading.training.compress import compressed_size
+from unfading.training.data_parallel import ALONE, Processes, check_divisible, join, rank, restarted
 from unfading.training.evaluate import Scores, evaluate, first_place
 from unfading.training.monitor import Monitor
 from unfading.training.options import TrainOptions
@@ -27,7 +31,7 @@ from unfading.training.run import Run
 from unfading.training.run_dir import finished
 from unfading.training.settings import FIELDS
 from unfading.training.stepper import Stepper
-from unfading.training.stopping import Stopped, asked_to_stop, stop_if_late
+from unfading.training.stopping import Stopped, asked_to_stop, late
 from unfading.training.training_state import TrainingState
 
 # Fields in which runs of one pass may differ.
@@ -44,16 +48,20 @@ class Training:
         active: the runs, of one shape.
         options: see `TrainOptions`.
         together: take each step in one pass over all models.
+        processes: those that share each batch.
     """
 
-    def __init__(self, active: Sequence[ActiveRun], options: TrainOptions, *, together: bool):
+    def __init__(self, active: Sequence[ActiveRun], options: TrainOptions, *, together: bool, processes: Processes = ALONE):
         self.options = options
-        self.state = TrainingState(active, together=together)
+        self.processes = processes
+        self.state = TrainingState(active, together=together, processes=processes)
         self.stepper = Stepper(self.state, options.say)
         self.checkpoints = Checkpoints(self.state)
         self.monitor = Monitor(self.state, self.checkpoints, options)
         self.observed = False  # whether the backends of this process are known
         about = machine.about(options.command)
+        if processes.size > 1:
+            about["processes"] = processes.size
         self.records = [
             initial_record(each.run, each.task, model, about)
             for each, model in zip(active, self.state.fleet.models, strict=True)
@@ -65,6 +73,10 @@ class Training:
         check_declared(state.task)
         for e, (each, model) in enumerate(zip(state.active, state.fleet.models, strict=True)):
             each.explosion.guess = examine(state.task, model, state.place(e, 0))
+        if self.processes.size > 1:
+            batch = draw(state.task, state.place(0, 0))
+            self.processes.bounds(batch.x.shape[1])  # raises if there are too few rows
+            check_divisible(state.task, state.fleet.models[0], batch)
         if run.split == "train":
             examine(state.task, state.fleet.models[0], first_place(run, state.task, "valid", state.fleet.w.device))
 
@@ -95,11 +107,13 @@ class Training:
                 state.fleet.check_buffers(buffers)
                 buffers = {}
             running = state.running()
-            signal = asked()
-            if running and (signal is not None or time.monotonic() - self.checkpoints.saved > self.options.save_every):
+            due = time.monotonic() - self.checkpoints.saved > self.options.save_every
+            received, save = self.processes.agree(asked(), due)
+            if running and (received is not None or save):
                 self.checkpoints.save()
-            if running and signal is not None:
-                raise Stopped(signal, state.step)
+            if running and received is not None:
+                self.processes.settle()  # nothing may be left for the next training
+                raise Stopped(received, state.step)
 
     def advance(self, running: list[int]) -> None:
         """Take one step with these runs, then log, evaluate and save what is due."""
@@ -132,7 +146,8 @@ class Training:
         for e in over:
             if state.active[e].best is not None:
                 state.fleet.w[e] = state.best_w[e]
-        tested = evaluate(state.fleet, state.active[over[0]].run, "test") if state.task.has_test else None
+        run = state.active[over[0]].run
+        tested = evaluate(state.fleet, run, "test", self.processes) if state.task.has_test else None
         sizes = {e: self._compressed(e) for e in over}
         state.fleet.w.copy_(w)
         for e in over:
@@ -203,28 +218,47 @@ def _train(runs: Sequence[Run], options: TrainOptions, together: bool) -> tuple[
     """The records of runs that are trained together, and their training unless all had finished before."""
     _check_shape(runs)
     training = None
-    task, folder = runs[0].make_task(), options.folder
+    task = runs[0].make_task()
+    processes = join(runs[0].device)
+    processes.check_same("runs", [run.key for run in runs])
+    options = of_process(options)
     with ExitStack() as stack, torch.random.fork_rng(devices=_gpus(runs[0])):
         stack.enter_context(float32_products("tf32" if runs[0].dtype == "tf32" else "ieee"))
-        earlier = [_finished(run, options) for run in runs]
+        earlier = processes.on_first(lambda: [_finished(run, options) for run in runs])
         active = [ActiveRun(run, task) for run, record in zip(runs, earlier, strict=True) if record is None]
         trained: Iterator[dict[str, Any]] = iter(())
         if active:
-            stop_if_late()
+            if processes.on_first(late):
+                raise Stopped(signal.SIGTERM, None)
             # Before the folders are created: a run that cannot be built, or whose task is at fault, leaves none.
-            training = Training(active, options, together=together)
+            training = Training(active, options, together=together, processes=processes)
             with asked_to_stop() as asked:
                 training.check_task()
-                if folder is not None:
-                    for each in active:
-                        stack.callback(each.open(folder).close)
+                processes.on_first(partial(_open, active, options.folder, stack))
                 training.start()
                 training.go(asked)
-                signal = asked()
-            if signal is not None and folder is not None:  # during the last step: the caller must not start another run
-                raise Stopped(signal, training.state.step)
-            trained = iter(training.records)
+                received = processes.agree_now(asked())
+            # During the last step: the caller must not start another run.
+            if received is not None and processes.on_first(lambda: options.folder is not None):
+                raise Stopped(received, training.state.step)
+            trained = iter(processes.on_first(partial(list, training.records)))  # what the first process has written
         return [next(trained) if record is None else record for record in earlier], training
+
+
+def _open(active: Sequence[ActiveRun], folder: Path | None, stack: ExitStack) -> None:
+    """Open the folders of the runs, until the stack is closed."""
+    if folder is not None:
+        for each in active:
+            stack.callback(each.open(folder).close)
+
+
+def of_process(options: TrainOptions) -> TrainOptions:
+    """The options of one of several processes: all continue after a restart, and the first alone writes and speaks."""
+    if restarted():
+        options = replace(options, resume=True, again=False)
+    if rank():
+        options = replace(options, folder=None, listen=None, watch=None, say=lambda sentence: None)
+    return options
 
 
 def train_pass(runs: Sequence[Run], options: TrainOptions) -> None:

@@ -86,7 +86,7 @@ class Monitor:
         """Validation scores of these runs, by index."""
         if not due:
             return {}
-        scores = evaluate(self.state.fleet, self.state.active[due[0]].run, "valid").models
+        scores = evaluate(self.state.fleet, self.state.active[due[0]].run, "valid", self.state.processes).models
         return {e: scores[e] for e in due}
 
     def _end_explosion(self, e: int) -> None:

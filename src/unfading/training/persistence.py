@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree
 
+from unfading.tasks.base import Batch
 from unfading.training import checkpoint
+from unfading.training.active_run import ActiveRun
 from unfading.training.training_state import TrainingState
 
 
@@ -28,7 +30,7 @@ class Checkpoints:
 
     def load(self, *, resume: bool, again: bool) -> None:
         """Continue from the last checkpoints, if there are any; all runs must have stopped at one step."""
-        checkpoints = [each.load(resume=resume, again=again) for each in self.state.active]
+        checkpoints = [self._load(each, resume, again) for each in self.state.active]
         steps = {0 if each is None else each[1]["step"] for each in checkpoints}
         if len(steps) > 1:
             raise ValueError(
@@ -37,15 +39,33 @@ class Checkpoints:
         for e, each in enumerate(checkpoints):
             if each is not None:
                 self._restore(e, *each)
+        if self.state.carried is not None and self.state.processes.size > 1:
+            self.state.carried = self.state.processes.own_state(self.state.fleet, self._batch(0), self.state.carried)
+
+    def _load(self, each: ActiveRun, resume: bool, again: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last checkpoint of a run, which the first process reads."""
+        tensors: dict[str, Tensor] = {}
+
+        def read() -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+            checkpoint = each.load(resume=resume, again=again)
+            tensors.update({} if checkpoint is None else checkpoint[0])
+            return None if checkpoint is None else checkpoint[1], each.curve()
+
+        header, rows = self.state.processes.on_first(read)
+        each.take_rows(rows)
+        return None if header is None else (self.state.processes.tensors_from_first(tensors), header)
 
     def save(self) -> None:
-        """Write a checkpoint of every run that has not ended."""
+        """Write a checkpoint of every run that has not ended. Processes that share batches save at the same step."""
         state = self.state
+        whole = state.carried
+        if whole is not None and state.processes.size > 1:
+            whole = state.processes.whole_state(state.fleet, self._batch(0), whole)
         for e in state.running():
             each = state.active[e]
             if each.folder is None:
                 continue
-            parts = [] if state.carried is None else _pytree.tree_leaves(state.carried)
+            parts = [] if whole is None else _pytree.tree_leaves(whole)
             carried = {f"state.{i}": part[e] for i, part in enumerate(parts)}
             header = {"step": state.step, "seconds": state.seconds, "time": state.time, **each.header()}
             each.folder.save("last", {**self._tensors(e), **carried}, header)
@@ -75,22 +95,26 @@ class Checkpoints:
 
     def _restore(self, e: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         state, each = self.state, self.state.active[e]
-        assert each.folder is not None
+        path = Path("last.safetensors") if each.folder is None else each.folder.path / "last.safetensors"
         each.restore(header)
-        checkpoint.restore(self._tensors(e), tensors, each.folder.path / "last.safetensors")
+        checkpoint.restore(self._tensors(e), tensors, path)
         self.save_best(e)  # the file may be missing, or of a later step
         state.step, state.seconds, state.time = header["step"], header["seconds"], header["time"]
         if any(name.startswith("state.") for name in tensors):
-            self._restore_carried(e, tensors, each.folder.path / "last.safetensors")
+            self._restore_carried(e, tensors, path)
 
     def _restore_carried(self, e: int, tensors: dict[str, Tensor], path: Path) -> None:
         """Restore the carried state, in the structure in which the model returns it."""
         state = self.state
         if state.carried is None:
-            batch = state.task.batch(0, state.active[e].run.batch, split="train", seed=0, device=state.best_w.device)
             state.fleet.eval()
-            _, state.carried = state.fleet.scores(batch, None, 0)
+            _, state.carried = state.fleet.scores(self._batch(e), None, 0)
             state.fleet.train()
         parts = {f"state.{i}": part[e] for i, part in enumerate(_pytree.tree_leaves(state.carried))}
         carried = {name: part for name, part in tensors.items() if name.startswith("state.")}
         checkpoint.restore(parts, carried, path)
+
+    def _batch(self, e: int) -> Batch:
+        """A batch with the shapes of training."""
+        state = self.state
+        return state.task.batch(0, state.active[e].run.batch, split="train", seed=0, device=state.best_w.device)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from unfading.tasks.base import Batch
 from unfading.tasks.draw import stream
 from unfading.training.captured_step import CapturedStep, StepClock
 from unfading.training.check_task import Place, explain
+from unfading.training.data_parallel import LostProcess
 from unfading.training.training_state import TrainingState
 
 # Of the steps before an error of a GPU, so many are examined.
@@ -32,7 +34,8 @@ class Stepper:
         device = state.fleet.w.device
         if device.type == "cuda":
             clock = StepClock(state.active, device)
-            self.captured = CapturedStep(state.fleet, state.update, clock, state.active[0].run.truncate, say)
+            truncate = state.active[0].run.truncate
+            self.captured = CapturedStep(state.fleet, state.update, clock, truncate, say, state.processes)
 
     def take(self, running: list[int]) -> None:
         """Take one step with these runs, and count its time."""
@@ -41,6 +44,8 @@ class Stepper:
             self._step(running)
             if state.fleet.w.is_cuda and any(each.log_due(state.step) for each in state.active):
                 torch.cuda.synchronize()  # so that the seconds of a log row include all steps before it
+        except LostProcess:
+            raise
         except Exception as error:
             explain(error, state.task, state.fleet.models[0], self._places(error))
         state.seconds += time.perf_counter() - began
@@ -53,23 +58,29 @@ class Stepper:
         return [state.place(e, step) for step in steps for e in range(len(state.active))]
 
     def _step(self, running: list[int]) -> None:
-        state, task = self.state, self.state.task
+        state, task, processes = self.state, self.state.task, self.state.processes
         step, run, device = state.step, state.active[0].run, state.fleet.w.device
         batches = [
             task.batch(step, each.run.batch, split=run.split, seed=each.run.seed, device=device) for each in state.active
         ]
         if not task.carried(step, run.batch, split=run.split):
             state.carried, state.time = None, 0
-        # Like the data, noise depends on the seed and the step alone.
-        _seed_noise(stream(run.seed, run.split, step, "cpu", purpose="noise").initial_seed(), device)
+        # Like the data, noise depends on the seed and the step alone, and each process draws that of its own rows.
+        purpose = f"noise {processes.rank}" if processes.rank else "noise"
+        _seed_noise(stream(run.seed, run.split, step, "cpu", purpose=purpose).initial_seed(), device)
+        own = [processes.rows(batch) for batch in batches]
+        shares = self._shares(batches, own)
         carries = task.carried(step + 1, run.batch, split=run.split)
         if self.captured is not None:
             self.captured.clock.set(step, running)
             if state.carried is None and not carries:
-                self.captured.step(batches)
+                self.captured.step(own, shares)
                 state.step += 1
                 return
-        losses, final = state.fleet.gradients(batches, state.carried, state.time, run.truncate)
+        losses, final = state.fleet.gradients(own, state.carried, state.time, run.truncate)
+        if shares is not None:
+            processes.weigh(state.fleet, losses, shares)
+            losses = processes.sum_gradients(state.fleet)
         rates = self._tensor("rates", [[each.rate(step)] for each in state.active], torch.float64)
         moving = self._tensor("moving", [[e in running] for e in range(len(state.active))], torch.bool)
         finite = state.update.apply(losses, rates, step, moving)
@@ -77,6 +88,14 @@ class Stepper:
         if carries:
             state.carried = _pytree.tree_map_only(Tensor, lambda part: _zero_unless(finite, part), final)
             state.time += batches[0].x.shape[0]
+
+    def _shares(self, batches: list[Batch], own: list[Batch]) -> Tensor | None:
+        """The weights [E, 1] of the own rows in the losses of the batches; None for one process, which has them all."""
+        processes = self.state.processes
+        if processes.size == 1:
+            return None
+        shares = [[processes.share(self.state.task, *pair)] for pair in zip(batches, own, strict=True)]
+        return self._tensor("shares", shares, torch.float64)
 
     def _tensor(self, name: str, values: list[Any], dtype: torch.dtype) -> Tensor:
         """The values as a tensor on the device; unchanged values are not sent again, so that the host does not wait."""

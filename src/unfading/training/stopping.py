@@ -33,10 +33,9 @@ def time_limit(seconds: float) -> Iterator[None]:
         _deadline = before
 
 
-def stop_if_late() -> None:
-    """Raise `Stopped` if the time limit is over, so that no further training begins."""
-    if time.monotonic() >= _deadline:
-        raise Stopped(signal.SIGTERM, None)
+def late() -> bool:
+    """Whether the time limit is over, so that no further training begins."""
+    return time.monotonic() >= _deadline
 
 
 def noted() -> bool:

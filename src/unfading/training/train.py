@@ -12,7 +12,7 @@ from typing import Any
 from unfading.allocation import one_sentence
 from unfading.errors import check_type
 from unfading.training.earlier_source import with_earlier_source
-from unfading.training.loop import train_together
+from unfading.training.loop import of_process, train_together
 from unfading.training.options import Listener, TrainOptions, Watch
 from unfading.training.run import Run
 
@@ -54,7 +54,8 @@ def train(
         command=command,
         watch=watch,
     )
-    if options.folder is not None:
-        [run] = with_earlier_source([run], options.folder, resume=resume, again=again, say=say)
+    options = of_process(options)
+    if where is not None:
+        [run] = with_earlier_source([run], Path(where), resume=options.resume, again=options.again, say=options.say)
     with one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every"):
         return train_together([run], options)[0]

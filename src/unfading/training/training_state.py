@@ -11,6 +11,7 @@ from unfading.layers.model import Model
 from unfading.training.active_run import ActiveRun
 from unfading.training.check_task import Place
 from unfading.training.compress import Compression
+from unfading.training.data_parallel import ALONE, Processes
 from unfading.training.fleet import Fleet
 from unfading.training.run import Run
 from unfading.training.update import Update
@@ -22,10 +23,12 @@ class TrainingState:
     Args:
         active: the runs.
         together: take each step in one pass over all models.
+        processes: those that share each batch.
     """
 
-    def __init__(self, active: Sequence[ActiveRun], *, together: bool):
+    def __init__(self, active: Sequence[ActiveRun], *, together: bool, processes: Processes = ALONE):
         self.active = active
+        self.processes = processes
         self.task = active[0].task
         device = _device(active[0].run)
         models = [each.run.make_model().to(device) for each in active]
@@ -37,7 +40,8 @@ class TrainingState:
         self.best_w = torch.zeros_like(self.fleet.w)  # weights with the best validation scores
         self.step = 0  # number of steps taken
         self.seconds = 0.0
-        self.carried: Any = None  # recurrent state at the start of the next batch; None for the initial state
+        # Recurrent state of this process's rows at the start of the next batch; None for the initial state.
+        self.carried: Any = None
         self.time = 0  # number of time steps since the initial state
 
     def _matrices(self) -> list[str]:
