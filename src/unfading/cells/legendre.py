@@ -4,10 +4,10 @@
     m_t = A m_{t-1} + B u_t
     h_t = tanh(W_x x_t + W_h h_{t-1} + W_m m_t + b)
 
-Voelker et al. 2019, eq. 1 to 8. A = exp(A_c / theta) and B = A_c^-1 (A - I) B_c, the exact solution over one step with constant u,
-of the d-dimensional system A_c[i, j] = (2 i + 1) (-1 if i < j else (-1)^(i - j + 1)), B_c[i] = (2 i + 1) (-1)^i, which delays u
-by up to theta steps. A and B are not trained. Initial values as in the authors' code: e_x and e_h LeCun-uniform, e_m = 0, W_x, W_h
-and W_m Xavier-normal; the bias is ours and starts at 0.
+Voelker et al. 2019, eq. 1 to 8. A = exp(A_c / theta) and B = A_c^-1 (A - I) B_c, the exact solution over one step with constant
+u, of the D-dimensional system A_c[i, j] = (2 i + 1) (-1 if i < j else (-1)^(i - j + 1)), B_c[i] = (2 i + 1) (-1)^i, which
+delays u by up to theta steps. A and B are not trained. Initial values as in the authors' code: e_x and e_h LeCun-uniform,
+e_m = 0, W_x, W_h and W_m Xavier-normal; the bias is ours and starts at 0.
 """
 
 import math
