@@ -5,9 +5,9 @@
     c_t = f_t * c_{t-1} + i_t * z_t,   n_t = f_t * n_{t-1} + i_t,   h_t = o_t * c_t / n_t
 
 Beck et al. 2024, eq. 8 to 14: c / n is an average of the z with weights that may grow without bound, so a late step can
-outweigh all before it. c and n are stored divided by exp(m_t), m_t = max(log f_t + m_{t-1}, log i_t), which cancels in c / n and keeps
-both within floating point (eq. 15 to 17); n is kept above 1e-30, where it has underflowed. R is block-diagonal with `heads`
-blocks. Matrices start orthogonal; b_f = 3 to 6 in equal steps over the units, as in the authors' code, other biases 0.
+outweigh all before it. c and n are stored divided by exp(m_t), m_t = max(log f_t + m_{t-1}, log i_t), which cancels in c / n
+and keeps both within floating point (eq. 15 to 17); n is kept above 1e-30, where it has underflowed. R is block-diagonal with
+`heads` blocks. Matrices start orthogonal; b_f = 3 to 6 in equal steps over the units, as in the authors' code, other biases 0.
 """
 
 from typing import NamedTuple
