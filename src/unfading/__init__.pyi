@@ -14,14 +14,25 @@ from unfading.cells import (
     conv_star,
     elman,
     equilibrium,
+    exponential,
     fast,
     gru,
     highway,
     incremental,
+    independent,
+    input_candidate,
     janet,
+    legendre,
+    lem,
+    light_gru,
+    lipschitz,
     lstm,
+    minimal,
     nru,
+    oscillator,
     rotation,
+    slow_context,
+    slstm,
     spectral,
     star,
     statistical,
@@ -37,15 +48,26 @@ from unfading.cells.convolution import Convolution, ConvolutionalCell, convolve
 from unfading.cells.deep import DeepTransitionCell
 from unfading.cells.elman import ElmanCell, IdentityRNNCell, LinearRNNCell, OrthogonalRNNCell
 from unfading.cells.equilibrium import EquilibriumRNNCell
+from unfading.cells.exponential import ExpRNNCell
 from unfading.cells.fast import FastGRNNCell, FastRNNCell
 from unfading.cells.gru import GRUCell
 from unfading.cells.highway import RecurrentHighwayCell
 from unfading.cells.incremental import IncrementalRNNCell, SiRNNCell
+from unfading.cells.independent import IndRNNCell
+from unfading.cells.input_candidate import CFNCell, MinimalRNNCell, RANCell
 from unfading.cells.janet import ForgetLSTMCell, JANETCell
+from unfading.cells.legendre import LMUCell
+from unfading.cells.lem import LEMCell
+from unfading.cells.light_gru import LiGRUCell, MGUCell
+from unfading.cells.lipschitz import LipschitzRNNCell
 from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
 from unfading.cells.matrix import BlockDiagonal, LowRank, linear
+from unfading.cells.minimal import MinGRUCell, MinLSTMCell
 from unfading.cells.nru import NRUCell
+from unfading.cells.oscillator import CoRNNCell, UnICORNNCell
 from unfading.cells.rotation import EURNNCell, GORUCell
+from unfading.cells.slow_context import SCRNCell
+from unfading.cells.slstm import SLSTMCell
 from unfading.cells.spectral import SoftOrthogonalRNNCell, SpectralRNNCell
 from unfading.cells.stable import StableIncrementalRNNCell
 from unfading.cells.star import STARCell
@@ -80,6 +102,8 @@ __all__ = [
     "Batch",
     "BlockDiagonal",
     "Cell",
+    "CFN",
+    "CFNCell",
     "compare",
     "ContinuousRNN",
     "ContinuousRNNCell",
@@ -94,6 +118,8 @@ __all__ = [
     "convolve",
     "ConvSTAR",
     "ConvSTARCell",
+    "CoRNN",
+    "CoRNNCell",
     "DeepTransition",
     "DeepTransitionCell",
     "detach",
@@ -107,6 +133,8 @@ __all__ = [
     "EURNNCell",
     "EveryFrame",
     "EveryStep",
+    "ExpRNN",
+    "ExpRNNCell",
     "FastGRNN",
     "FastGRNNCell",
     "FastRNN",
@@ -129,20 +157,38 @@ __all__ = [
     "IdentityRNNCell",
     "IncrementalRNN",
     "IncrementalRNNCell",
+    "IndRNN",
+    "IndRNNCell",
     "JANET",
     "JANETCell",
     "LastFrame",
     "LastStep",
     "layer",
+    "LEM",
+    "LEMCell",
+    "LiGRU",
+    "LiGRUCell",
     "linear",
     "LinearRNN",
     "LinearRNNCell",
+    "LipschitzRNN",
+    "LipschitzRNNCell",
+    "LMU",
+    "LMUCell",
     "load",
     "LowRank",
     "LSTM",
     "LSTMCell",
     "MeanFrame",
     "MeanOverTime",
+    "MGU",
+    "MGUCell",
+    "MinGRU",
+    "MinGRUCell",
+    "MinimalRNN",
+    "MinimalRNNCell",
+    "MinLSTM",
+    "MinLSTMCell",
     "Model",
     "NRU",
     "NRUCell",
@@ -150,14 +196,20 @@ __all__ = [
     "OrthogonalRNNCell",
     "PeepholeLSTM",
     "PeepholeLSTMCell",
+    "RAN",
+    "RANCell",
     "Recurrent",
     "RecurrentDropoutCell",
     "RecurrentHighway",
     "RecurrentHighwayCell",
     "Run",
     "scan",
+    "SCRN",
+    "SCRNCell",
     "SiRNN",
     "SiRNNCell",
+    "SLSTM",
+    "SLSTMCell",
     "SoftOrthogonalRNN",
     "SoftOrthogonalRNNCell",
     "SpectralRNN",
@@ -176,6 +228,8 @@ __all__ = [
     "tune",
     "UGRNN",
     "UGRNNCell",
+    "UnICORNN",
+    "UnICORNNCell",
     "UnitaryRNN",
     "UnitaryRNNCell",
     "use_backend",
@@ -205,6 +259,28 @@ class AntisymmetricRNN(Layer[antisymmetric.State]):
         epsilon: float = 0.1,
         gamma: float = 0.01,
         sigma: float = 1.0,
+    ) -> None: ...
+
+class CFN(Layer[input_candidate.State]):
+    """Chaos-free network."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None: ...
 
 class ContinuousRNN(Layer[continuous.State]):
@@ -346,6 +422,31 @@ class ConvSTAR(Layer[conv_star.State]):
         max_lag: int | None = None,
     ) -> None: ...
 
+class CoRNN(Layer[oscillator.State]):
+    """Coupled oscillatory recurrent cell."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        dt: float = 0.042,
+        gamma: float = 2.7,
+        epsilon: float = 4.7,
+    ) -> None: ...
+
 class DeepTransition(Layer[incremental.State]):
     """Incremental cell around an inner network."""
 
@@ -448,6 +549,28 @@ class EURNN(Layer[rotation.State]):
         dtype: torch.dtype | None = None,
         capacity: int | None = None,
         complex_state: bool = False,
+    ) -> None: ...
+
+class ExpRNN(Layer[exponential.State]):
+    """Orthogonal recurrent network by the matrix exponential."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None: ...
 
 class FastGRNN(Layer[fast.State]):
@@ -685,6 +808,30 @@ class IncrementalRNN(Layer[incremental.State]):
         minus: bool = False,
     ) -> None: ...
 
+class IndRNN(Layer[independent.State]):
+    """Independently recurrent cell."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        activation: Literal["relu", "tanh", "sigmoid"] = "relu",
+        max_lag: int | None = None,
+    ) -> None: ...
+
 class JANET(Layer[janet.State]):
     """JANET ("just another network"): the LSTM with only its forget gate."""
 
@@ -708,6 +855,51 @@ class JANET(Layer[janet.State]):
         max_lag: int | None = None,
         beta: float = 1.0,
         heads: int = 1,
+    ) -> None: ...
+
+class LEM(Layer[lem.State]):
+    """Long expressive memory."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        dt: float = 1.0,
+    ) -> None: ...
+
+class LiGRU(Layer[light_gru.State]):
+    """Light gated recurrent unit."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None: ...
 
 class LinearRNN(Layer[elman.State]):
@@ -734,6 +926,56 @@ class LinearRNN(Layer[elman.State]):
         heads: int = 1,
     ) -> None: ...
 
+class LipschitzRNN(Layer[lipschitz.State]):
+    """Lipschitz recurrent cell."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        epsilon: float = 0.03,
+        beta: float = 0.75,
+        gamma: float = 0.001,
+        sigma: float = 1.0,
+    ) -> None: ...
+
+class LMU(Layer[legendre.State]):
+    """Legendre memory unit."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        memory_size: int = 32,
+        theta: float = 100.0,
+    ) -> None: ...
+
 class LSTM(Layer[lstm.State]):
     """Long short-term memory."""
 
@@ -757,6 +999,96 @@ class LSTM(Layer[lstm.State]):
         max_lag: int | None = None,
         normalise: bool = False,
         heads: int = 1,
+    ) -> None: ...
+
+class MGU(Layer[light_gru.State]):
+    """Minimal gated unit."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
+class MinGRU(Layer[minimal.State]):
+    """Minimal gated recurrent unit."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        positive: bool = False,
+    ) -> None: ...
+
+class MinimalRNN(Layer[input_candidate.State]):
+    """Minimal recurrent network."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
+class MinLSTM(Layer[minimal.State]):
+    """Minimal long short-term memory."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        positive: bool = False,
     ) -> None: ...
 
 class NRU(Layer[nru.State]):
@@ -840,6 +1172,28 @@ class PeepholeLSTM(Layer[lstm.State]):
         heads: int = 1,
     ) -> None: ...
 
+class RAN(Layer[input_candidate.Sum]):
+    """Recurrent additive network."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
 class RecurrentHighway(Layer[highway.State]):
     """Recurrent highway network."""
 
@@ -863,6 +1217,30 @@ class RecurrentHighway(Layer[highway.State]):
         depth: int = 2,
         coupled: bool = True,
         max_lag: int | None = None,
+    ) -> None: ...
+
+class SCRN(Layer[slow_context.State]):
+    """Structurally constrained recurrent network."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        context_size: int = 40,
+        alpha: float = 0.95,
     ) -> None: ...
 
 class SiRNN(Layer[incremental.State]):
@@ -896,6 +1274,30 @@ class SiRNN(Layer[incremental.State]):
         std: float | None = None,
         from_zero: bool = False,
         minus: bool = False,
+    ) -> None: ...
+
+class SLSTM(Layer[slstm.State]):
+    """LSTM with exponential gates."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        exponential_forget: bool = False,
+        heads: int = 1,
     ) -> None: ...
 
 class SoftOrthogonalRNN(Layer[elman.State]):
@@ -1050,6 +1452,30 @@ class UGRNN(Layer[janet.State]):
         dtype: torch.dtype | None = None,
         max_lag: int | None = None,
         heads: int = 1,
+    ) -> None: ...
+
+class UnICORNN(Layer[oscillator.State]):
+    """Undamped independent controlled oscillators."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        dt: float = 0.1,
+        alpha: float = 1.0,
     ) -> None: ...
 
 class UnitaryRNN(Layer[unitary.State]):

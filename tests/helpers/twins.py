@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from tests.helpers import twins_convolutional as convolutional
+from tests.helpers import twins_later as later
 from tests.helpers import twins_structured as structured
 from tests.helpers.twins_common import PHI, affine, gates, norms, relu, sigmoid, states, whole
 
@@ -182,15 +183,18 @@ def nru(p, o, x):
 
 TWINS = {
     "AntisymmetricRNN": structured.antisymmetric,
+    "CFN": later.cfn,
     "ContinuousRNN": structured.continuous,
     "ConvForgetLSTM": convolutional.forget_lstm,
     "ConvGRU": convolutional.gru,
     "ConvLSTM": convolutional.lstm,
     "ConvSTAR": convolutional.star,
+    "CoRNN": later.cornn,
     "DeepTransition": structured.deep_transition,
     "Elman": elman,
     "EquilibriumRNN": structured.equilibrium,
     "EURNN": structured.eurnn,
+    "ExpRNN": later.exp_rnn,
     "FastGRNN": fast_grnn,
     "FastRNN": fast_rnn,
     "ForgetLSTM": forget_lstm,
@@ -200,19 +204,32 @@ TWINS = {
     "GRU": gru,
     "IdentityRNN": partial(elman, phi="relu"),
     "IncrementalRNN": incremental,
+    "IndRNN": later.ind_rnn,
     "JANET": janet,
+    "LEM": later.lem,
+    "LiGRU": later.ligru,
     "LinearRNN": partial(elman, phi="none"),
+    "LipschitzRNN": later.lipschitz,
+    "LMU": later.lmu,
     "LSTM": lstm,
+    "MGU": later.mgu,
+    "MinGRU": later.min_gru,
+    "MinimalRNN": later.minimal_rnn,
+    "MinLSTM": later.min_lstm,
     "NRU": nru,
     "OrthogonalRNN": partial(elman, phi="relu"),
     "PeepholeLSTM": lstm,
+    "RAN": later.ran,
     "RecurrentHighway": structured.highway,
+    "SCRN": later.scrn,
     "SiRNN": incremental,
+    "SLSTM": later.slstm,
     "SoftOrthogonalRNN": elman,
     "SpectralRNN": structured.spectral,
     "StableIncrementalRNN": structured.stable_incremental,
     "STAR": star,
     "StatisticalRNN": structured.statistical,
     "UGRNN": ugrnn,
+    "UnICORNN": later.unicornn,
     "UnitaryRNN": structured.unitary,
 }

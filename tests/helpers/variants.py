@@ -63,6 +63,16 @@ OPTIONS = {
     "PeepholeLSTM": [{"max_lag": 30}],
     "SiRNN": [{"steps": 3, "eta": 0.2}, {"eta": 0.2, "bounded_eta": True, "std": 0.3}],
     "STAR": [{"max_lag": 30}, {"shift": 1.0}, {"heads": 3}],
+    "CoRNN": [{"dt": 0.2, "gamma": 1.5, "epsilon": 0.5}],
+    "IndRNN": [{"activation": "tanh", "max_lag": 30}],
+    "LEM": [{"dt": 0.3}],
+    "LipschitzRNN": [{"epsilon": 0.3, "beta": 0.9, "gamma": 0.1, "sigma": 2.0}],
+    "LMU": [{"memory_size": 4, "theta": 7.0}],
+    "MinGRU": [{"positive": True}],
+    "MinLSTM": [{"positive": True}],
+    "SCRN": [{"context_size": 3, "alpha": 0.5}],
+    "SLSTM": [{"exponential_forget": True}, {"heads": 3}],
+    "UnICORNN": [{"dt": 0.4, "alpha": 0.3}],
 }
 
 

@@ -55,9 +55,8 @@ def test_a_run_answers_all_rows_with_its_settings():
     """A row of a table and a point of a figure may be the same runs; a row with other settings is not answered."""
     runs = [line(0.95), line(0.96, 1)]
     same = [setting(runs[0]["run"])]
-    rows = [
-        claim(settings=same), claim(item="q/fig1", row="the same", settings=same), claim(item="q/fig1", row="other", settings=["0"]),
-    ]  # fmt: skip
+    equal, other = claim(item="q/fig1", row="the same", settings=same), claim(item="q/fig1", row="other", settings=["0"])
+    rows = [claim(settings=same), equal, other]
     assert [outcome.seeds for _, outcome in fidelity.answers([*rows, *runs])] == [2, 2, 0]
     own = {**line(0.97, 2), "item": "q/fig1", "row": "the same"}
     assert [outcome.seeds for _, outcome in fidelity.answers([*rows, *runs, own])] == [3, 3, 0]

@@ -1,0 +1,217 @@
+"""Twins of the cells that came after the three papers, written from their papers."""
+
+import numpy as np
+import scipy.linalg
+
+from tests.helpers.twins_common import PHI, affine, relu, sigmoid, states, whole
+from tests.helpers.twins_structured import modrelu
+
+
+def cornn(p, o, x):
+    U, b = affine(p)
+    dt, gamma, epsilon = o.get("dt", 0.042), o.get("gamma", 2.7), o.get("epsilon", 4.7)
+    y = z = np.zeros(len(U))
+    ys, zs = [], []
+    for x_t in x:
+        acceleration = np.tanh(np.hstack([U, p["V"], p["W"]]) @ np.concatenate([x_t, z, y]) + b) - gamma * y - epsilon * z
+        z = z + dt * acceleration
+        y = y + dt * z
+        ys.append(y)
+        zs.append(z)
+    return states(ys, zs)
+
+
+def unicornn(p, o, x):
+    U, b = affine(p)
+    alpha = o.get("alpha", 1.0)
+    dt = o.get("dt", 0.1) * (0.5 + 0.5 * np.tanh(p["c"] / 2))
+    y = z = np.zeros(len(U))
+    ys, zs = [], []
+    for x_t in x:
+        z = z - dt * (np.tanh(p["w"] * y + U @ x_t + b) + alpha * y)
+        y = y + dt * z
+        ys.append(y)
+        zs.append(z)
+    return states(ys, zs)
+
+
+def split(p, count):
+    W, b = affine(p)
+    return np.split(W, count), np.split(b, count) if np.ndim(b) else [0.0] * count
+
+
+def lem(p, o, x):
+    (V_d, V_e, V_z, V_y), (b_d, b_e, b_z, b_y) = split(p, 4)
+    W_d, W_e, W_z = np.split(p["W"], 3)
+    dt = o.get("dt", 1.0)
+    y = z = np.zeros(len(V_y))
+    ys, zs = [], []
+    for x_t in x:
+        d, e = dt * sigmoid(W_d @ y + V_d @ x_t + b_d), dt * sigmoid(W_e @ y + V_e @ x_t + b_e)
+        z = z + d * (np.tanh(W_z @ y + V_z @ x_t + b_z) - z)
+        y = y + e * (np.tanh(p["W_y"] @ z + V_y @ x_t + b_y) - y)
+        ys.append(y)
+        zs.append(z)
+    return states(ys, zs)
+
+
+def lipschitz(p, o, x):
+    U, b = affine(p)
+    beta, gamma, epsilon = o.get("beta", 0.75), o.get("gamma", 0.001), o.get("epsilon", 0.03)
+
+    def matrix(M):
+        return (1 - beta) * (M + M.T) + beta * (M - M.T) - gamma * np.eye(len(M))
+
+    A, W = matrix(p["M_A"]), matrix(p["M_W"])
+    h, hs = np.zeros(len(U)), []
+    for x_t in x:
+        h = h + epsilon * A @ h + epsilon * np.tanh(W @ h + U @ x_t + b)
+        hs.append(h)
+    return states(hs)
+
+
+def exp_rnn(p, o, x):
+    V = p["from_input.weight"]
+    S = np.zeros((len(V), len(V)))
+    S[np.triu_indices(len(V), 1)] = p["skew"]
+    # i S is Hermitian up to sign, so its eigenvectors are orthonormal.
+    angles, Q = np.linalg.eigh(1j * (S - S.T))
+    W = (Q * np.exp(-1j * angles) @ Q.conj().T).real
+    h, hs = np.zeros(len(V)), []
+    for x_t in x:
+        h = modrelu(W @ h + V @ x_t, p.get("b", 0.0))
+        hs.append(h)
+    return states(hs)
+
+
+def ind_rnn(p, o, x):
+    W, b = affine(p)
+    h, hs = np.zeros(len(W)), []
+    for x_t in x:
+        h = PHI[o.get("activation", "relu")](W @ x_t + p["u"] * h + b)
+        hs.append(h)
+    return states(hs)
+
+
+def candidate(o, a):
+    return np.where(a >= 0, a + 0.5, sigmoid(a)) if o.get("positive") else a
+
+
+def min_gru(p, o, x):
+    (W_z, W_h), (b_z, b_h) = split(p, 2)
+    h, hs = np.zeros(len(W_z)), []
+    for x_t in x:
+        z = sigmoid(W_z @ x_t + b_z)
+        h = (1 - z) * h + z * candidate(o, W_h @ x_t + b_h)
+        hs.append(h)
+    return states(hs)
+
+
+def min_lstm(p, o, x):
+    (W_f, W_i, W_h), (b_f, b_i, b_h) = split(p, 3)
+    h, hs = np.zeros(len(W_f)), []
+    for x_t in x:
+        f, i = sigmoid(W_f @ x_t + b_f), sigmoid(W_i @ x_t + b_i)
+        h = f / (f + i) * h + i / (f + i) * candidate(o, W_h @ x_t + b_h)
+        hs.append(h)
+    return states(hs)
+
+
+def mgu(p, o, x):
+    (W_f, W_n), (b_f, b_n) = split(p, 2)
+    U_f, U_n = np.split(p["W_h"], 2)
+    h, hs = np.zeros(len(U_f)), []
+    for x_t in x:
+        f = sigmoid(W_f @ x_t + U_f @ h + b_f)
+        h = (1 - f) * h + f * np.tanh(W_n @ x_t + U_n @ (f * h) + b_n)
+        hs.append(h)
+    return states(hs)
+
+
+def ligru(p, o, x):
+    (W_z, W_n), (b_z, b_n) = split(p, 2)
+    U_z, U_n = np.split(p["W_h"], 2)
+    h, hs = np.zeros(len(U_z)), []
+    for x_t in x:
+        z = sigmoid(W_z @ x_t + U_z @ h + b_z)
+        h = z * h + (1 - z) * relu(W_n @ x_t + U_n @ h + b_n)
+        hs.append(h)
+    return states(hs)
+
+
+def minimal_rnn(p, o, x):
+    W, b = affine(p)
+    h, hs = np.zeros(len(W)), []
+    for x_t in x:
+        z = np.tanh(W @ x_t + b)
+        u = sigmoid(p["W_h"] @ h + p["from_candidate.weight"] @ z + p.get("from_candidate.bias", 0.0))
+        h = u * h + (1 - u) * z
+        hs.append(h)
+    return states(hs)
+
+
+def forget_and_input(p, x, update, read):
+    """The loop of CFN and RAN: gates that read the input and `read` of the state."""
+    (W_f, W_i), (U_f, U_i) = np.split(p["gates.from_input.weight"], 2), np.split(p["gates.W_h"], 2)
+    b_f, b_i = np.split(p["gates.from_input.bias"], 2) if "gates.from_input.bias" in p else (0.0, 0.0)
+    h, hs = np.zeros(len(U_f)), []
+    for x_t in x:
+        f, i = sigmoid(W_f @ x_t + U_f @ read(h) + b_f), sigmoid(W_i @ x_t + U_i @ read(h) + b_i)
+        h = update(f, i, h, p["gates.to_candidate.weight"] @ x_t)
+        hs.append(h)
+    return states(hs)
+
+
+def cfn(p, o, x):
+    return forget_and_input(p, x, lambda f, i, h, a: f * np.tanh(h) + i * np.tanh(a), lambda h: h)
+
+
+def ran(p, o, x):
+    return forget_and_input(p, x, lambda f, i, c, a: f * c + i * a, np.tanh)
+
+
+def scrn(p, o, x):
+    A, b = affine(p)
+    alpha = o.get("alpha", 0.95)
+    h, s, hs, ss = np.zeros(len(A)), np.zeros(o.get("context_size", 40)), [], []
+    for x_t in x:
+        s = (1 - alpha) * (p["to_context.weight"] @ x_t) + alpha * s
+        h = sigmoid(p["P"] @ s + A @ x_t + p["R"] @ h + b)
+        hs.append(h)
+        ss.append(s)
+    return states(hs, ss)
+
+
+def slstm(p, o, x):
+    """Without the division by exp(m), whose place in the state is recomputed at the end of a step."""
+    (W_i, W_f, W_z, W_o), (b_i, b_f, b_z, b_o) = split(p, 4)
+    R_i, R_f, R_z, R_o = (whole(R) for R in np.split(p["W_h"], 4))
+    h = c = n = m = np.zeros(len(R_i))
+    rows = []
+    for x_t in x:
+        a = W_f @ x_t + R_f @ h + b_f
+        f = np.exp(a) if o.get("exponential_forget") else sigmoid(a)
+        i = np.exp(W_i @ x_t + R_i @ h + b_i)
+        c = f * c + i * np.tanh(W_z @ x_t + R_z @ h + b_z)
+        m = np.log(np.maximum(f * np.exp(m), i))
+        n = f * n + i
+        h = sigmoid(W_o @ x_t + R_o @ h + b_o) * c / n
+        rows.append((h, c / np.exp(m), n / np.exp(m), m))
+    return states(*zip(*rows, strict=True))
+
+
+def lmu(p, o, x):
+    W_x, b = affine(p)
+    D, theta = o.get("memory_size", 32), o.get("theta", 100.0)
+    A = np.array([[(2 * i + 1) * (-1.0 if i < j else (-1.0) ** (i - j + 1)) for j in range(D)] for i in range(D)]) / theta
+    B = np.array([(2 * i + 1) * (-1.0) ** i for i in range(D)]) / theta
+    exact = scipy.linalg.expm(A)
+    B = np.linalg.solve(A, (exact - np.eye(D)) @ B)
+    h, m, hs, ms = np.zeros(len(W_x)), np.zeros(D), [], []
+    for x_t in x:
+        u = (p["to_memory.weight"] @ x_t + p["e_h"] @ h + p["e_m"] @ m).item()
+        m = exact @ m + B * u
+        h = np.tanh(W_x @ x_t + p["W_h"] @ h + p["W_m"] @ m + b)
+        hs.append(h)
+        ms.append(m)
+    return states(hs, ms)
