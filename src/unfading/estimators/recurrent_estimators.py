@@ -1,6 +1,6 @@
 """A classifier and a regressor of sequences with the interface of scikit-learn."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,7 +15,9 @@ from unfading.own_data.preparation import Preparation
 from unfading.own_data.sequences import check_finite, column_names, read_sequences
 from unfading.own_data.targets import read_labels, read_numbers
 from unfading.training.fit import fit_run, make_run
+from unfading.training.options import TrainOptions
 from unfading.training.trained_model import TrainedModel
+from unfading.training.user_metrics import Metric
 
 
 class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -38,6 +40,7 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         device: str = "cpu",
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
+        metrics: Sequence[str | Metric] = (),
     ):
         self.cell = cell
         self.cell_options = cell_options
@@ -53,6 +56,7 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         self.device = device
         self.random_state = random_state
         self.settings = settings
+        self.metrics = metrics
 
     def _fit(self, X: Any, y: Any, preparation: Preparation) -> Self:
         seed = self.random_state
@@ -67,7 +71,7 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         }
         if not len(task.data.held_out):
             del settings["patience"]
-        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings))
+        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings), None, TrainOptions(metrics=self.metrics))
         self.record_: dict[str, Any] = self.model_.record or {}
         return self
 
@@ -112,6 +116,7 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         device: "cpu" or "cuda".
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.
+        metrics: further metrics of the validation rows, as `unfading.fit` takes them; `record_["best"]["valid"]` has them.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         device: str = "cpu",
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
+        metrics: Sequence[str | Metric] = (),
     ):
         super().__init__(
             cell,
@@ -148,6 +154,7 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
             device=device,
             random_state=random_state,
             settings=settings,
+            metrics=metrics,
         )
         self.class_weight = class_weight
 
@@ -193,6 +200,7 @@ class RecurrentRegressor(RegressorMixin, _RecurrentEstimator):  # type: ignore[m
         device: "cpu" or "cuda".
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.
+        metrics: further metrics of the validation rows, as `unfading.fit` takes them; `record_["best"]["valid"]` has them.
     """
 
     def fit(self, X: Any, y: Any) -> Self:

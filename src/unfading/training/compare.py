@@ -19,8 +19,10 @@ from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import shared_fields, train_pass
 from unfading.training.options import Listener, TrainOptions
 from unfading.training.record import data_changed
+from unfading.training.rescore import with_metrics
 from unfading.training.run import Run
 from unfading.training.run_dir import clear, finished, stopped_at
+from unfading.training.user_metrics import Metric
 from unfading.training.workers import train_apart
 
 
@@ -36,6 +38,7 @@ def compare(
     say: Callable[[str], None] = print,
     save_every: float = 60.0,
     command: str = "",
+    metrics: Sequence[str | Metric] = (),
 ) -> list[dict[str, Any]]:
     """Train all runs and return their records, in order. Finished runs are not trained again.
 
@@ -50,6 +53,8 @@ def compare(
         say: called with messages for the user.
         save_every: seconds between checkpoints.
         command: the command line, for the records.
+        metrics: further metrics of every evaluation, as `train` takes them. A function cannot be given if there are several
+            processes: name it by its file, my.py:function.
     """
     for i, run in enumerate(runs):
         check_type(f"runs[{i}]", run, Run)
@@ -64,6 +69,7 @@ def compare(
         command=command,
         processes=processes,
         runs_per_pass=together,
+        metrics=metrics,
     )
     runs = with_earlier_source(runs, folder, resume=resume, again=again, say=say)
     if len({run.key for run in runs}) < len(runs):
@@ -73,6 +79,9 @@ def compare(
         say(f"{len(records)} of {len(runs)} runs are already finished.")
         for sentence in filter(None, map(data_changed, records.values())):
             say(sentence)
+        for run in runs:
+            if run.key in records:
+                records[run.key] = with_metrics(records[run.key], run, folder, options.user_metrics, say)
     unfinished = [run for run in runs if run.key not in records]
     _check(unfinished)
     _clear_or_refuse(unfinished, folder, options)

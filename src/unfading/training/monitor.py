@@ -30,6 +30,7 @@ class Monitor:
         self.checkpoints = checkpoints
         self.listen = options.listen
         self.watch = options.watch
+        self.metrics = options.user_metrics
         self._reported = time.monotonic()
 
     def run_watch(self) -> None:
@@ -86,7 +87,7 @@ class Monitor:
         """Validation scores of these runs, by index."""
         if not due:
             return {}
-        scores = evaluate(self.state.fleet, self.state.active[due[0]].run, "valid").models
+        scores = evaluate(self.state.fleet, self.state.active[due[0]].run, "valid", self.metrics).models
         return {e: scores[e] for e in due}
 
     def _end_explosion(self, e: int) -> None:

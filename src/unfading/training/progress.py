@@ -21,10 +21,12 @@ class Display:
     Args:
         runs: all runs that will be trained.
         console: the console to draw on.
+        metrics: names of the scores that are shown beside the task's own.
     """
 
-    def __init__(self, runs: Sequence[Run], console: Console):
+    def __init__(self, runs: Sequence[Run], console: Console, metrics: Sequence[str] = ()):
         self.console = console
+        self.metrics = metrics
         names = labels([run.to_json() for run in runs])
         self.labels = {run.key: f"{name} seed {run.seed}" for run, name in zip(runs, names, strict=True)}
         self.bars: dict[str, TaskID] = {}
@@ -65,10 +67,10 @@ class Display:
             "loss": "" if update.loss is None else f"{update.loss:.4g}",
         }
         if update.valid is not None:
-            name = next((name for name in update.valid if name != "loss"), "loss")
-            score = update.valid[name]
-            texts["score"] = f"valid {name} {'not finite' if score is None else f'{score:.4g}'}"
-            self.scores[key] = texts["score"]
+            names = dict.fromkeys([next((name for name in update.valid if name != "loss"), "loss"), *self.metrics])
+            scores = {name: update.valid[name] for name in names if name in update.valid}
+            words = [f"{name} {'not finite' if score is None else f'{score:.4g}'}" for name, score in scores.items()]
+            self.scores[key] = texts["score"] = f"valid {', '.join(words)}"
         self.progress.update(self.bars[key], completed=update.step, **texts)
         if update.status is not None:
             if not self.console.is_terminal:

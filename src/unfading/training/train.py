@@ -5,7 +5,7 @@ optimiser and a few numbers, and a resumed run is bit for bit the run that was n
 evaluation, every `save_every` seconds, and when the process is asked to stop (Ctrl-C, SIGTERM).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import train_together
 from unfading.training.options import Listener, TrainOptions, Watch
 from unfading.training.run import Run
+from unfading.training.user_metrics import Metric
 
 
 def train(
@@ -28,6 +29,7 @@ def train(
     save_every: float = 60.0,
     command: str = "",
     watch: Watch | None = None,
+    metrics: Sequence[str | Metric] = (),
 ) -> dict[str, Any]:
     """Train a run and return its record. The record of a finished run is returned without training.
 
@@ -42,6 +44,9 @@ def train(
         command: the command line, for the record.
         watch: called before the first step and every hundred steps with the model, its task and the next batch. The log
             stores the JSON values that it returns as `watched`. It must not change the model.
+        metrics: further metrics of every evaluation, in a list: names (accuracy, f1, confusion_matrix, mae, rmse, mase,
+            my.py:function), and functions that take the predictions and the targets of all rows as NumPy arrays and return
+            one number. They do not change training, nor the key of the run.
     """
     check_type("run", run, Run)
     options = TrainOptions(
@@ -53,6 +58,7 @@ def train(
         save_every=save_every,
         command=command,
         watch=watch,
+        metrics=metrics,
     )
     if options.folder is not None:
         [run] = with_earlier_source([run], options.folder, resume=resume, again=again, say=say)
