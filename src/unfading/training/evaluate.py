@@ -51,7 +51,7 @@ def evaluate(fleet: Fleet, run: Run, split: Split, metrics: UserMetrics = NO_MET
                 # The record has the time of the test. It must not include what happens once, at a model's first evaluation.
                 fleet.scores(batch, None, 0)
                 began = perf_counter()
-            values, prediction, state = fleet.scores(batch, state, start)
+            values, state, prediction = fleet.scores(batch, state, start)
             predictions.add(prediction, batch, values)
             start += batch.x.shape[0]
             weight = task.weight(batch)

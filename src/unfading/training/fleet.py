@@ -48,10 +48,10 @@ class Loss(ModelWithTask):
 class Score(ModelWithTask):
     """The loss and the metrics of a batch."""
 
-    def forward(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Tensor, Any]:
-        """Means over the batch, by name, the prediction, and the final state."""
+    def forward(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any, Tensor]:
+        """Means over the batch, by name, the final state, and the prediction."""
         prediction, state = self.model(batch.x, state, lengths=batch.lengths, start=start)
-        return {"loss": self.task.loss(prediction, batch), **self.task.metrics(prediction, batch)}, prediction, state
+        return {"loss": self.task.loss(prediction, batch), **self.task.metrics(prediction, batch)}, state, prediction
 
 
 class Fleet:
@@ -164,8 +164,8 @@ class Fleet:
         torch._foreach_copy_(own, [gradients[f"model.{name}"] for name in self.names])
         return losses, finals
 
-    def scores(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Tensor, Any]:
-        """Loss and metrics of every model on ONE batch, each [E], the predictions [E, ...], and the final states."""
+    def scores(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any, Tensor]:
+        """Loss and metrics of every model on ONE batch, each [E], the final states, and the predictions [E, ...]."""
         batch = self.cast(batch)
         with torch.no_grad():
             if self.together:
@@ -177,8 +177,8 @@ class Fleet:
                 return vmap(one, in_dims=dims)(self._stacked_parameters, self._stacked_buffers, state)
             results = [score(batch, _state_of(state, e), start) for e, score in enumerate(self.score)]
         scores = {name: torch.stack([values[name] for values, _, _ in results]) for name in results[0][0]}
-        predictions = torch.stack([prediction for _, prediction, _ in results])
-        return scores, predictions, _stacked([final for _, _, final in results])
+        predictions = torch.stack([prediction for _, _, prediction in results])
+        return scores, _stacked([final for _, final, _ in results]), predictions
 
     # Cached: the parameters are views of w, and the buffers do not change.
     @cached_property

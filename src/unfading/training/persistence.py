@@ -89,7 +89,7 @@ class Checkpoints:
         if state.carried is None:
             batch = state.task.batch(0, state.active[e].run.batch, split="train", seed=0, device=state.best_w.device)
             state.fleet.eval()
-            _, _, state.carried = state.fleet.scores(batch, None, 0)
+            _, state.carried, _ = state.fleet.scores(batch, None, 0)
             state.fleet.train()
         parts = {f"state.{i}": part[e] for i, part in enumerate(_pytree.tree_leaves(state.carried))}
         carried = {name: part for name, part in tensors.items() if name.startswith("state.")}
