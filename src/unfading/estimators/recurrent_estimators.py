@@ -14,6 +14,7 @@ from unfading.own_data.array_task import Readout
 from unfading.own_data.preparation import Preparation
 from unfading.own_data.sequences import check_finite, column_names, read_sequences
 from unfading.own_data.targets import read_labels, read_numbers
+from unfading.training.callbacks import Callback
 from unfading.training.fit import fit_run, make_run
 from unfading.training.options import TrainOptions
 from unfading.training.trained_model import TrainedModel
@@ -41,6 +42,8 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
         metrics: Sequence[str | Metric] = (),
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
     ):
         self.cell = cell
         self.cell_options = cell_options
@@ -57,6 +60,8 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         self.random_state = random_state
         self.settings = settings
         self.metrics = metrics
+        self.callbacks = callbacks
+        self.progress = progress
 
     def _fit(self, X: Any, y: Any, preparation: Preparation) -> Self:
         seed = self.random_state
@@ -71,7 +76,8 @@ class _RecurrentEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         }
         if not len(task.data.held_out):
             del settings["patience"]
-        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings), None, TrainOptions(metrics=self.metrics))
+        options = TrainOptions(metrics=self.metrics, callbacks=self.callbacks, progress=self.progress)
+        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings), None, options)
         self.record_: dict[str, Any] = self.model_.record or {}
         return self
 
@@ -117,6 +123,8 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.
         metrics: further metrics of the validation rows, as `unfading.fit` takes them; `record_["best"]["valid"]` has them.
+        callbacks: called with a `TrainingEvent`, as `unfading.fit` takes them.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
 
     def __init__(
@@ -138,6 +146,8 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
         metrics: Sequence[str | Metric] = (),
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
     ):
         super().__init__(
             cell,
@@ -155,6 +165,8 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
             random_state=random_state,
             settings=settings,
             metrics=metrics,
+            callbacks=callbacks,
+            progress=progress,
         )
         self.class_weight = class_weight
 
@@ -201,6 +213,8 @@ class RecurrentRegressor(RegressorMixin, _RecurrentEstimator):  # type: ignore[m
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.
         metrics: further metrics of the validation rows, as `unfading.fit` takes them; `record_["best"]["valid"]` has them.
+        callbacks: called with a `TrainingEvent`, as `unfading.fit` takes them.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
 
     def fit(self, X: Any, y: Any) -> Self:

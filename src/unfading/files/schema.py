@@ -113,6 +113,7 @@ class RecordFile(TypedDict):
     parameters: Parameters
     kilobytes: Number
     compressed: NotRequired[Compressed]
+    stopped_by: NotRequired[str]  # the callback that has ended the run
     metrics: NotRequired[list[str]]  # names of the scores that the user asked for
     confusion_matrix: NotRequired[MatrixOfClasses]
     about: About | None

@@ -17,7 +17,7 @@ from typing import Any
 from unfading.errors import check_type
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import shared_fields, train_pass
-from unfading.training.options import Listener, TrainOptions
+from unfading.training.options import Listener, TrainOptions, displayed
 from unfading.training.record import data_changed
 from unfading.training.rescore import with_metrics
 from unfading.training.run import Run
@@ -39,6 +39,7 @@ def compare(
     save_every: float = 60.0,
     command: str = "",
     metrics: Sequence[str | Metric] = (),
+    progress: bool = False,
 ) -> list[dict[str, Any]]:
     """Train all runs and return their records, in order. Finished runs are not trained again.
 
@@ -55,6 +56,7 @@ def compare(
         command: the command line, for the records.
         metrics: further metrics of every evaluation, as `train` takes them. A function cannot be given if there are several
             processes: name it by its file, my.py:function.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
     for i, run in enumerate(runs):
         check_type(f"runs[{i}]", run, Run)
@@ -70,6 +72,7 @@ def compare(
         processes=processes,
         runs_per_pass=together,
         metrics=metrics,
+        progress=progress,
     )
     runs = with_earlier_source(runs, folder, resume=resume, again=again, say=say)
     if len({run.key for run in runs}) < len(runs):
@@ -86,7 +89,8 @@ def compare(
     _check(unfinished)
     _clear_or_refuse(unfinished, folder, options)
     # Everything in the folder now belongs to this comparison.
-    _train(unfinished, folder, replace(options, again=False))
+    with displayed(unfinished, replace(options, again=False)) as options:
+        _train(unfinished, folder, options)
     for run in unfinished:
         record = finished(folder, run)
         if record is None:

@@ -17,6 +17,7 @@ from unfading.layers.model import Model
 from unfading.tasks.base import Split
 from unfading.torch_state import float32_products
 from unfading.training.active_run import ActiveRun
+from unfading.training.callbacks import Callbacks
 from unfading.training.check_task import check_declared, examine
 from unfading.training.compress import compressed_size
 from unfading.training.evaluate import Scores, evaluate, first_place
@@ -55,6 +56,7 @@ class Training:
         self.stepper = Stepper(self.state, options.say)
         self.checkpoints = Checkpoints(self.state)
         self.monitor = Monitor(self.state, self.checkpoints, options)
+        self.callbacks = Callbacks(options.callbacks, self.state, self.checkpoints.save, options.say)
         self.observed = False  # whether the backends of this process are known
         about = machine.about(options.command)
         self.records = [
@@ -120,7 +122,8 @@ class Training:
         else:
             self.take_first_step(running)
         self.monitor.run_watch()
-        if self.monitor.log():
+        due = self.monitor.log()
+        if self.callbacks.after_step(running, self.monitor.valid) or due:
             self.checkpoints.save()
             self.finish()
 
@@ -157,6 +160,7 @@ class Training:
                 each.folder.save_record(self.records[e])
             each.done = True
             self.monitor.report(e, status=self.records[e]["status"])
+            self.callbacks.at_end(e, self.records[e])
 
     def _final_scores(self, run: Run) -> tuple[Scores | None, list[ConfusionMatrix | None]]:
         """The scores of the test, if there is one, and the confusion matrices: of the test, or else of validation."""
@@ -199,6 +203,7 @@ class Training:
             "seconds": round(state.seconds / models, 3),
             "milliseconds_per_sequence": tested and round(1e3 * tested.seconds / tested.sequences / models, 6),
             "curve": each.curve(),
+            **each.stop_field(),
         }
 
 

@@ -1,7 +1,8 @@
 """How runs are trained, apart from what decides their result: folder, checkpoints, callbacks, processes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from unfading.errors import check_count, check_flag, check_number, check_type
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
+from unfading.training.callbacks import Callback, check_callbacks
 from unfading.training.run import Run
 from unfading.training.user_metrics import Metric, UserMetrics, read_metrics
 
@@ -49,6 +51,8 @@ class TrainOptions:
             stores the JSON values that it returns as `watched`. It must not change the model.
         metrics: further metrics of every evaluation: names (accuracy, f1, confusion_matrix, mae, rmse, mase, my.py:function)
             and functions of predictions and targets.
+        callbacks: called with a `TrainingEvent` after every step and evaluation, and at the end; see `training/callbacks.py`.
+        progress: show a progress bar, on a terminal or in a notebook.
         processes: number of processes of a comparison; None for two on a CPU and one on a GPU.
         runs_per_pass: most runs that a comparison trains in one pass on a GPU.
     """
@@ -62,6 +66,8 @@ class TrainOptions:
     say: Callable[[str], None] = print
     watch: Watch | None = None
     metrics: Sequence[str | Metric] = ()
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
     processes: int | None = None
     runs_per_pass: int = 16
 
@@ -75,6 +81,8 @@ class TrainOptions:
         if self.processes is not None:
             check_count("processes", self.processes)
         check_count("together", self.runs_per_pass)
+        check_flag("progress", self.progress)
+        check_callbacks(self.callbacks)
         self.user_metrics  # noqa: B018, raises for a metric that does not exist
 
     @cached_property
@@ -98,3 +106,24 @@ class TrainOptions:
     def from_json(cls, values: Mapping[str, Any], *, listen: Listener, say: Callable[[str], None]) -> "TrainOptions":
         """The options of a worker process."""
         return cls(**{**values, "folder": Path(values["folder"])}, listen=listen, say=say)
+
+
+@contextmanager
+def displayed(runs: Sequence[Run], options: TrainOptions) -> Iterator[TrainOptions]:
+    """The options with a progress bar as listener, if they ask for one; it is closed at the end of the block."""
+    if not options.progress or not runs:
+        yield options
+        return
+    from rich.console import Console
+
+    from unfading.training.progress import Display  # imports this module
+
+    with Display(runs, Console(stderr=True), options.user_metrics.numbers) as display:
+
+        def listen(update: ProgressUpdate) -> None:
+            display.listen(update)
+            if options.listen is not None:
+                options.listen(update)
+
+        say = display.say if options.say is print else options.say
+        yield replace(options, progress=False, listen=listen, say=say)

@@ -11,9 +11,10 @@ from typing import Any
 
 from unfading.allocation import one_sentence
 from unfading.errors import check_type
+from unfading.training.callbacks import Callback
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import train_together
-from unfading.training.options import Listener, TrainOptions, Watch
+from unfading.training.options import Listener, TrainOptions, Watch, displayed
 from unfading.training.run import Run
 from unfading.training.user_metrics import Metric
 
@@ -30,6 +31,8 @@ def train(
     command: str = "",
     watch: Watch | None = None,
     metrics: Sequence[str | Metric] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Train a run and return its record. The record of a finished run is returned without training.
 
@@ -47,6 +50,9 @@ def train(
         metrics: further metrics of every evaluation, in a list: names (accuracy, f1, confusion_matrix, mae, rmse, mase,
             my.py:function), and functions that take the predictions and the targets of all rows as NumPy arrays and return
             one number. They do not change training, nor the key of the run.
+        callbacks: functions that are called with a `TrainingEvent` after every step and evaluation, and at the end. One that
+            returns True ends the training; one that raises ends it with an error, after a checkpoint.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
     check_type("run", run, Run)
     options = TrainOptions(
@@ -59,8 +65,11 @@ def train(
         command=command,
         watch=watch,
         metrics=metrics,
+        callbacks=callbacks,
+        progress=progress,
     )
     if options.folder is not None:
         [run] = with_earlier_source([run], options.folder, resume=resume, again=again, say=say)
-    with one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every"):
+    too_large = one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every")
+    with too_large, displayed([run], options) as options:
         return train_together([run], options)[0]
