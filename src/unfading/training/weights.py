@@ -52,9 +52,23 @@ def save(folder: Path | str, path: Path | str) -> Path:
     record = read_record(folder / "record.json")
     weights, source = chosen_weights(folder)
     chosen = record["best"] if source.stem == "best" else None
-    card = {"version": VERSION, "kind": KIND, "run": record["run"], "chosen": chosen, "sha256": digest(weights)}
+    return _write(path, weights, {**record, "chosen": chosen})
+
+
+def save_model(model: TrainedModel, path: Path) -> Path:
+    """Write the weights of a trained model, with what is known about them: its record, or the card of the file it came from."""
+    known: dict[str, Any] = model.card or {}
+    if model.record is not None:
+        known = {**model.record, "chosen": model.record["best"]}
+    weights = {name: part.detach().cpu().contiguous() for name, part in model.state_dict().items()}
+    return _write(path, weights, {**known, "run": model.run.to_json()})
+
+
+def _write(path: Path, weights: dict[str, Tensor], known: Mapping[str, Any]) -> Path:
+    """Write weights and their card, with the fields of a record or of another card."""
+    card = {"version": VERSION, "kind": KIND, "run": known["run"], "chosen": known.get("chosen"), "sha256": digest(weights)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, weights, {**card, **{name: record[name] for name in FROM_RECORD if name in record}})
+    checkpoint.save(path, weights, {**card, **{name: known[name] for name in FROM_RECORD if name in known}})
     return path
 
 
@@ -87,7 +101,9 @@ def load(
     run = _run(path, content, cell, task)
     if digest(tensors) != content.get("sha256"):
         raise ValueError(f"{path} is damaged: its tensors are not those that were saved. Download it again.")
-    return TrainedModel(trained_model(run, tensors, path), run)
+    model = TrainedModel(trained_model(run, tensors, path), run)
+    model.card = content
+    return model
 
 
 def load_with_code(folder: Path) -> TrainedModel:
