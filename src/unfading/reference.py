@@ -131,8 +131,9 @@ def check_inputs(cell: Cell, inputs: Any, batch: int) -> int:
         wanted = (1, batch) if field in cell.constant else (T, 1) if field in cell.shared else (T, batch)
         if tuple(value.shape[:2]) != wanted:
             raise ValueError(
-                f"{cell_name(cell)}.project must return {field} of shape [{wanted[0]}, {wanted[1]}, n]; got {list(value.shape)}. Fields "
-                f"with one row for the whole batch are named in `shared`, with one value for all time in `constant`."
+                f"{cell_name(cell)}.project must return {field} of shape [{wanted[0]}, {wanted[1]}, n]; got "
+                f"{list(value.shape)}. Fields with one row for the whole batch are named in `shared`, with one value for all "
+                "time in `constant`."
             )
     return T
 

@@ -214,9 +214,9 @@ def test_a_refusal_names_the_users_step_and_cell_and_not_the_wrapper():
             return type(new)(torch.erfinv(torch.tanh(new.h)))
 
     with unfading.use_backend("fused"):
-        with pytest.raises(RuntimeError, match="^the step unsupported_step cannot run fused"):
+        with pytest.raises(RuntimeError, match=r"^the step unsupported_step cannot run fused"):
             unfading.scan(unsupported_step, torch.zeros(2, 3), torch.zeros(4, 2, 3))
         stack = unfading.Recurrent(lambda size: UnsupportedCell(size, 3), 2)
         for options in ({}, {"resets": torch.zeros(4, 2, dtype=torch.bool)}):
-            with pytest.raises(RuntimeError, match="^UnsupportedCell cannot run fused"):
+            with pytest.raises(RuntimeError, match=r"^UnsupportedCell cannot run fused"):
                 stack(torch.zeros(4, 2, 2), **options)
