@@ -16,6 +16,7 @@ from unfading.training import names
 def test_cells_as_a_table_and_as_json():
     table = run("cells")
     assert table.returncode == 0
+    assert "…" not in table.stdout  # nothing is cut
     assert max(len(line) for line in table.stdout.splitlines()) <= 80
     answer = run("cells", "--json", "--hidden-size", "16", "--input-size", "3", "--length", "100")
     entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}

@@ -64,15 +64,16 @@ def list_cells(
     table = _table(
         f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
         "mats: matrix products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
-        "products, including the input projection. saved/step: bytes that one step of one batch row saves for the backward "
+        "products, including the input projection; `unfading cells NAME` "
+        "has those of a sequence. saved/step: bytes that one step of one batch row saves for the backward "
         f"pass, fused, in float32. Convolutional cells: channels for features, frames of {frame_size} x {frame_size}, and "
         "convolutions for matrices.",
     )
     table.add_column("cell", style="bold", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for heading in ("mats", "params", "MAC/step", "MAC/seq.", "saved/step"):
+    for heading in ("mats", "params", "MAC/step", "saved/step"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("paper")
+    table.add_column("paper", min_width=12, overflow="fold")
     for entry in entries:
         table.add_row(
             entry.name,
@@ -82,7 +83,6 @@ def list_cells(
             f"{entry.multiply_adds_per_step:,}"
             if entry.multiply_adds_per_step < 1e8
             else _millions(entry.multiply_adds_per_step),
-            _millions(entry.multiply_adds_per_sequence),
             "-" if entry.bytes_kept_per_step is None else f"{entry.bytes_kept_per_step:,}",
             entry.paper,
         )
