@@ -112,6 +112,7 @@ _PUBLIC_NAMES = {
     "layers.tune": ["tune"],
     "tasks.base": ["Batch", "EveryStep", "LastStep", "MeanOverTime", "Task"],
     "tasks.frame_heads": ["EveryFrame", "GestureHead", "LastFrame", "MeanFrame"],
+    "training.callbacks": ["TrainingEvent"],
     "training.compare": ["compare"],
     "training.fit": ["fit"],
     "training.run": ["Run"],

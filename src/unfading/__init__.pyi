@@ -86,6 +86,7 @@ from unfading.layers.truncated import truncated
 from unfading.layers.tune import tune
 from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
 from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame, MeanFrame
+from unfading.training.callbacks import TrainingEvent
 from unfading.training.compare import compare
 from unfading.training.fit import fit
 from unfading.training.run import Run
@@ -224,6 +225,7 @@ __all__ = [
     "to_torch",
     "train",
     "TrainedModel",
+    "TrainingEvent",
     "truncated",
     "tune",
     "UGRNN",

@@ -107,7 +107,11 @@ def unknown(what: str, name: object, known: Iterable[str]) -> str:
     return f"unknown {what} {name!r}. {hint}"
 
 
+def cell_name(cell: object) -> str:
+    """The name of a cell in messages: that of its class or, if the library has wrapped it, of what the user has written."""
+    return str(getattr(cell, "described_as", type(cell).__name__))
+
+
 def cannot_run(cell: object, how: str, reason: str) -> str:
     """The message for a backend that was requested by name and refuses the cell."""
-    name = type(cell).__name__
-    return f"{name} cannot run {how}: {reason}. backend='auto' runs the reference loop where no faster backend can."
+    return f"{cell_name(cell)} cannot run {how}: {reason}. backend='auto' runs the reference loop where no faster backend can."

@@ -3,9 +3,13 @@
     mae(prediction, target)             mean |prediction - target|
     rmse(prediction, target)            sqrt(mean (prediction - target)^2)
     mase(prediction, target, scale)     mean |prediction - target| / scale,   scale = naive_error(training, season)
+    accuracy(prediction, target)        share of targets that are predicted
+    f1(prediction, target)              mean over classes of 2 TP / (2 TP + FP + FN)
+    confusion_matrix(prediction, target)    [classes, classes]: how many targets of class i were predicted as class j
 
 `prediction` and `target` have the same shape. `mask` has it too: False excludes a target, which may then be NaN. Arrays give a
-NumPy number and tensors a scalar tensor, through which a gradient passes.
+NumPy number and tensors a scalar tensor, through which a gradient passes. The metrics of classes also take the scores of all
+classes, `prediction` [..., classes], of which the largest decides, and give NumPy numbers: they have no gradient.
 """
 
 from typing import Any, TypeVar
@@ -69,6 +73,61 @@ def naive_error(training: Any, season: int = 1) -> Any:
             "or has no two such values: its scale is 0. Use mae."
         )
     return total / count
+
+
+def accuracy(prediction: Any, target: Any, mask: Any = None) -> float:
+    """Share of the targets that are predicted; prediction holds classes, or the scores of all classes [..., classes]."""
+    predicted, true, _ = _classes(prediction, target, mask)
+    return float((predicted == true).mean())
+
+
+def f1(prediction: Any, target: Any, mask: Any = None) -> float:
+    """F1 score, macro average: 2 TP / (2 TP + FP + FN) of each class, and the mean over classes.
+
+    A class that is neither predicted nor a target does not count.
+    """
+    counts = confusion_matrix(prediction, target, mask)
+    right, either = np.diag(counts), counts.sum(axis=0) + counts.sum(axis=1)
+    return float((2.0 * right[either > 0] / either[either > 0]).mean())
+
+
+def confusion_matrix(prediction: Any, target: Any, mask: Any = None) -> NDArray[np.int64]:
+    """How many targets of each class (row) were predicted as each class (column).
+
+    Args:
+        prediction: classes, shaped like the target; or scores of all classes, [..., classes].
+        target: the true classes. With scores they are the numbers 0 .. classes - 1; else they may be any labels, and the
+            matrix has their sorted order.
+        mask: bool, the targets that count; None if all do.
+    """
+    predicted, true, classes = _classes(prediction, target, mask)
+    return np.bincount(true * classes + predicted, minlength=classes * classes).reshape(classes, classes)
+
+
+def _classes(prediction: Any, target: Any, mask: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Predicted and true classes as numbers, one axis each, of the targets that count; and the number of classes."""
+    prediction, target = _array(prediction), _array(target)
+    counted = np.ones(target.shape, dtype=bool) if mask is None else _array(mask)
+    if not counted.any():
+        raise ValueError("there is no target that counts: the target is empty, or its mask is False everywhere.")
+    if prediction.ndim == target.ndim + 1 and prediction.shape[:-1] == target.shape:
+        classes = prediction.shape[-1]
+        true = target[counted]
+        if not np.issubdtype(true.dtype, np.integer) or true.min() < 0 or true.max() >= classes:
+            raise ValueError(f"with the scores of {classes} classes, targets must be whole numbers in 0..{classes - 1}.")
+        return prediction.argmax(axis=-1)[counted], true, classes
+    if prediction.shape != target.shape:
+        raise ValueError(
+            f"prediction must have the shape of the target, {list(target.shape)}, or one more axis with the scores of all "
+            f"classes; got {list(prediction.shape)}."
+        )
+    labels, numbers = np.unique(np.concatenate([prediction[counted], target[counted]]), return_inverse=True)
+    predicted, true = np.split(numbers.reshape(-1), 2)
+    return predicted, true, len(labels)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _error(prediction: Numbers, target: Numbers, mask: Numbers | None) -> Numbers:

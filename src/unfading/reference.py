@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
-from unfading.errors import check_flag
+from unfading.errors import cell_name, check_flag
 from unfading.lengths import check_lengths, flip, zero_past
 from unfading.loop_options import LoopOptions
 
@@ -116,37 +116,42 @@ def leaf_names(inputs: Any, prefix: str = "") -> list[str]:
 
 def check_inputs(cell: Cell, inputs: Any, batch: int) -> int:
     """Check the result of `project` against what the cell declares; return T."""
-    name = type(cell).__name__
     if not hasattr(inputs, "_fields"):
-        raise TypeError(f"{name}.project must return a NamedTuple of tensors; got {type(inputs).__name__}.")
+        raise TypeError(f"{cell_name(cell)}.project must return a NamedTuple of tensors; got {type(inputs).__name__}.")
     leaves = dict(zip(leaf_names(inputs), _pytree.tree_leaves(inputs), strict=True))
     for kind, declared in (("shared", cell.shared), ("constant", cell.constant)):
         for field in declared:
             if field not in leaves:
-                raise ValueError(f"{name}.{kind} names {field!r}, which is not a field of its inputs: {', '.join(leaves)}.")
+                raise ValueError(
+                    f"{cell_name(cell)}.{kind} names {field!r}, which is not a field of its inputs: {', '.join(leaves)}."
+                )
     # Not len(value), which must be a plain int: torch.export would fix the number of steps.
     T = next((value.shape[0] for field, value in leaves.items() if field not in cell.constant), 0)
     for field, value in leaves.items():
         wanted = (1, batch) if field in cell.constant else (T, 1) if field in cell.shared else (T, batch)
         if tuple(value.shape[:2]) != wanted:
             raise ValueError(
-                f"{name}.project must return {field} of shape [{wanted[0]}, {wanted[1]}, n]; got {list(value.shape)}. Fields "
-                f"with one row for the whole batch are named in `shared`, with one value for all time in `constant`."
+                f"{cell_name(cell)}.project must return {field} of shape [{wanted[0]}, {wanted[1]}, n]; got "
+                f"{list(value.shape)}. Fields with one row for the whole batch are named in `shared`, with one value for all "
+                "time in `constant`."
             )
     return T
 
 
 def _checked(cell: Cell, new: Any, old: Any) -> Any:
     """The new state, which must have the shapes and dtypes of the old one; under autocast it is cast to them."""
-    name = type(cell).__name__
     if not isinstance(new, tuple) or len(new) != len(old):
-        raise TypeError(f"{name}.step must return its state, {_describe(old)}; got {_describe(new)}.")
+        raise TypeError(f"{cell_name(cell)}.step must return its state, {_describe(old)}; got {_describe(new)}.")
     for n, o in zip(new, old, strict=True):
         if n.shape != o.shape:
-            raise ValueError(f"{name}.step must keep the shapes of its state, {_describe(old)}; got {_describe(new)}.")
+            raise ValueError(
+                f"{cell_name(cell)}.step must keep the shapes of its state, {_describe(old)}; got {_describe(new)}."
+            )
     if any(n.dtype != o.dtype for n, o in zip(new, old, strict=True)):
         if not torch.is_autocast_enabled(old[0].device.type):
-            raise TypeError(f"{name}.step must keep the dtypes of its state, {_describe(old)}; got {_describe(new)}.")
+            raise TypeError(
+                f"{cell_name(cell)}.step must keep the dtypes of its state, {_describe(old)}; got {_describe(new)}."
+            )
         return [n.to(o.dtype) for n, o in zip(new, old, strict=True)]
     return new
 

@@ -5,14 +5,18 @@ import json
 import pytest
 
 from tests.helpers.command import run, run_apart
+from tests.helpers.paths import ROOT
 from unfading import catalogue
+from unfading.cli import listing
 from unfading.data import store
 from unfading.data.datasets import DATASETS
+from unfading.training import names
 
 
 def test_cells_as_a_table_and_as_json():
     table = run("cells")
     assert table.returncode == 0
+    assert "…" not in table.stdout  # nothing is cut
     assert max(len(line) for line in table.stdout.splitlines()) <= 80
     answer = run("cells", "--json", "--hidden-size", "16", "--input-size", "3", "--length", "100")
     entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
@@ -46,6 +50,46 @@ def test_tasks_as_a_table_and_as_json(made):
     assert entries["adding"]["found"] is None
     assert entries["pixel_mnist"]["dataset"] == "mnist"
     assert entries["pixel_mnist"]["found"] is True
+
+
+@pytest.mark.parametrize("name", ["adding", "har2", "ptb_words"])
+def test_a_task_is_described_with_its_options_and_an_example(made, capsys, name):
+    listing.tasks(name)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    for option, default in catalogue.task_entry(name, catalogue.tasks()[name]).options.items():
+        assert f"{option}={default!r}" in text
+    example = next(line.split()[1:] for line in text.splitlines() if line.startswith("example"))
+    task, options = names.parse(example[example.index("--task") + 1])
+    names.build("task", task, catalogue.tasks()[task], options)
+    listing.tasks(name, json=True)
+    described = json.loads(capsys.readouterr().out)
+    assert all(option["help"] for option in described["options"].values())
+
+
+def test_an_unknown_task_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"unknown task 'addin'\. Did you mean 'adding'"):
+        listing.tasks("addin")
+
+
+def test_every_cell_has_a_page_that_describes_it():
+    index = (ROOT / "docs" / "cells" / "index.md").read_text()
+    for cell in (*catalogue.cells(), *catalogue.convolutional_cells()):
+        page = listing._page_of(cell).rpartition("/")[2]
+        row = next(line for line in index.splitlines() if line.startswith(f"| `{cell.__name__.removesuffix('Cell')}` |"))
+        assert f"]({page})" in row
+
+
+def test_every_task_has_a_page_that_describes_it():
+    for name, task in catalogue.tasks().items():
+        assert f"`{name}`" in (ROOT / listing._page_of_task(task)).read_text(), name
+
+
+def test_a_cell_is_shown_with_an_example_and_its_page(capsys):
+    listing.show_cell("STAR")
+    text = capsys.readouterr().out
+    assert "unfading train --task adding,T=200 --cell STAR\n" in text
+    assert "Its page is docs/cells/star.md." in text
 
 
 def test_datasets_are_listed_and_verified(made, tmp_path):

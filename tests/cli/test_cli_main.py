@@ -14,6 +14,7 @@ import torch
 import unfading
 from tests.helpers.command import run
 from unfading import catalogue
+from unfading.cli import main
 from unfading.cli.main import CommandGroup, commands
 from unfading.cli.old_forms import current_form
 
@@ -190,3 +191,18 @@ def test_a_name_after_cells_shows_that_cell():
 
 def test_the_version_names_the_packages_that_matter():
     assert run("--version").stdout == f"unfading {unfading.__version__}, torch {torch.__version__}, Python {python_version()}\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "arguments", "announced"),
+    [(True, ["train", "--task", "adding"], True), (True, ["train", "--quiet"], False), (True, ["cells"], False),
+     (False, ["train"], False)],
+)  # fmt: skip
+def test_a_slow_command_says_on_a_terminal_what_it_does_first(monkeypatch, capsys, terminal, arguments, announced):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    main._announce(arguments)
+    assert capsys.readouterr().err.startswith("unfading: loading torch") == announced
+
+
+def test_every_slow_command_exists():
+    assert set(main.SLOW_STARTS) <= set(main.commands())

@@ -203,3 +203,21 @@ def test_a_wrong_argument_is_one_sentence(what):
     arguments, error, words = WRONG[what]
     with pytest.raises(error, match=words):
         unfading.scan(*arguments)
+
+
+def test_a_refusal_names_the_users_step_and_cell_and_not_the_wrapper():
+    def unsupported_step(carry, x):
+        return carry + torch.erfinv(torch.tanh(x)), carry
+
+    class UnsupportedCell(unfading.STARCell):
+        def step(self, inputs, state, weights):
+            new = super().step(inputs, state, weights)
+            return type(new)(torch.erfinv(torch.tanh(new.h)))
+
+    with unfading.use_backend("fused"):
+        with pytest.raises(RuntimeError, match=r"^the step unsupported_step cannot run fused"):
+            unfading.scan(unsupported_step, torch.zeros(2, 3), torch.zeros(4, 2, 3))
+        stack = unfading.Recurrent(lambda size: UnsupportedCell(size, 3), 2)
+        for options in ({}, {"resets": torch.zeros(4, 2, dtype=torch.bool)}):
+            with pytest.raises(RuntimeError, match=r"^UnsupportedCell cannot run fused"):
+                stack(torch.zeros(4, 2, 2), **options)

@@ -148,7 +148,7 @@ def test_each_model_keeps_its_own_buffers():
     task = runs[0].make_task()
     batch = task.batch(0, 4, split="valid", seed=0, device="cpu")
     apart = [Fleet([run.make_model()], task, together=False).scores(batch, None, 0)[0]["mse"].item() for run in runs]
-    together, _ = Fleet(models, task, together=True).scores(batch, None, 0)
+    together, _, _ = Fleet(models, task, together=True).scores(batch, None, 0)
     assert together["mse"].tolist() == pytest.approx(apart, rel=1e-12)
     assert len(set(apart)) > 1
 

@@ -1,13 +1,16 @@
 """The progress display."""
 
+import sys
 import time
 from dataclasses import replace
 from io import StringIO
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
-from unfading import Run
+from tests.helpers.trained import small
+from unfading import Run, train
 from unfading.training.options import ProgressUpdate
 from unfading.training.progress import Display
 
@@ -75,3 +78,46 @@ def test_with_many_runs_the_bars_of_finished_ones_disappear():
         with Display(runs, console) as display:
             display.listen(ProgressUpdate(runs[0], 50, 50, 2.0, 0.5, None, "finished"))
             assert [task.visible for task in display.progress.tasks] == [stays]
+
+
+class NotebookCell:
+    """Stands for IPython.display: the contents that the output of a cell has had."""
+
+    def __init__(self):
+        self.contents = []
+
+    def display(self, content, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.contents.append(content)
+        return self
+
+    def update(self, content, *, raw):
+        assert raw
+        self.contents.append(content)
+
+
+def test_a_notebook_shows_the_bars_in_one_output_that_is_replaced(monkeypatch):
+    cell = NotebookCell()
+    module = ModuleType("IPython.display")
+    module.display = cell.display
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    console = Console(file=StringIO(), force_jupyter=True)
+    with Display(RUNS, console, ["f1"]) as display:
+        for step in range(1, 51):
+            status = "finished" if step == 50 else None
+            display.listen(ProgressUpdate(RUNS[0], step, 50, 2.0, 0.5, {"mse": 0.25, "f1": 0.75}, status))
+    last = cell.contents[-1]
+    for words in ("STAR rate=0.1 seed 0", "50/50", "loss 0.5", "valid mse 0.25, f1 0.75"):
+        assert words in last["text/plain"], words
+        assert words in last["text/html"], words
+    assert len(cell.contents) < 10  # not once per update
+
+
+def test_training_shows_bars_where_they_are_asked_for(capsys):
+    run = small()
+    train(run, progress=True)
+    assert "STAR seed 0: finished after 24 steps valid mse" in capsys.readouterr().err
+    train(run)
+    assert capsys.readouterr().err == ""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unfading.cells.base import Cell
 from unfading.cells.wrap import WrapperCell
+from unfading.errors import cell_name
 
 
 class Inputs(NamedTuple):
@@ -40,6 +41,11 @@ class ResetCell(WrapperCell[Inputs]):
         self.input_size += 1
         self.learned = learned
         self.first = first
+
+    @property
+    def described_as(self) -> str:
+        """The name in messages: that of the wrapped cell, since a layer adds this wrapper by itself."""
+        return cell_name(self.cell)
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         I = self.cell.input_size

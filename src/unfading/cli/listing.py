@@ -16,6 +16,35 @@ if TYPE_CHECKING:
     from unfading.cells.base import Cell
 
 Name = Annotated[str, arg(metavar="NAME")]
+WIDTH = 80
+ARGUMENTS = "Args:\n"
+# Modules of tasks that docs/tasks/index.md describes.
+FIRST_TASKS = ("synthetic", "images", "moving_digits")
+# Pages of docs/cells that are not named like the module of the cell.
+PAGES = {
+    "antisymmetric": "continuous",
+    "deep": "incremental",
+    "equilibrium": "incremental",
+    "stable": "incremental",
+    "elman": "plain",
+    "rotation": "unitary",
+    "janet": "forget-gate",
+    "ugrnn": "forget-gate",
+    "conv_gru": "conv",
+    "conv_lstm": "conv",
+    "conv_star": "conv",
+    "exponential": "unitary",
+    "independent": "diagonal",
+    "input_candidate": "light",
+    "legendre": "memories",
+    "lem": "oscillators",
+    "light_gru": "light",
+    "lipschitz": "oscillators",
+    "minimal": "diagonal",
+    "oscillator": "oscillators",
+    "slow_context": "light",
+    "slstm": "memories",
+}
 
 
 def list_cells(
@@ -46,15 +75,16 @@ def list_cells(
     table = _table(
         f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
         "mats: matrix products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
-        "products, including the input projection. saved/step: bytes that one step of one batch row saves for the backward "
+        "products, including the input projection; `unfading cells NAME` "
+        "has those of a sequence. saved/step: bytes that one step of one batch row saves for the backward "
         f"pass, fused, in float32. Convolutional cells: channels for features, frames of {frame_size} x {frame_size}, and "
         "convolutions for matrices.",
     )
     table.add_column("cell", style="bold", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for heading in ("mats", "params", "MAC/step", "MAC/seq.", "saved/step"):
+    for heading in ("mats", "params", "MAC/step", "saved/step"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("paper")
+    table.add_column("paper", min_width=12, overflow="fold")
     for entry in entries:
         table.add_row(
             entry.name,
@@ -64,7 +94,6 @@ def list_cells(
             f"{entry.multiply_adds_per_step:,}"
             if entry.multiply_adds_per_step < 1e8
             else _millions(entry.multiply_adds_per_step),
-            _millions(entry.multiply_adds_per_sequence),
             "-" if entry.bytes_kept_per_step is None else f"{entry.bytes_kept_per_step:,}",
             entry.paper,
         )
@@ -134,11 +163,22 @@ def show_cell(
     for option, (default, text) in options.items():
         print(f"  {option}={default!r}")
         if text:
-            print(fill(text, 100, initial_indent="      ", subsequent_indent="      "))
+            print(fill(text, WIDTH, initial_indent="      ", subsequent_indent="      "))
     print(f"\nRecipe (`unfading train` and `compare` use it where you give no other setting)\n{_recipe(cell)}")
     frames = f", frames of {frame_size} x {frame_size}" if frame else ""
     print(f"\nSizes at input size {input_size}, hidden size {hidden_size}, {length} steps{frames}, default options")
     print("\n".join(f"  {label:20} {value}" for label, value in sizes.items()))
+    task = "moving_mnist" if frame else "adding,T=200"
+    print(f"\nExample\n  unfading train --task {task} --cell {name}")
+    if (page := _page_of(cell)) is not None:
+        print(f"  layer = unfading.{entry.name}({input_size}, {hidden_size})\n\nIts page is {page}.")
+
+
+def _page_of(cell: "type[Cell]") -> str | None:
+    """The page of a cell of the library; None for a user's own."""
+    module = cell.__module__.rpartition(".")[2]
+    own = f"unfading.cells.{module}" != cell.__module__
+    return None if own else f"docs/cells/{PAGES.get(module, module)}.md"
 
 
 def explain_cells(json: bool = False) -> None:
@@ -172,14 +212,18 @@ def print_program(name: Name, /, input_size: int = 1, hidden_size: int = 128) ->
     print(diagnosis.programs(name, input_size=input_size, hidden_size=hidden_size))
 
 
-def tasks(json: bool = False) -> None:
-    """List every task: description, options, the score of a guess, dataset, paper.
+def tasks(name: Name = "", /, json: bool = False) -> None:
+    """List every task, or describe one (`unfading tasks adding`): its options, the score of a guess, data, an example.
 
     Args:
-        json: Print JSON instead of a table.
+        name: Name of a task; without it all tasks are listed.
+        json: Print JSON instead of text.
     """
     from unfading import catalogue
 
+    if name:
+        _show_task(name, json=json)
+        return
     entries = [catalogue.task_entry(name, task) for name, task in catalogue.tasks().items()]
     if json:
         print(dumps([entry._asdict() for entry in entries], indent=2))
@@ -198,6 +242,51 @@ def tasks(json: bool = False) -> None:
         dataset = "generated" if entry.dataset is None else f"{entry.dataset}, {'present' if entry.found else 'missing'}"
         table.add_row(entry.name, description, guess, dataset)
     _print(table)
+
+
+def _show_task(name: str, *, json: bool) -> None:
+    """Print the description of a task."""
+    from inspect import getdoc
+    from textwrap import fill
+
+    from unfading import catalogue
+    from unfading.training.names import task_class
+
+    task = task_class(name)
+    entry = catalogue.task_entry(name, task)
+    texts = _descriptions(task)
+    example = f"unfading train --task {_with_option(name, entry.options)} --cell STAR"
+    page = _page_of_task(task)
+    if json:
+        options = {option: {"default": default, "help": texts.get(option, "")} for option, default in entry.options.items()}
+        print(dumps({**entry._asdict(), "options": options, "example": example, "page": page}, indent=2))
+        return
+    paragraphs = f"{name}: {(getdoc(task) or '').partition(ARGUMENTS)[0].strip()}".split("\n\n")
+    print("\n\n".join(fill(text, WIDTH) for text in paragraphs) + "\n\nOptions" + ("" if entry.options else ": none"))
+    for option, default in entry.options.items():
+        print(f"  {option}={default!r}")
+        if option in texts:
+            print(fill(texts[option], WIDTH, initial_indent="      ", subsequent_indent="      "))
+    guess = "depends on the data; `unfading train` prints it" if entry.guess is None else f"{entry.guess:.4g}"
+    if entry.dataset is not None and not entry.found:
+        data = f"{entry.dataset}, missing; `unfading data fetch {entry.dataset}` gets it or says where to"
+    else:
+        data = "generated" if entry.dataset is None else f"{entry.dataset}, present"
+    facts = {"metric": entry.measure, "guess": guess, "data": data, "paper": entry.paper, "example": example, "page": page}
+    print("\n" + "\n".join(f"{label:8} {value}" for label, value in facts.items()))
+
+
+def _page_of_task(task: type) -> str:
+    package, _, module = task.__module__.rpartition(".")
+    if package != "unfading.tasks":
+        return "docs/guide/own-data.md"
+    return f"docs/tasks/{'index' if module in FIRST_TASKS else 'real-data'}.md"
+
+
+def _with_option(name: str, options: dict[str, Any]) -> str:
+    """The task with its first option that is a number or a name, as the command line writes it."""
+    option = next((option for option, value in options.items() if isinstance(value, int | str) and value != ""), None)
+    return name if option is None else f"{name},{option}={options[option]}"
 
 
 def doctor(
@@ -289,14 +378,24 @@ def _state(entry: "Entry") -> str:
 
 def _options(cell: "type[Cell]") -> dict[str, tuple[Any, str]]:
     """Default and description of each option, from the constructor and the docstring of the class."""
-    from inspect import Parameter, getdoc, signature
+    from inspect import Parameter, signature
 
-    arguments = (getdoc(cell) or "").partition("Args:\n")[2]
-    # An option starts at four spaces; its description may continue on lines that are indented further.
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
-    descriptions = {name: " ".join(text.split()) for name, text in entries}
+    descriptions = _descriptions(cell)
     options = [each for each in signature(cell).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
     return {each.name: (each.default, descriptions.get(each.name, "")) for each in options}
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """What the docstrings of a class and of its bases say about each argument."""
+    from inspect import cleandoc
+
+    texts: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        arguments = cleandoc(vars(each).get("__doc__") or "").partition(ARGUMENTS)[2]
+        # An option starts at four spaces; its description may continue on lines that are indented further.
+        entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+        texts |= {name: " ".join(text.split()) for name, text in entries}
+    return texts
 
 
 def _recipe(cell: "type[Cell]") -> str:

@@ -20,6 +20,16 @@ from unfading.errors import unknown
 Command = Callable[..., None]
 HELP = ("-h", "--help")
 WIDTH = 80
+# What commands do before their first output: importing torch alone takes seconds.
+SLOW_STARTS = {
+    "train": "loading torch and the data, and compiling the cell if it is new",
+    "compare": "loading torch and the data, and compiling the cells that are new",
+    "diagnose": "loading torch, and measuring gradients",
+    "reproduce": "loading torch and the results",
+    "bench": "loading torch, and compiling what is timed",
+    "export": "loading torch and the model",
+    "predict": "loading torch, the model and the data",
+}
 ABOUT = "Recurrent networks for long sequences: train them, compare them, and see where their gradients go."
 
 
@@ -38,6 +48,7 @@ def main() -> None:
             print(_versions())
             return
         command = _parse(current_form(arguments))
+        _announce(arguments)
         command()
     except BrokenPipeError:
         # The reader closed the pipe (`unfading cells list | head`). Writing to stdout would fail again at interpreter exit.
@@ -50,6 +61,12 @@ def main() -> None:
             traceback.print_exc()
         print(f"unfading: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _announce(arguments: list[str]) -> None:
+    """On a terminal, say what a command does in its first seconds, before it shows anything itself."""
+    if sys.stderr.isatty() and arguments[0] in SLOW_STARTS and not {"--quiet", "--json", *HELP} & set(arguments):
+        print(f"unfading: {SLOW_STARTS[arguments[0]]} ...", file=sys.stderr, flush=True)
 
 
 def _sentence(error: Exception) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unfading.training.run import Run
 
 Training = Annotated[TrainingFlags, arg(constructor_factory=training_flags)]
+MetricNames = Annotated[tuple[str, ...], arg(metavar="METRIC ...")]
 
 
 def train(
@@ -37,6 +38,7 @@ def train(
     allow_code: bool = False,
     tensorboard: bool = False,
     watch: Literal["gradients"] | None = None,
+    metrics: MetricNames = (),
 ) -> None:
     """Train a cell on a task, or on a file of your own (--data). Ctrl-C stops with a checkpoint, and --resume continues.
 
@@ -53,6 +55,7 @@ def train(
         allow_code: Let the file of --from execute code that it names. The source in its folder is used, or else your own file.
         tensorboard: Also write events for TensorBoard into the folder of the run.
         watch: Record the gradient of each layer and through time every hundred steps; `unfading report` draws them.
+        metrics: Further scores of validation and test: accuracy, f1, confusion_matrix, mae, rmse, mase, my.py:function.
     """
     import torch
     from rich.console import Console
@@ -64,8 +67,10 @@ def train(
     from unfading.training.run_dir import finished, read_run, stopped_at
     from unfading.training.tensorboard import tensorboard_events
     from unfading.training.train import train as train_run
+    from unfading.training.user_metrics import read_metrics
 
     check_count("--threads", threads)
+    names = read_metrics(metrics).numbers
     torch.set_num_threads(threads)
     output, first = _in_process(output)
     note = _silent if output.quiet else _note
@@ -87,7 +92,7 @@ def train(
     folder = output.folder(run)
     runs = [run, run.on_all_rows()] if final else [run]
     runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note if first else _silent)
-    with Display(runs, Console(stderr=True, quiet=not first)) as display, _reported_stop(folder, output):
+    with Display(runs, Console(stderr=True, quiet=not first), names) as display, _reported_stop(folder, output):
         for each in runs:
             earlier = None if output.again or output.quiet else finished(folder, each)
             if earlier is not None:
@@ -99,7 +104,9 @@ def train(
                     first_step = 0 if output.again else stopped_at(folder, each)
                     listen = stack.enter_context(tensorboard_events(folder / each.key, listen, first_step))
                 watcher = None if watch is None else gradients
-                result = train_run(each, folder, listen=listen, say=display.say, watch=watcher, **output.options())
+                result = train_run(
+                    each, folder, listen=listen, say=display.say, watch=watcher, metrics=metrics, **output.options()
+                )
     if first:
         _print_result(result, folder, json=output.json, report=own_data.data is not None)
     if result["status"] == "diverged":
@@ -119,6 +126,7 @@ def compare(
     final: bool = False,
     processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
     together: int = 16,
+    metrics: MetricNames = (),
 ) -> None:
     """Train several cells on a task with several seeds, print a table, and write a report with curves.
 
@@ -130,6 +138,7 @@ def compare(
         final: Afterwards train the chosen runs once more on training and validation data together, and test the results.
         processes: Number of processes.
         together: Largest number of runs that are trained in one pass on a GPU.
+        metrics: Further scores of validation and test: accuracy, f1, confusion_matrix, mae, rmse, mase, my.py:function.
     """
     import torch
     from rich.console import Console
@@ -149,12 +158,13 @@ def compare(
         runs = training.runs(task, cells, rates=rate, seeds=seeds, say=_silent if output.quiet else _note)
     folder = output.folder(runs[0])
     runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
-    records = _compare(runs, folder, output, processes, together)
+    training_options = {"processes": processes, "together": together, "metrics": metrics}
+    records = _compare(runs, folder, output, training_options)
     best = chosen([by_last(record) for record in records] if final else records)
     if final:
         by_key = {run.key: run for run in runs}
         on_all_rows = [by_key[record["key"]].on_all_rows() for record in best]
-        best = _compare(on_all_rows, folder, output, processes, together)
+        best = _compare(on_all_rows, folder, output, training_options)
     diverged = sum(record["status"] == "diverged" for record in records)
     if diverged:
         print(f"unfading: {diverged} of {len(records)} runs diverged; their records give the reasons.", file=sys.stderr)
@@ -163,25 +173,26 @@ def compare(
             print(dumps(record))
         return
     Console().print(summary.summary(best))
+    _print_metrics(best)
     if len(rate) > 1:
         rates = {record["run"]["cell"]: record["run"]["rate"] for record in best}
         print("rate chosen by validation: " + ", ".join(f"{cell} {value:g}" for cell, value in rates.items()))
     _write_report(folder)
 
 
-def _compare(
-    runs: "Sequence[Run]", folder: Path, output: OutputFlags, processes: int | None, together: int
-) -> list[dict[str, Any]]:
-    """Train runs with a progress display; returns their records."""
+def _compare(runs: "Sequence[Run]", folder: Path, output: OutputFlags, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train runs with a progress display and these options of `compare`; returns their records."""
     from rich.console import Console
 
     from unfading.training.compare import compare as compare_runs
     from unfading.training.progress import Display
+    from unfading.training.user_metrics import read_metrics
 
-    with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
+    names = read_metrics(options["metrics"]).numbers
+    with Display(runs, Console(stderr=True), names) as display, _reported_stop(folder, output):
         listen = None if output.quiet else display.listen
         say = _silent if output.quiet else display.say
-        return compare_runs(runs, folder, processes=processes, together=together, listen=listen, say=say, **output.options())
+        return compare_runs(runs, folder, listen=listen, say=say, **options, **output.options())
 
 
 def _in_process(output: OutputFlags) -> tuple[OutputFlags, bool]:
@@ -241,12 +252,18 @@ def _print_result(result: dict[str, Any], folder: Path, *, json: bool, report: b
 
 def _print_record(record: dict[str, Any], folder: Path) -> None:
     """Print the result of a run in a few lines."""
+    from unfading.report.metric_tables import confusion_lines, further_scores
+
     run, sizes = record["run"], record["parameters"]
     print(f"{run['cell']} on {run['task']}: " + ", ".join(filter(None, [record["status"], record["reason"]])))
     if record["test"] is not None:
         score = record["test"][record["measure"]]
         number = "not finite" if score is None else f"{score:.5g}"
         print(f"  test {record['measure']}: {number}; a guess has {record['guess']:.5g}")
+    for name, (split, value) in further_scores(record).items():
+        print(f"  {split} {name}: {'not finite' if value is None else f'{value:.5g}'}")
+    if "confusion_matrix" in record:
+        print("\n".join(f"  {line}".rstrip() for line in confusion_lines(record["confusion_matrix"])))
     if record["best"] is not None:
         print(f"  weights of step {record['best']['step']} of {record['steps']}, chosen by validation")
     print(f"  {sizes['all']:,} parameters, {sizes['recurrent']:,} of them recurrent, {record['kilobytes']} kB")
@@ -256,6 +273,19 @@ def _print_record(record: dict[str, Any], folder: Path) -> None:
     pace = record["milliseconds_per_sequence"]
     print(f"  {record['seconds']:.1f} s of training" + ("" if pace is None else f", {pace:.3g} ms per test sequence"))
     print(f"  {folder / record['key']}")
+
+
+def _print_metrics(records: "Sequence[dict[str, Any]]") -> None:
+    """Print the further metrics of a comparison, if some were asked for."""
+    from rich.console import Console
+
+    from unfading.report import records as of_report
+    from unfading.report.groups import group_by_task
+    from unfading.report.metric_tables import terminal
+
+    for task in group_by_task(of_report.read(records)):
+        if (table := terminal(task)) is not None:
+            Console().print(table)
 
 
 def _write_report(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A classifier and a regressor of sequences with the interface of scikit-learn."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,8 +16,11 @@ from unfading.own_data.own_task import OwnTask
 from unfading.own_data.preparation import Preparation
 from unfading.own_data.sequences import check_finite, column_names, read_sequences
 from unfading.own_data.targets import read_labels, read_numbers
+from unfading.training.callbacks import Callback
 from unfading.training.fit import fit_run, make_run
+from unfading.training.options import TrainOptions
 from unfading.training.trained_model import TrainedModel
+from unfading.training.user_metrics import Metric
 
 
 class TrainedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -27,7 +30,7 @@ class TrainedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         seed = self.random_state
         return int(seed) if isinstance(seed, int | np.integer) else int(check_random_state(seed).randint(2**31))
 
-    def _train(self, task: OwnTask, seed: int, where: Path | str | None = None) -> Self:
+    def _train(self, task: OwnTask, seed: int, where: Path | str | None = None, options: TrainOptions | None = None) -> Self:
         settings = {
             **{name: getattr(self, name) for name in ("hidden", "layers", "rate", "patience", "device")},
             **{name: value for name in ("batch", "epochs") if (value := getattr(self, name)) is not None},
@@ -37,7 +40,7 @@ class TrainedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         }
         if not len(task.data.held_out):
             del settings["patience"]
-        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings), where)
+        self.model_: TrainedModel = fit_run(make_run(task, self.cell, settings), where, options or TrainOptions())
         self.record_: dict[str, Any] = self.model_.record or {}
         return self
 
@@ -62,6 +65,9 @@ class _RecurrentEstimator(TrainedEstimator):
         device: str = "cpu",
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
+        metrics: Sequence[str | Metric] = (),
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
     ):
         self.cell = cell
         self.cell_options = cell_options
@@ -77,10 +83,14 @@ class _RecurrentEstimator(TrainedEstimator):
         self.device = device
         self.random_state = random_state
         self.settings = settings
+        self.metrics = metrics
+        self.callbacks = callbacks
+        self.progress = progress
 
     def _fit(self, X: Any, y: Any, preparation: Preparation) -> Self:
         seed = self._draw_seed()
-        return self._train(preparation.make_task(X, y, seed), seed)
+        options = TrainOptions(metrics=self.metrics, callbacks=self.callbacks, progress=self.progress)
+        return self._train(preparation.make_task(X, y, seed), seed, None, options)
 
     def _sequences(self, X: Any, *, reset: bool) -> Any:
         """The sequences; tables are checked by scikit-learn too, which remembers the number and the names of their columns."""
@@ -123,6 +133,9 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         device: "cpu" or "cuda".
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.
+        metrics: further metrics of the validation rows, as `unfading.fit` takes them; `record_["best"]["valid"]` has them.
+        callbacks: called with a `TrainingEvent`, as `unfading.fit` takes them.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
 
     def __init__(
@@ -143,6 +156,9 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         device: str = "cpu",
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
+        metrics: Sequence[str | Metric] = (),
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
     ):
         super().__init__(
             cell,
@@ -159,6 +175,9 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
             device=device,
             random_state=random_state,
             settings=settings,
+            metrics=metrics,
+            callbacks=callbacks,
+            progress=progress,
         )
         self.class_weight = class_weight
 
@@ -204,6 +223,9 @@ class RecurrentRegressor(RegressorMixin, _RecurrentEstimator):  # type: ignore[m
         device: "cpu" or "cuda".
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.
+        metrics: further metrics of the validation rows, as `unfading.fit` takes them; `record_["best"]["valid"]` has them.
+        callbacks: called with a `TrainingEvent`, as `unfading.fit` takes them.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
 
     def fit(self, X: Any, y: Any) -> Self:

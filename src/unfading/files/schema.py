@@ -77,6 +77,15 @@ class Compressed(TypedDict):
 
 
 @with_config(_CONFIG)
+class MatrixOfClasses(TypedDict):
+    """A confusion matrix."""
+
+    split: str
+    classes: list[str | int | float | bool]
+    counts: list[list[Count]]  # [true, predicted]
+
+
+@with_config(_CONFIG)
 class About(TypedDict):
     """The machine and the sources of a record."""
 
@@ -104,6 +113,9 @@ class RecordFile(TypedDict):
     parameters: Parameters
     kilobytes: Number
     compressed: NotRequired[Compressed]
+    stopped_by: NotRequired[str]  # the callback that has ended the run
+    metrics: NotRequired[list[str]]  # names of the scores that the user asked for
+    confusion_matrix: NotRequired[MatrixOfClasses]
     about: About | None
     curve: list[LogLine]
 

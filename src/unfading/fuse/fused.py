@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_tr
 
 from unfading.cells.base import Cell
 from unfading.cells.wrap import outputs_first_part
-from unfading.errors import NoKernel
+from unfading.errors import NoKernel, cell_name
 from unfading.fuse.frames.frame_kernels import frame_kernels
 from unfading.fuse.frames.fused_frames import fused_frames
 from unfading.fuse.frames.pixels import check_compiles
@@ -338,7 +338,7 @@ def check_tensors(cell_plan: Plan, cell: Cell, tensors: Sequence[Tensor]) -> Non
     for tensor, shape in zip(tensors, shapes, strict=True):
         if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device or not on_target:
             raise ValueError(
-                f"{type(cell).__name__}: the fused step was compiled for {dtype} {list(shape)} on {DEVICES[cell_plan.target]}; "
+                f"{cell_name(cell)}: the fused step was compiled for {dtype} {list(shape)} on {DEVICES[cell_plan.target]}; "
                 f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}."
             )
 
@@ -362,7 +362,7 @@ def _leaves(tree: Any, structure: Any, cell: Cell) -> list[Tensor]:
         got = flatten(tree, leaves)
     if got != structure:
         raise TypeError(
-            f"{type(cell).__name__}: project or weights returns other parts than when its step was compiled; return the same "
+            f"{cell_name(cell)}: project or weights returns other parts than when its step was compiled; return the same "
             "parts at every call."
         )
     return leaves

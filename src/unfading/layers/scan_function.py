@@ -121,6 +121,11 @@ class StepCell(Cell):
         self.make_inputs = make("Inputs", [f"x{i}" for i in range(len(inputs))])
         self.make_state = make("State", [f"carry{i}" if i < len(carry) else f"y{i - len(carry)}" for i in range(len(held))])
 
+    @property
+    def described_as(self) -> str:
+        """The name in messages: that of the function."""
+        return f"the step {getattr(self.function, '__name__', 'function')}"
+
     def _call(self, carry: Iterable[Tensor], x: Iterable[Tensor], weights: Sequence[Tensor]) -> tuple[Any, Any]:
         """The new carry and the output of the function, from tensors whose features lie along one axis."""
         more = [self.constants.nested(weights)] if self.weighted else []

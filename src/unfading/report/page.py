@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unfading.files import write_atomically
-from unfading.report import html
+from unfading.report import html, metric_tables
 from unfading.report.figures import charts as task_figures
-from unfading.report.figures import watch_figures
+from unfading.report.figures import confusion_figure, watch_figures
 from unfading.report.groups import Summary, TaskGroup, flat_settings, group_by_task, varying
 from unfading.report.html import PlacedFigure
 from unfading.report.records import Record
@@ -24,6 +24,7 @@ CAPTIONS = {
     "test": "Test score: a dot a seed, a bar at the mean",
     "seconds": "Time: a dot a seed, a bar at the median",
     "gradients": "Gradient of each layer's parameters over training",
+    "confusion": "Confusion matrices: counts over all seeds, colour by the share of a row; the best settings by validation",
     "through_time": "Gradient of the loss at the top layer's state, from the first step of the sequence to the last",
 }
 # Charts by task and by name.
@@ -47,6 +48,8 @@ class Section(NamedTuple):
     metric: str
     figures: list[PlacedFigure]
     settings: list[tuple[str, list[str]]]
+    metric_columns: dict[str, str]  # of the metrics that the user asked for
+    metrics: list[tuple[str, list[str]]]
     failures: list[tuple[str, str]]
     run_columns: list[str]
     runs: list[RunRow]
@@ -84,7 +87,10 @@ def write(records: Sequence[Record], output: Path, *, png: bool = False) -> list
 
 
 def _charts(tasks: Sequence[TaskGroup]) -> Charts:
-    return {task.name: {**task_figures.figures(task), **watch_figures.figures(task)} for task in tasks}
+    return {
+        task.name: {**task_figures.figures(task), **watch_figures.figures(task), **confusion_figure.figures(task)}
+        for task in tasks
+    }
 
 
 def _pictures(charts: Charts) -> Iterator[tuple[str, bytes]]:
@@ -134,6 +140,8 @@ def _section(task: TaskGroup, figures: list[PlacedFigure]) -> Section:
         metric=metric_name(task),
         figures=figures,
         settings=[(setting.label, cells(setting.summary)) for setting in task.settings],
+        metric_columns={"setting": "", **dict.fromkeys(metric_tables.names(task), "mean over seeds")},
+        metrics=metric_tables.rows(task) if metric_tables.names(task) else [],
         failures=failures(task),
         run_columns=["cell", *names, "seed", "status", "steps", "validation", "test", "folder"],
         runs=[_run_row(record, names) for record in task.records],

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,9 @@ class Record:
     kilobytes: float | None
     about: Mapping[str, Any] | None
     curve: tuple[LogRow, ...]
+    # Metrics that the user asked for, of the test or else of validation.
+    further: Mapping[str, float | None] = field(default_factory=dict)
+    confusion: Mapping[str, Any] | None = None
 
     @property
     def seed(self) -> int:
@@ -177,7 +180,22 @@ def _record(value: Any, where: str) -> Record:
         kilobytes=_finite(value["kilobytes"]),
         about=value["about"],
         curve=_log_rows(value["curve"], where),
+        further=_further(value),
+        confusion=_confusion(value.get("confusion_matrix"), where),
     )
+
+
+def _further(value: Mapping[str, Any]) -> dict[str, float | None]:
+    scores = value["test"] if value["test"] is not None else (value["best"] or {"valid": {}})["valid"]
+    return {name: _finite(scores[name]) for name in value.get("metrics", ()) if name in scores}
+
+
+def _confusion(matrix: Mapping[str, Any] | None, where: str) -> Mapping[str, Any] | None:
+    if matrix is not None:
+        size, counts = len(matrix["classes"]), matrix["counts"]
+        if len(counts) != size or any(len(row) != size for row in counts):
+            raise ValueError(f"{where}: 'confusion_matrix' must have {size} rows and columns, one per class. {LEAVE_OUT}")
+    return matrix
 
 
 def _score(scores: Mapping[str, float | None], metric: str, where: str) -> float | None:

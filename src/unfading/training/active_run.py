@@ -42,7 +42,8 @@ class ActiveRun:
         self.lowest_loss: float | None = None  # lowest mean of an interval
         self.explosion = Explosion(self.total)
         self.best: dict[str, Any] | None = None  # step and scores of the best evaluation
-        self.reached = False  # whether a score has reached `stop_at`, or patience is over
+        self.reached = False  # whether a score has reached `stop_at`, patience is over, or a callback has ended the run
+        self.stopped_by: str | None = None  # the callback that has ended the run
         self.backends: list[dict[str, Any]] = []  # which backend ran each kind of cell, from which step
         self.done = False
 
@@ -106,6 +107,10 @@ class ActiveRun:
         self.best = {"step": step, "valid": finite_or_none(scores)}
         return True
 
+    def stop(self, by: str) -> None:
+        """End the run after this step."""
+        self.reached, self.stopped_by = True, by
+
     def update_lowest_loss(self, loss: float) -> bool:
         """Take the mean loss of an interval; True if no interval had a lower one."""
         if not loss <= (float("inf") if self.lowest_loss is None else self.lowest_loss):
@@ -116,11 +121,16 @@ class ActiveRun:
     def header(self) -> dict[str, Any]:
         """The part of a checkpoint's header that describes this run's progress."""
         progress = {"best": self.best, "least": self.lowest_loss, "loss": self.loss, "reached": self.reached}
-        return {**progress, "backends": self.backends}
+        return {**progress, "backends": self.backends, **self.stop_field()}
+
+    def stop_field(self) -> dict[str, str]:
+        """The field of headers and records that names the callback which has ended the run, if one has."""
+        return {} if self.stopped_by is None else {"stopped_by": self.stopped_by}
 
     def restore(self, header: Mapping[str, Any]) -> None:
         """Take the progress from a checkpoint's header."""
         self.best, self.lowest_loss, self.loss, self.reached = (header[name] for name in ("best", "least", "loss", "reached"))
+        self.stopped_by = header.get("stopped_by")
         self.backends = header.get("backends", [])  # absent in checkpoints of earlier versions
 
     def update_backends(self, step: int, observed: Mapping[str, Mapping[str, str | None]]) -> list[str]:

@@ -18,10 +18,12 @@ from unfading.errors import check_type
 from unfading.training.data_parallel import refuse
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import shared_fields, train_pass
-from unfading.training.options import Listener, TrainOptions
+from unfading.training.options import Listener, TrainOptions, displayed
 from unfading.training.record import data_changed
+from unfading.training.rescore import with_metrics
 from unfading.training.run import Run
 from unfading.training.run_dir import clear, finished, stopped_at
+from unfading.training.user_metrics import Metric
 from unfading.training.workers import train_apart
 
 
@@ -37,6 +39,8 @@ def compare(
     say: Callable[[str], None] = print,
     save_every: float = 60.0,
     command: str = "",
+    metrics: Sequence[str | Metric] = (),
+    progress: bool = False,
 ) -> list[dict[str, Any]]:
     """Train all runs and return their records, in order. Finished runs are not trained again.
 
@@ -51,6 +55,9 @@ def compare(
         say: called with messages for the user.
         save_every: seconds between checkpoints.
         command: the command line, for the records.
+        metrics: further metrics of every evaluation, as `train` takes them. A function cannot be given if there are several
+            processes: name it by its file, my.py:function.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
     refuse("unfading compare")
     for i, run in enumerate(runs):
@@ -66,6 +73,8 @@ def compare(
         command=command,
         processes=processes,
         runs_per_pass=together,
+        metrics=metrics,
+        progress=progress,
     )
     runs = with_earlier_source(runs, folder, resume=resume, again=again, say=say)
     if len({run.key for run in runs}) < len(runs):
@@ -75,11 +84,15 @@ def compare(
         say(f"{len(records)} of {len(runs)} runs are already finished.")
         for sentence in filter(None, map(data_changed, records.values())):
             say(sentence)
+        for run in runs:
+            if run.key in records:
+                records[run.key] = with_metrics(records[run.key], run, folder, options.user_metrics, say)
     unfinished = [run for run in runs if run.key not in records]
     _check(unfinished)
     _clear_or_refuse(unfinished, folder, options)
     # Everything in the folder now belongs to this comparison.
-    _train(unfinished, folder, replace(options, again=False))
+    with displayed(unfinished, replace(options, again=False)) as options:
+        _train(unfinished, folder, options)
     for run in unfinished:
         record = finished(folder, run)
         if record is None:

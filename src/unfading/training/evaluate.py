@@ -14,6 +14,7 @@ from unfading.training.check_task import Place
 from unfading.training.data_parallel import ALONE, Processes
 from unfading.training.fleet import Fleet
 from unfading.training.run import Run
+from unfading.training.user_metrics import NO_METRICS, ConfusionMatrix, Predictions, UserMetrics
 
 # One seed for the evaluation of all runs, so that runs with different seeds are scored on the same rows.
 SEED = 0
@@ -27,14 +28,17 @@ class Scores(NamedTuple):
     models: list[dict[str, float]]  # loss and metrics of each model, by name
     seconds: float
     sequences: int  # number of sequences that each model has read
+    confusion: list[ConfusionMatrix | None]  # of each model, if it was asked for
 
 
-def evaluate(fleet: Fleet, run: Run, split: Split, processes: Processes = ALONE) -> Scores:
-    """Loss and metrics of every model of a fleet, as means over the split.
+def evaluate(fleet: Fleet, run: Run, split: Split, metrics: UserMetrics = NO_METRICS, processes: Processes = ALONE) -> Scores:
+    """Loss and metrics of every model of a fleet, as means over the split; and the metrics of a user, over all predictions.
 
     Several processes take turns with the batches, because a metric need not be a mean over rows. Where the state is carried
-    from batch to batch each takes its rows of all batches.
+    from batch to batch each takes its rows of all batches. The metrics of a user need all predictions: if there are any, each
+    process evaluates everything.
     """
+    processes = ALONE if metrics.names else processes
     task, device = fleet.task, fleet.w.device
     size = batch_size(run, task, device)
     length = check_task.length(task, split, size)
@@ -42,6 +46,7 @@ def evaluate(fleet: Fleet, run: Run, split: Split, processes: Processes = ALONE)
     batches = batches if length is None else min(batches, length)
     carries = processes.size > 1 and any(task.carried(index, size, split=split) for index in range(batches))
     sums: dict[str, torch.Tensor] = {}
+    predictions = Predictions(metrics, task, split, batches)
     weights, sequences, state, start, index = 0, 0, None, 0, 0
     began = perf_counter()
     fleet.eval()
@@ -55,7 +60,8 @@ def evaluate(fleet: Fleet, run: Run, split: Split, processes: Processes = ALONE)
                 # The record has the time of the test. It must not include what happens once, at a model's first evaluation.
                 fleet.scores(batch, None, 0)
                 began = perf_counter()
-            values, state = fleet.scores(batch, state, start)
+            values, state, prediction = fleet.scores(batch, state, start)
+            predictions.add(prediction, batch, values)
             start += batch.x.shape[0]
             weight = task.weight(batch) if carries or index % processes.size == processes.rank else 0
             if task.metric not in values or (sums and values.keys() != sums.keys()):
@@ -78,7 +84,7 @@ def evaluate(fleet: Fleet, run: Run, split: Split, processes: Processes = ALONE)
             check_task.examine(task, fleet.models[0], Place(split, index, size, SEED, device))
     means = {name: (total / weights).tolist() for name, total in sums.items()}
     models: list[dict[str, Any]] = [{name: values[e] for name, values in means.items()} for e in range(len(fleet.models))]
-    return Scores(models, perf_counter() - began, sequences)
+    return Scores(models, perf_counter() - began, sequences, predictions.score(models))
 
 
 def _weighted(value: torch.Tensor, weight: int) -> torch.Tensor:

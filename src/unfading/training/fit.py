@@ -1,6 +1,6 @@
 """`fit`: train a cell on arrays, and return the trained model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +9,13 @@ from unfading.cells.base import Cell
 from unfading.own_data.array_task import Readout
 from unfading.own_data.own_task import OwnTask
 from unfading.own_data.preparation import Preparation, TaskType
+from unfading.training.callbacks import Callback
 from unfading.training.loop import train_model
-from unfading.training.options import Listener, TrainOptions
+from unfading.training.options import Listener, TrainOptions, displayed
 from unfading.training.run import Run
 from unfading.training.train import train
 from unfading.training.trained_model import TrainedModel
+from unfading.training.user_metrics import Metric
 from unfading.training.weights import load
 
 # Training on a user's own data, unless settings are given: a few rows need more epochs than many.
@@ -36,6 +38,9 @@ def fit(
     where: Path | str | None = None,
     listen: Listener | None = None,
     say: Callable[[str], None] = print,
+    metrics: Sequence[str | Metric] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
     **settings: Any,
 ) -> TrainedModel:
     """Train a cell on your own sequences and return the trained model, which has `predict` and `record`.
@@ -55,13 +60,20 @@ def fit(
         where: parent of the run's folder, e.g. runs/mine, which `unfading report` and `load` read; None writes nothing.
         listen: called with a `ProgressUpdate` as training goes.
         say: called with messages for the user.
+        metrics: further metrics, in a list: names (accuracy, f1, confusion_matrix, mae, rmse, mase), and functions that take
+            the predictions and the targets of all rows as NumPy arrays and return one number. A classification has scores
+            [rows, classes] as predictions and the numbers of the classes as targets. The record has the results.
+        callbacks: functions that are called with a `TrainingEvent` after every step and evaluation, and at the end. One that
+            returns True ends the training; one that raises ends it with an error, after a checkpoint.
+        progress: show a progress bar, on a terminal or in a notebook.
         settings: settings of the `Run`: hidden, layers, rate, batch, epochs, patience, seed, cell_options, ... The defaults
             here are hidden=64, rate=0.005, a batch of a twelfth of the rows (4 to 32), at least 100 epochs and 2,000 steps,
             patience=20 and select_by="loss".
     """
     preparation = Preparation(task, validation, test, scale, class_weight, readout)
     own = preparation.make_task(X, y, settings.get("seed", 0))
-    return fit_run(make_run(own, cell, settings), where, listen=listen, say=say)
+    options = TrainOptions(listen=listen, say=say, metrics=metrics, callbacks=callbacks, progress=progress)
+    return fit_run(make_run(own, cell, settings), where, options)
 
 
 def default_settings(task: OwnTask, batch: int | None = None) -> dict[str, Any]:
@@ -94,13 +106,13 @@ def without_data(run: Run) -> Run:
     return Run.from_json(run.to_json(), run.code, objects)
 
 
-def fit_run(
-    run: Run, where: Path | str | None = None, *, listen: Listener | None = None, say: Callable[[str], None] = print
-) -> TrainedModel:
+def fit_run(run: Run, where: Path | str | None, options: TrainOptions) -> TrainedModel:
     """Train a run, or continue it if it was stopped, and return its model."""
     if where is None:
-        with one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every"):
-            record, model = train_model(run, TrainOptions(listen=listen, say=say))
+        too_large = one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every")
+        with too_large, displayed([run], options) as options:
+            record, model = train_model(run, options)
         return TrainedModel(model, without_data(run), record)
-    train(run, where, resume=True, listen=listen, say=say)
+    names = ("listen", "say", "metrics", "callbacks", "progress")
+    train(run, where, resume=True, **{name: getattr(options, name) for name in names})
     return load(Path(where) / run.key)

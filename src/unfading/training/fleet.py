@@ -48,10 +48,10 @@ class Loss(ModelWithTask):
 class Score(ModelWithTask):
     """The loss and the metrics of a batch."""
 
-    def forward(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any]:
-        """Means over the batch, by name, and the final state."""
+    def forward(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any, Tensor]:
+        """Means over the batch, by name, the final state, and the prediction."""
         prediction, state = self.model(batch.x, state, lengths=batch.lengths, start=start)
-        return {"loss": self.task.loss(prediction, batch), **self.task.metrics(prediction, batch)}, state
+        return {"loss": self.task.loss(prediction, batch), **self.task.metrics(prediction, batch)}, state, prediction
 
 
 class Fleet:
@@ -167,8 +167,8 @@ class Fleet:
         torch._foreach_copy_(own, [gradients[f"model.{name}"] for name in self.names])
         return losses, finals
 
-    def scores(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any]:
-        """Loss and metrics of every model on ONE batch, each [E], and the final states."""
+    def scores(self, batch: Batch, state: Any, start: int) -> tuple[dict[str, Tensor], Any, Tensor]:
+        """Loss and metrics of every model on ONE batch, each [E], the final states, and the predictions [E, ...]."""
         batch = self.cast(batch)
         with torch.no_grad():
             if self.together:
@@ -179,8 +179,9 @@ class Fleet:
                 dims = (0, 0, None if state is None else 0)
                 return vmap(one, in_dims=dims)(self._stacked_parameters, self._stacked_buffers, state)
             results = [score(batch, _state_of(state, e), start) for e, score in enumerate(self.score)]
-        scores = {name: torch.stack([values[name] for values, _ in results]) for name in results[0][0]}
-        return scores, _stacked([final for _, final in results])
+        scores = {name: torch.stack([values[name] for values, _, _ in results]) for name in results[0][0]}
+        predictions = torch.stack([prediction for _, _, prediction in results])
+        return scores, _stacked([final for _, final, _ in results]), predictions
 
     # Cached: the parameters are views of w, and the buffers do not change.
     @cached_property

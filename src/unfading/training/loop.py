@@ -17,22 +17,26 @@ import torch
 from unfading import machine
 from unfading.backends.choose import observe_backends
 from unfading.layers.model import Model
+from unfading.tasks.base import Split
 from unfading.torch_state import float32_products
 from unfading.training.active_run import ActiveRun
+from unfading.training.callbacks import Callbacks
 from unfading.training.check_task import check_declared, draw, examine
 from unfading.training.compress import compressed_size
-from unfading.training.data_parallel import ALONE, Processes, check_divisible, join, rank, restarted
+from unfading.training.data_parallel import ALONE, Processes, check_divisible, join, rank, restarted, world_size
 from unfading.training.evaluate import Scores, evaluate, first_place
 from unfading.training.monitor import Monitor
 from unfading.training.options import TrainOptions
 from unfading.training.persistence import Checkpoints
 from unfading.training.record import data_changed, finite_or_none, initial_record
+from unfading.training.rescore import metrics_of_record, with_metrics
 from unfading.training.run import Run
 from unfading.training.run_dir import finished
 from unfading.training.settings import FIELDS
 from unfading.training.stepper import Stepper
 from unfading.training.stopping import Stopped, asked_to_stop, late
 from unfading.training.training_state import TrainingState
+from unfading.training.user_metrics import ConfusionMatrix
 
 # Fields in which runs of one pass may differ.
 MAY_DIFFER = {
@@ -58,6 +62,7 @@ class Training:
         self.stepper = Stepper(self.state, options.say)
         self.checkpoints = Checkpoints(self.state)
         self.monitor = Monitor(self.state, self.checkpoints, options)
+        self.callbacks = Callbacks(options.callbacks, self.state, self.checkpoints.save, options.say)
         self.observed = False  # whether the backends of this process are known
         about = machine.about(options.command)
         if processes.size > 1:
@@ -79,6 +84,15 @@ class Training:
             check_divisible(state.task, state.fleet.models[0], batch)
         if run.split == "train":
             examine(state.task, state.fleet.models[0], first_place(run, state.task, "valid", state.fleet.w.device))
+        self.check_metrics()
+
+    def check_metrics(self) -> None:
+        """Compute the metrics of the user once. A function of the user may need more than one batch, e.g. all classes."""
+        run, metrics = self.state.active[0].run, self.options.user_metrics
+        if metrics.names:
+            split: Split = "valid" if run.split == "train" else run.split
+            all_rows = metrics.own and split == "valid"
+            evaluate(self.state.fleet, run if all_rows else replace(run, valid_batches=1), split, metrics)
 
     def start(self) -> None:
         """Start from the initial weights, or continue from checkpoints, as the options say."""
@@ -122,7 +136,8 @@ class Training:
         else:
             self.take_first_step(running)
         self.monitor.run_watch()
-        if self.monitor.log():
+        due = self.monitor.log()
+        if self.callbacks.after_step(running, self.monitor.valid) or due:
             self.checkpoints.save()
             self.finish()
 
@@ -146,18 +161,28 @@ class Training:
         for e in over:
             if state.active[e].best is not None:
                 state.fleet.w[e] = state.best_w[e]
-        run = state.active[over[0]].run
-        tested = evaluate(state.fleet, run, "test", self.processes) if state.task.has_test else None
+        tested, matrices = self._final_scores(state.active[over[0]].run)
         sizes = {e: self._compressed(e) for e in over}
         state.fleet.w.copy_(w)
         for e in over:
             each = state.active[e]
             self.records[e] |= {**self._outcome(e, diverged_at[e], tested), **sizes[e]}
+            if self.options.metrics:
+                self.records[e] |= metrics_of_record(self.options.user_metrics, matrices[e])
             self.records[e]["about"]["backends"] = each.backends
             if each.folder is not None:
                 each.folder.save_record(self.records[e])
             each.done = True
             self.monitor.report(e, status=self.records[e]["status"])
+            self.callbacks.at_end(e, self.records[e])
+
+    def _final_scores(self, run: Run) -> tuple[Scores | None, list[ConfusionMatrix | None]]:
+        """The scores of the test, if there is one, and the confusion matrices: of the test, or else of validation."""
+        fleet, metrics = self.state.fleet, self.options.user_metrics
+        tested = evaluate(fleet, run, "test", metrics, self.processes) if self.state.task.has_test else None
+        if tested is None and metrics.confusion_matrix and run.split == "train":
+            return None, evaluate(fleet, run, "valid", metrics, self.processes).confusion
+        return tested, [None] * len(fleet.models) if tested is None else tested.confusion
 
     def _compressed(self, e: int) -> dict[str, Any]:
         """The size of a compressed model, with the weights that are tested."""
@@ -192,6 +217,7 @@ class Training:
             "seconds": round(state.seconds / models, 3),
             "milliseconds_per_sequence": tested and round(1e3 * tested.seconds / tested.sequences / models, 6),
             "curve": each.curve(),
+            **each.stop_field(),
         }
 
 
@@ -256,8 +282,11 @@ def of_process(options: TrainOptions) -> TrainOptions:
     """The options of one of several processes: all continue after a restart, and the first alone writes and speaks."""
     if restarted():
         options = replace(options, resume=True, again=False)
+    if world_size() > 1 and options.callbacks:
+        # Each process would call them, and one that stops its process alone would leave the others waiting.
+        raise ValueError("callbacks run in one process only. Train without torchrun, or without callbacks.")
     if rank():
-        options = replace(options, folder=None, listen=None, watch=None, say=lambda sentence: None)
+        options = replace(options, folder=None, listen=None, watch=None, progress=False, say=lambda sentence: None)
     return options
 
 
@@ -298,10 +327,12 @@ def _check_shape(runs: Sequence[Run]) -> None:
 
 
 def _finished(run: Run, options: TrainOptions) -> dict[str, Any] | None:
-    record = None if options.folder is None or options.again else finished(options.folder, run)
+    if options.folder is None or options.again:
+        return None
+    record = finished(options.folder, run)
     if record is not None and (sentence := data_changed(record)) is not None:
         options.say(sentence)
-    return record
+    return record and with_metrics(record, run, options.folder, options.user_metrics, options.say)
 
 
 def _gpus(run: Run) -> list[int]:

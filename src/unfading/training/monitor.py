@@ -30,6 +30,8 @@ class Monitor:
         self.checkpoints = checkpoints
         self.listen = options.listen
         self.watch = options.watch
+        self.metrics = options.user_metrics
+        self.valid: dict[int, dict[str, float]] = {}  # validation scores of the present step, by run
         self._reported = time.monotonic()
 
     def run_watch(self) -> None:
@@ -46,6 +48,7 @@ class Monitor:
     def log(self) -> bool:
         """Log and evaluate the runs that are due; True if one was evaluated or has ended, so that checkpoints are due."""
         due = self._due()
+        self.valid = {}
         if not due:
             if self.listen is not None and time.monotonic() - self._reported >= 1 / UPDATES_PER_SECOND:
                 self._reported = time.monotonic()
@@ -53,19 +56,21 @@ class Monitor:
                     self.report(e)
             return False
         diverged_at = self.state.diverged_at()
-        valid = self._validate([e for e in due if self.state.active[e].valid_due(self.state.step) and diverged_at[e] < 0])
+        self.valid = self._validate([e for e in due if self.state.active[e].valid_due(self.state.step) and diverged_at[e] < 0])
         self._reported = time.monotonic()
         scales = self.state.update.scale.squeeze(1).tolist()
         exploded = False
         for e, loss in zip(due, self.state.update.mean_losses(due), strict=True):
-            self._log_row(e, loss, scales[e], valid.get(e))
+            self._log_row(e, loss, scales[e], self.valid.get(e))
             if diverged_at[e] >= 0:
                 # The batch may hold the reason: then its task is at fault, and the run has no result.
                 examine(self.state.task, self.state.fleet.models[e], self.state.place(e, diverged_at[e]))
             elif self.state.active[e].explosion.update(self.state.step, loss):
                 exploded = True
                 self._end_explosion(e)
-        return exploded or bool(valid) or any(diverged_at[e] >= 0 or self.state.active[e].over(self.state.step) for e in due)
+        return (
+            exploded or bool(self.valid) or any(diverged_at[e] >= 0 or self.state.active[e].over(self.state.step) for e in due)
+        )
 
     def report(self, e: int, valid: Any = None, status: str | None = None) -> None:
         """Send a progress update of a run to the listener."""
@@ -86,7 +91,7 @@ class Monitor:
         """Validation scores of these runs, by index."""
         if not due:
             return {}
-        scores = evaluate(self.state.fleet, self.state.active[due[0]].run, "valid", self.state.processes).models
+        scores = evaluate(self.state.fleet, self.state.active[due[0]].run, "valid", self.metrics, self.state.processes).models
         return {e: scores[e] for e in due}
 
     def _end_explosion(self, e: int) -> None:

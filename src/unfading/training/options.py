@@ -1,14 +1,18 @@
 """How runs are trained, apart from what decides their result: folder, checkpoints, callbacks, processes."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from unfading.errors import check_count, check_flag, check_number, check_type
 from unfading.layers.model import Model
 from unfading.tasks.base import Batch, Task
+from unfading.training.callbacks import Callback, check_callbacks
 from unfading.training.run import Run
+from unfading.training.user_metrics import Metric, UserMetrics, read_metrics
 
 # Between log rows, a listener gets this many progress updates a second at most.
 UPDATES_PER_SECOND = 4
@@ -45,6 +49,10 @@ class TrainOptions:
         say: called with messages for the user.
         watch: called before the first step and every hundred steps with the model, its task and the next batch. The log
             stores the JSON values that it returns as `watched`. It must not change the model.
+        metrics: further metrics of every evaluation: names (accuracy, f1, confusion_matrix, mae, rmse, mase, my.py:function)
+            and functions of predictions and targets.
+        callbacks: called with a `TrainingEvent` after every step and evaluation, and at the end; see `training/callbacks.py`.
+        progress: show a progress bar, on a terminal or in a notebook.
         processes: number of processes of a comparison; None for two on a CPU and one on a GPU.
         runs_per_pass: most runs that a comparison trains in one pass on a GPU.
     """
@@ -57,6 +65,9 @@ class TrainOptions:
     listen: Listener | None = None
     say: Callable[[str], None] = print
     watch: Watch | None = None
+    metrics: Sequence[str | Metric] = ()
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
     processes: int | None = None
     runs_per_pass: int = 16
 
@@ -70,13 +81,49 @@ class TrainOptions:
         if self.processes is not None:
             check_count("processes", self.processes)
         check_count("together", self.runs_per_pass)
+        check_flag("progress", self.progress)
+        check_callbacks(self.callbacks)
+        self.user_metrics  # noqa: B018, raises for a metric that does not exist
+
+    @cached_property
+    def user_metrics(self) -> UserMetrics:
+        """The functions of `metrics`."""
+        return read_metrics(self.metrics)
 
     def to_json(self) -> dict[str, Any]:
         """The options that a worker process needs, without callbacks."""
         assert self.folder is not None
-        return {"folder": str(self.folder), "resume": self.resume, "save_every": self.save_every, "command": self.command}
+        functions = [metric for metric in self.metrics if not isinstance(metric, str)]
+        if functions:
+            raise ValueError(
+                f"the metric {functions[0]!r} is a function of this process, which other processes cannot call. Name it by its "
+                "file, my.py:function, or train in one process (processes=1)."
+            )
+        names = ("resume", "save_every", "command", "metrics")
+        return {"folder": str(self.folder), **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], *, listen: Listener, say: Callable[[str], None]) -> "TrainOptions":
         """The options of a worker process."""
         return cls(**{**values, "folder": Path(values["folder"])}, listen=listen, say=say)
+
+
+@contextmanager
+def displayed(runs: Sequence[Run], options: TrainOptions) -> Iterator[TrainOptions]:
+    """The options with a progress bar as listener, if they ask for one; it is closed at the end of the block."""
+    if not options.progress or not runs:
+        yield options
+        return
+    from rich.console import Console
+
+    from unfading.training.progress import Display  # imports this module
+
+    with Display(runs, Console(stderr=True), options.user_metrics.numbers) as display:
+
+        def listen(update: ProgressUpdate) -> None:
+            display.listen(update)
+            if options.listen is not None:
+                options.listen(update)
+
+        say = display.say if options.say is print else options.say
+        yield replace(options, progress=False, listen=listen, say=say)

@@ -108,7 +108,7 @@ class Checkpoints:
         state = self.state
         if state.carried is None:
             state.fleet.eval()
-            _, state.carried = state.fleet.scores(self._batch(e), None, 0)
+            _, state.carried, _ = state.fleet.scores(self._batch(e), None, 0)
             state.fleet.train()
         parts = {f"state.{i}": part[e] for i, part in enumerate(_pytree.tree_leaves(state.carried))}
         carried = {name: part for name, part in tensors.items() if name.startswith("state.")}

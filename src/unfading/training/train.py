@@ -5,16 +5,18 @@ optimiser and a few numbers, and a resumed run is bit for bit the run that was n
 evaluation, every `save_every` seconds, and when the process is asked to stop (Ctrl-C, SIGTERM).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from unfading.allocation import one_sentence
 from unfading.errors import check_type
+from unfading.training.callbacks import Callback
 from unfading.training.earlier_source import with_earlier_source
 from unfading.training.loop import of_process, train_together
-from unfading.training.options import Listener, TrainOptions, Watch
+from unfading.training.options import Listener, TrainOptions, Watch, displayed
 from unfading.training.run import Run
+from unfading.training.user_metrics import Metric
 
 
 def train(
@@ -28,6 +30,9 @@ def train(
     save_every: float = 60.0,
     command: str = "",
     watch: Watch | None = None,
+    metrics: Sequence[str | Metric] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Train a run and return its record. The record of a finished run is returned without training.
 
@@ -42,6 +47,12 @@ def train(
         command: the command line, for the record.
         watch: called before the first step and every hundred steps with the model, its task and the next batch. The log
             stores the JSON values that it returns as `watched`. It must not change the model.
+        metrics: further metrics of every evaluation, in a list: names (accuracy, f1, confusion_matrix, mae, rmse, mase,
+            my.py:function), and functions that take the predictions and the targets of all rows as NumPy arrays and return
+            one number. They do not change training, nor the key of the run.
+        callbacks: functions that are called with a `TrainingEvent` after every step and evaluation, and at the end. One that
+            returns True ends the training; one that raises ends it with an error, after a checkpoint.
+        progress: show a progress bar, on a terminal or in a notebook.
     """
     check_type("run", run, Run)
     options = TrainOptions(
@@ -53,9 +64,13 @@ def train(
         save_every=save_every,
         command=command,
         watch=watch,
+        metrics=metrics,
+        callbacks=callbacks,
+        progress=progress,
     )
     options = of_process(options)
-    if where is not None:
+    if where is not None:  # in every process, so that all have the same run
         [run] = with_earlier_source([run], Path(where), resume=options.resume, again=options.again, say=options.say)
-    with one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every"):
+    too_large = one_sentence(f"{run.cell} with batch {run.batch}", "batch, or give the cell option checkpoint_every")
+    with too_large, displayed([run], options) as options:
         return train_together([run], options)[0]

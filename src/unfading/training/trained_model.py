@@ -1,6 +1,7 @@
 """A trained model with its task: what `fit` and `load` return."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,51 @@ class TrainedModel(Model):
         super().__init__(model.encoder, model.rnn, model.head)
         self.run = run
         self.record = record
+        self.card: dict[str, Any] | None = None  # of the file of weights that it was loaded from
         self.eval()
 
     @property
     def task(self) -> Task:
         """The task of the run. Its data may not be there any more."""
         return self.run.make_task()
+
+    def save_pretrained(self, folder: Path | str, **options: Any) -> None:
+        """Write the model into a folder, as huggingface_hub does: weights with their card, config.json and README.md.
+
+        Needs the extra `hub`, and no network. `from_pretrained` and, for its model.safetensors, `load` read it.
+
+        Args:
+            folder: the folder to write.
+            options: further options of huggingface_hub's `save_pretrained`.
+        """
+        from unfading.training.hub import HubModel
+
+        HubModel(self).save_pretrained(folder, **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the model to the Hugging Face Hub and return the address of the commit. Needs the extra `hub`.
+
+        Args:
+            repo_id: name of the repository, e.g. me/my-model.
+            options: further options of huggingface_hub's `push_to_hub`, e.g. private=True.
+        """
+        from unfading.training.hub import HubModel
+
+        return str(HubModel(self).push_to_hub(repo_id, **options))
+
+    @classmethod
+    def from_pretrained(cls, folder_or_repo: Path | str, **options: Any) -> "TrainedModel":
+        """The model of a folder of `save_pretrained`, or of a repository of the Hugging Face Hub. Needs the extra `hub`.
+
+        Args:
+            folder_or_repo: a folder, or the name of a repository, e.g. me/my-model.
+            options: `cell=` and `task=` for classes of your own, as `load` takes them; and the options of huggingface_hub's
+                `from_pretrained`, e.g. revision.
+        """
+        from unfading.training.hub import HubModel
+
+        model: TrainedModel = HubModel.from_pretrained(folder_or_repo, **options)
+        return model
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Predictions for sequences, one row each: labels of a classification, numbers of a regression.

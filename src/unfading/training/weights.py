@@ -50,11 +50,25 @@ def save(folder: Path | str, path: Path | str) -> Path:
     """
     folder, path = Path(folder), Path(path)
     record = read_record(folder / "record.json")
-    weights, source = _chosen_weights(folder)
+    weights, source = chosen_weights(folder)
     chosen = record["best"] if source.stem == "best" else None
-    card = {"version": VERSION, "kind": KIND, "run": record["run"], "chosen": chosen, "sha256": digest(weights)}
+    return _write(path, weights, {**record, "chosen": chosen})
+
+
+def save_model(model: TrainedModel, path: Path) -> Path:
+    """Write the weights of a trained model, with what is known about them: its record, or the card of the file it came from."""
+    known: dict[str, Any] = model.card or {}
+    if model.record is not None:
+        known = {**model.record, "chosen": model.record["best"]}
+    weights = {name: part.detach().cpu().contiguous() for name, part in model.state_dict().items()}
+    return _write(path, weights, {**known, "run": model.run.to_json()})
+
+
+def _write(path: Path, weights: dict[str, Tensor], known: Mapping[str, Any]) -> Path:
+    """Write weights and their card, with the fields of a record or of another card."""
+    card = {"version": VERSION, "kind": KIND, "run": known["run"], "chosen": known.get("chosen"), "sha256": digest(weights)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, weights, {**card, **{name: record[name] for name in FROM_RECORD if name in record}})
+    checkpoint.save(path, weights, {**card, **{name: known[name] for name in FROM_RECORD if name in known}})
     return path
 
 
@@ -87,13 +101,15 @@ def load(
     run = _run(path, content, cell, task)
     if digest(tensors) != content.get("sha256"):
         raise ValueError(f"{path} is damaged: its tensors are not those that were saved. Download it again.")
-    return TrainedModel(trained_model(run, tensors, path), run)
+    model = TrainedModel(trained_model(run, tensors, path), run)
+    model.card = content
+    return model
 
 
 def load_with_code(folder: Path) -> TrainedModel:
     """Load the model of a run, and execute the source of a user's own cell and task that its folder holds."""
     run = read_run(folder / "run.json", allow_code=True)
-    tensors, path = _chosen_weights(folder)
+    tensors, path = chosen_weights(folder)
     return TrainedModel(trained_model(run, tensors, path), run, read_record(folder / "record.json"))
 
 
@@ -104,12 +120,12 @@ def _load_folder(folder: Path, cell: type[Cell] | None, task: type[Task] | Task 
             raise ValueError(f"{folder} holds a run that has not finished. Continue it with --resume.")
         raise ValueError(f"{folder} is not the folder of a run, runs/NAME/KEY: it has no record.json.")
     record = read_record(folder / "record.json")
-    tensors, path = _chosen_weights(folder)
+    tensors, path = chosen_weights(folder)
     run = _described_run(folder / "record.json", record["run"], cell, task, stored_code(folder, record["run"]))
     return TrainedModel(trained_model(run, tensors, path), run, record)
 
 
-def _chosen_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
+def chosen_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
     """The weights that validation chose, or the last ones, of a finished run, and their file."""
     best = folder / "best.safetensors"
     path = best if best.exists() else folder / "last.safetensors"

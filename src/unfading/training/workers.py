@@ -72,6 +72,7 @@ class _Pool:
 
     def __init__(self, jobs: Sequence[Job], options: TrainOptions):
         self.options = options
+        self.sent = options.to_json()  # raises, before a process starts, for what cannot be sent
         self.waiting = list(reversed(jobs))
         self.messages: Messages = queue.Queue()
         self.workers = [_Worker(i, self.messages) for i in range(min(options.processes or 1, len(jobs)))]
@@ -101,7 +102,7 @@ class _Pool:
             job = self.busy[worker.index] = self.waiting.pop()
             # The runs of a job have one source.
             code = {place: each.to_json() for place, each in job[0].code.items()}
-            worker.send({"runs": [run.to_json() for run in job], "code": code, "options": self.options.to_json()})
+            worker.send({"runs": [run.to_json() for run in job], "code": code, "options": self.sent})
         else:
             worker.close()
 

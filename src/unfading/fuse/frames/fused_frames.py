@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from unfading.cells.base import Cell
-from unfading.errors import NoKernel
+from unfading.errors import NoKernel, cell_name
 from unfading.fuse.frames.convolver import is_small
 from unfading.fuse.frames.frame_kernels import FRAME_PROGRAMS
 from unfading.fuse.frames.frame_loop import FrameCall, run_frames
@@ -105,7 +105,7 @@ def _run(
 def _check(cell: Cell, got: Any, structure: Any) -> None:
     if got != structure:
         raise TypeError(
-            f"{type(cell).__name__}: project or weights returns other parts than when its step was compiled; return the same "
+            f"{cell_name(cell)}: project or weights returns other parts than when its step was compiled; return the same "
             "parts at every call."
         )
 
@@ -126,6 +126,6 @@ def _check_tensors(plan: FramePlan, cell: Cell, tensors: Sequence[Tensor], input
         ]
         if not fits or tensor.dim() != len(shape) or not all(broadcast):
             raise ValueError(
-                f"{type(cell).__name__}: the fused step was compiled for {plan.dtype} {list(shape)}; got {tensor.dtype} "
+                f"{cell_name(cell)}: the fused step was compiled for {plan.dtype} {list(shape)}; got {tensor.dtype} "
                 f"{list(tensor.shape)} on {tensor.device}."
             )
