@@ -47,6 +47,8 @@ class TrainOptions:
             stores the JSON values that it returns as `watched`. It must not change the model.
         processes: number of processes of a comparison; None for two on a CPU and one on a GPU.
         runs_per_pass: most runs that a comparison trains in one pass on a GPU.
+        storage: address of the storage through which a comparison gives its runs to workers, which may be on other machines;
+            None trains them here. With a storage `processes` may be 0.
     """
 
     folder: Path | None = None
@@ -59,6 +61,7 @@ class TrainOptions:
     watch: Watch | None = None
     processes: int | None = None
     runs_per_pass: int = 16
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         check_flag("resume", self.resume)
@@ -68,7 +71,7 @@ class TrainOptions:
         if self.save_every < 0:
             raise ValueError(f"save_every must be at least 0 seconds; got {self.save_every}.")
         if self.processes is not None:
-            check_count("processes", self.processes)
+            check_count("processes", self.processes, least=1 if self.storage is None else 0)
         check_count("together", self.runs_per_pass)
 
     def to_json(self) -> dict[str, Any]:
