@@ -61,7 +61,8 @@ class Queue:
 
     def study(self, **options: Any) -> "Study":
         """The study, with a sampler and a pruner if they are given."""
-        return needed("optuna").load_study(study_name=self.name, storage=self.storage.trials, **options)
+        load = needed("optuna").load_study
+        return self.storage.patiently(lambda: load(study_name=self.name, storage=self.storage.trials, **options))
 
     def trials(self) -> "Sequence[FrozenTrial]":
         """All trials. They are shared, and must not be changed."""
@@ -217,9 +218,10 @@ class TakenTrial:
         """
 
         def finish() -> bool:
-            if not self._is_mine():
+            trial = self.stored()
+            if not self._is_mine(trial):
                 return False
-            if self._is_in_state(*UNFINISHED):  # or else stored by a call that the storage did not answer
+            if trial.state.name in UNFINISHED:  # or else stored by a call that the storage did not answer
                 self._write(RESULT, {**result, "worker": self.queue.worker})
                 states = needed("optuna").trial.TrialState
                 self.queue.study().tell(self.number, value, state=states[state])
@@ -229,12 +231,14 @@ class TakenTrial:
 
     def _give_back(self, *, asked: bool) -> None:
         def give_back() -> None:
-            if self._is_mine() and self._is_in_state("RUNNING"):
-                attempts = self.stored().user_attrs.get(ATTEMPTS)
-                if asked and attempts:  # a worker that was asked to stop says nothing about its trial
-                    self._write(ATTEMPTS, {**attempts, "count": 0})
-                waiting = needed("optuna").trial.TrialState.WAITING
-                self.queue.storage.trials.set_trial_state_values(self.trial_id, waiting)
+            trial = self.stored()
+            if trial.state.name != "RUNNING" or not self._is_mine(trial):
+                return
+            attempts = trial.user_attrs.get(ATTEMPTS)
+            if asked and attempts:  # a worker that was asked to stop says nothing about its trial
+                self._write(ATTEMPTS, {**attempts, "count": 0})
+            waiting = needed("optuna").trial.TrialState.WAITING
+            self.queue.storage.trials.set_trial_state_values(self.trial_id, waiting)
 
         self.queue.storage.locked(give_back)
 
@@ -246,19 +250,17 @@ class TakenTrial:
                     return
 
     def _renew(self) -> bool:
-        if not self._is_mine():
+        trial = self.stored()
+        if not self._is_mine(trial):
             return False
-        if self._is_in_state("RUNNING"):  # or else this worker has just finished it
+        if trial.state.name == "RUNNING":  # or else this worker has just finished it
             self._renewals += 1
             self.queue.write_lease(self.number, self._renewals)
         return True
 
-    def _is_mine(self) -> bool:
-        lease = self.stored().user_attrs.get(LEASE_OF)
+    def _is_mine(self, trial: "FrozenTrial") -> bool:
+        lease = trial.user_attrs.get(LEASE_OF)
         return lease is not None and lease["worker"] == self.queue.worker
-
-    def _is_in_state(self, *states: str) -> bool:
-        return self.stored().state.name in states
 
     def _write(self, name: str, value: Any) -> None:
         self.queue.storage.trials.set_trial_user_attr(self.trial_id, name, value)

@@ -10,10 +10,10 @@ stale trial and adding its successor loses the trial, and two workers on SQLite 
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -36,7 +36,6 @@ SERVER_OPTIONS = (
 KINDS = "sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE"
 
 
-@dataclass(frozen=True)
 class Storage:
     """Where trials are stored, and the lock on it.
 
@@ -45,12 +44,23 @@ class Storage:
         trials: the trials, in Optuna's form.
         lock: excludes all other workers while it is held.
         unreachable: exceptions that say that the storage does not answer.
+        close: closes connections that are not in use.
     """
 
-    name: str
-    trials: "BaseStorage"
-    lock: Callable[[], AbstractContextManager[None]]
-    unreachable: tuple[type[Exception], ...]
+    def __init__(
+        self,
+        name: str,
+        trials: "BaseStorage",
+        lock: Callable[[], AbstractContextManager[None]],
+        unreachable: tuple[type[Exception], ...] = (),
+        close: Callable[[], None] = lambda: None,
+    ):
+        self.name = name
+        self.trials = trials
+        self.lock = lock
+        self.unreachable = unreachable
+        self._close = close
+        self._thread = threading.local()
 
     def locked(self, action: Callable[[], Result]) -> Result:
         """What the action returns, which is called while the lock is held.
@@ -65,15 +75,26 @@ class Storage:
         return self.patiently(under_lock)
 
     def patiently(self, action: Callable[[], Result]) -> Result:
-        """What the action returns. If the storage does not answer, it is called again for some minutes."""
+        """What the action returns. If the storage does not answer, it is called again for some minutes.
+
+        An action inside another one is not repeated alone. After the outer one no connection stays open: thousands of workers
+        that train hold none.
+        """
+        if getattr(self._thread, "inside", False):
+            return action()
+        self._thread.inside = True
         deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return action()
-            except self.unreachable as error:
-                if time.monotonic() >= deadline:
-                    raise ConnectionError(_unreachable(self.name, error)) from error
-                time.sleep(random.uniform(0.2, 2.0))
+        try:
+            while True:
+                try:
+                    return action()
+                except self.unreachable as error:
+                    if time.monotonic() >= deadline:
+                        raise ConnectionError(_unreachable(self.name, error)) from error
+                    time.sleep(random.uniform(0.2, 2.0))
+        finally:
+            self._thread.inside = False
+            self._close()
 
 
 def open_storage(address: str) -> Storage:
@@ -111,47 +132,53 @@ def _journal(path: Path) -> Storage:
             trials = optuna.storages.JournalStorage(backend)
     except (ValueError, KeyError, AssertionError, TypeError) as error:
         raise ValueError(f"{path} is not a journal of Optuna: {error}. Name another file.") from None
-    return Storage(f"journal:{path}", trials, lock, ())
+    return Storage(f"journal:{path}", trials, lock)
 
 
 def _sqlite(path: Path) -> Storage:
-    _optuna()
     _check_folder(path)
-    return _database(f"sqlite:///{path}", f"sqlite:///{path}", partial(_file_lock, path), {"timeout": 60})
+    lock = partial(_file_lock, path)
+    database = _database(f"sqlite:///{path}", f"sqlite:///{path}", lock, {"timeout": 60})
+    return _storage(f"sqlite:///{path}", database, lock)
 
 
 def _postgresql(url: str) -> Storage:
-    _optuna()
     needed("psycopg")
-    sqlalchemy = needed("sqlalchemy")
+    sqlalchemy, name = needed("sqlalchemy"), _without_password(url).replace("+psycopg", "")
     options = {"options": SERVER_OPTIONS, "connect_timeout": 10}
     try:
-        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, connect_args=options)
+        first = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, connect_args=options)
     except sqlalchemy.exc.ArgumentError:
-        raise ValueError(f"a storage is {KINDS}; got {_without_password(url)!r}.") from None
-
-    @contextmanager
-    def lock() -> Iterator[None]:
-        with engine.begin() as connection:
-            connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
-            yield
-
-    return _database(url, _without_password(url).replace("+psycopg", ""), lock, options)
+        raise ValueError(f"a storage is {KINDS}; got {name!r}.") from None
+    database = _database(url, name, partial(_advisory_lock, first), options)
+    return _storage(name, database, partial(_advisory_lock, database.engine))
 
 
-def _database(url: str, name: str, lock: Callable[[], AbstractContextManager[None]], options: dict[str, Any]) -> Storage:
-    """Trials in a database. A connection is open only while it is used: thousands of workers that train hold none."""
+@contextmanager
+def _advisory_lock(engine: Any) -> Iterator[None]:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
+        yield
+
+
+def _database(url: str, name: str, lock: Callable[[], AbstractContextManager[None]], options: dict[str, Any]) -> Any:
+    """Trials in a database, whose tables are created if they are missing."""
     optuna, sqlalchemy = _optuna(), needed("sqlalchemy")
-    engine = {"poolclass": sqlalchemy.pool.NullPool, "connect_args": options}
     try:
         with lock():  # two workers would create the tables at once
-            trials = optuna.storages.get_storage(optuna.storages.RDBStorage(url, engine_kwargs=engine))
+            database = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": options})
+            database.engine.dispose()
+            return database
     except (sqlalchemy.exc.DBAPIError, optuna.exceptions.StorageInternalError) as error:
         raise ConnectionError(_unreachable(name, error)) from None
     except RuntimeError as error:  # tables of another version of Optuna
         raise ValueError(f"{name}: {error}") from None
-    unreachable = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, optuna.exceptions.StorageInternalError)
-    return Storage(name, trials, lock, unreachable)
+
+
+def _storage(name: str, database: Any, lock: Callable[[], AbstractContextManager[None]]) -> Storage:
+    optuna, errors = _optuna(), needed("sqlalchemy").exc
+    unreachable = (errors.OperationalError, errors.InterfaceError, optuna.exceptions.StorageInternalError)
+    return Storage(name, optuna.storages.get_storage(database), lock, unreachable, database.engine.dispose)
 
 
 def _optuna() -> Any:

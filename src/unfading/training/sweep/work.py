@@ -228,7 +228,7 @@ class _Listener:
                 trial.report(score, number)
             return trial.should_prune()
 
-        return self.taken.queue.storage.locked(report)
+        return self.taken.queue.storage.patiently(report)
 
 
 def _sentence(taken: TakenTrial, runs: Sequence[Run], result: dict[str, Any], value: float | None) -> str:
