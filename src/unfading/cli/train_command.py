@@ -121,6 +121,7 @@ def compare(
     final: bool = False,
     processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
     together: int = 16,
+    storage: str | None = None,
 ) -> None:
     """Train several cells on a task with several seeds, print a table, and write a report with curves.
 
@@ -132,6 +133,8 @@ def compare(
         final: Afterwards train the chosen runs once more on training and validation data together, and test the results.
         processes: Number of processes.
         together: Largest number of runs that are trained in one pass on a GPU.
+        storage: Give the runs to workers through this storage; `unfading sweep work` starts workers on any machine that sees
+            --runs, and --processes of them are started here (0: none).
     """
     import torch
     from rich.console import Console
@@ -142,7 +145,7 @@ def compare(
 
     check_count("--seeds", seeds)
     if processes is not None:
-        check_count("--processes", processes)
+        check_count("--processes", processes, least=1 if storage is None else 0)
     check_count("--together", together)
     if not cells:
         raise ValueError("--cells takes at least one cell, e.g. --cells STAR LSTM.")
@@ -151,12 +154,12 @@ def compare(
         runs = training.runs(task, cells, rates=rate, seeds=seeds, say=_silent if output.quiet else _note)
     folder = output.folder(runs[0])
     runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
-    records = _compare(runs, folder, output, processes, together)
+    records = _compare(runs, folder, output, processes, together, storage)
     best = chosen([by_last(record) for record in records] if final else records)
     if final:
         by_key = {run.key: run for run in runs}
         on_all_rows = [by_key[record["key"]].on_all_rows() for record in best]
-        best = _compare(on_all_rows, folder, output, processes, together)
+        best = _compare(on_all_rows, folder, output, processes, together, storage)
     diverged = sum(record["status"] == "diverged" for record in records)
     if diverged:
         print(f"unfading: {diverged} of {len(records)} runs diverged; their records give the reasons.", file=sys.stderr)
@@ -172,7 +175,7 @@ def compare(
 
 
 def _compare(
-    runs: "Sequence[Run]", folder: Path, output: OutputFlags, processes: int | None, together: int
+    runs: "Sequence[Run]", folder: Path, output: OutputFlags, processes: int | None, together: int, storage: str | None
 ) -> list[dict[str, Any]]:
     """Train runs with a progress display; returns their records."""
     from rich.console import Console
@@ -183,7 +186,9 @@ def _compare(
     with Display(runs, Console(stderr=True)) as display, _reported_stop(folder, output):
         listen = None if output.quiet else display.listen
         say = _silent if output.quiet else display.say
-        return compare_runs(runs, folder, processes=processes, together=together, listen=listen, say=say, **output.options())
+        return compare_runs(
+            runs, folder, processes=processes, together=together, storage=storage, listen=listen, say=say, **output.options()
+        )
 
 
 @contextmanager

@@ -48,7 +48,9 @@ def train_on_workers(jobs: Sequence[Sequence[Run]], options: TrainOptions) -> No
     _raise_failures(queue, numbers, runs, options)
 
 
-def _wait(queue: Queue, wanted: set[int], workers: LocalWorkers, asked: Callable[[], int | None], options: TrainOptions) -> None:
+def _wait(
+    queue: Queue, wanted: set[int], workers: LocalWorkers, asked: Callable[[], int | None], options: TrainOptions
+) -> None:
     """Wait until these trials have ended, or until asked to stop."""
     before = -1
     while asked() is None:

@@ -19,7 +19,7 @@ class RepairedJournal(JournalFileBackend):
     """
 
     def __init__(self, file_path: str):
-        super().__init__(file_path, lock_obj=_NoLock())
+        super().__init__(file_path, lock_obj=_NoLock())  # type: ignore[arg-type]  # its class is private
         self._path = Path(file_path)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:

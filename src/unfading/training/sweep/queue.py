@@ -1,9 +1,9 @@
 """A queue of trials that workers share. A trial waits, is trained by one worker at a time, and finishes once.
 
-The queue is a study of Optuna. Its trials are created when the sweep is, so their number never depends on how many workers ask.
-A worker that takes a trial holds a lease on it and renews it from a thread. If the lease is not renewed for `lease` seconds, the
-worker has ended or has been suspended, and the next worker takes over the same trial: its number and its settings stay. A worker
-that was only suspended finds that the lease is not its own any more, and its result is not stored.
+The queue is a study of Optuna. Its trials are created when the sweep is, so their number never depends on how many workers
+ask. A worker that takes a trial holds a lease on it and renews it from a thread. If the lease is not renewed for `lease`
+seconds, the worker has ended or has been suspended, and the next worker takes over the same trial: its number and its settings
+stay. A worker that was only suspended finds that the lease is not its own any more, and its result is not stored.
 
 Clocks of machines are never compared. A lease holds a counter; a worker measures with its own clock for how long it has not
 changed.

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 PATIENCE = 300.0
 # Key of the advisory lock in PostgreSQL: any number that other programs are unlikely to choose.
 ADVISORY_LOCK = 7_046_029_254_386_353
-# Of a machine that has lost its power the server hears nothing: it ends such a connection, and with it the lock, after a minute.
+# From a machine that has lost its power the server hears nothing. It ends such a connection, and its lock, after a minute.
 SERVER_OPTIONS = (
     "-c tcp_keepalives_idle=20 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=4 "
     "-c idle_in_transaction_session_timeout=60000"

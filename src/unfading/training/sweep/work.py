@@ -138,6 +138,7 @@ def _train_taken(taken: TakenTrial, options: WorkOptions, say: Callable[[str], N
     folder = options.runs / taken.queue.name
     began = time.monotonic()
     runs: list[Run] = []
+    result: dict[str, Any]
     try:
         runs, trial = _runs(taken)
         attempt = taken.attempt(max(stopped_at(folder, run) for run in runs))
