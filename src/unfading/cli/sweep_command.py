@@ -172,7 +172,7 @@ def _work(count: int, quiet: bool, **options: Any) -> None:
     from unfading.training.sweep.work import work as work_here
 
     say = _silent if quiet else _say
-    work_options = WorkOptions(**options, command=typed_command())
+    work_options = WorkOptions(**options, command=typed_command(), quiet=quiet)
     try:
         if count > 1:
             work_in_processes(work_options, count, say)

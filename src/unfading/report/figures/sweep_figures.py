@@ -9,8 +9,8 @@ from unfading.report.figures.charts import COLOURS, GRID, INK, Figure, decades, 
 Trials = Sequence[Mapping[str, Any]]
 
 COMPLETE, PRUNED = COLOURS[0], "#999999"
-# The colours of lines from the worst to the best trial.
-SCHEME = "viridis"
+# The colours of lines from the worst to the best trial, which can be seen on a white and on a dark page.
+RAMP = ("#bbbbbb", COLOURS[5], COLOURS[1])
 
 
 def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
@@ -33,7 +33,7 @@ def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
     if len(complete) > 1:
         by_name["parallel"] = Figure(
             "Settings of the complete trials",
-            "One line per trial, through its settings to its score on the right. The best trials are yellow, and drawn last.",
+            "One line per trial, through its settings to its score on the right. The best trials are orange, the worst grey.",
             _parallel(rows, complete),
         )
     if any(trial["curve"] for trial in rows["trials"]):
@@ -47,9 +47,13 @@ def figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
 
 def _score_axis(alt: Any, rows: Mapping[str, Any], values: Sequence[float]) -> Any:
     """The axis of the score; logarithmic for an error that spans more than a decade."""
-    log = not rows["higher_is_better"] and min(values) > 0 and max(values) > 10 * min(values)
+    log = _is_logarithmic(rows, values)
     scale = alt.Scale(type="log" if log else "linear", zero=False, nice=False, padding=10)
     return {"title": f"validation {rows['score']}", "scale": scale, "axis": decades(alt, log)}
+
+
+def _is_logarithmic(rows: Mapping[str, Any], values: Sequence[float]) -> bool:
+    return not rows["higher_is_better"] and min(values) > 0 and max(values) > 10 * min(values)
 
 
 def _history(rows: Mapping[str, Any], complete: Trials) -> Any:
@@ -101,7 +105,8 @@ def _parallel(rows: Mapping[str, Any], complete: Trials) -> Any:
     ranks = _ranks([trial["value"] for trial in complete], rows["higher_is_better"])
     points, ticks = [], []
     for name, values in axes.items():
-        positions, marks = _positions(values, name in rows["log"])
+        log = _is_logarithmic(rows, values) if name == score else name in rows["log"]
+        positions, marks = _positions(values, log)
         ticks += [{"axis": name, "position": position, "label": label} for position, label in marks]
         for trial, rank, position, value in zip(complete, ranks, positions, values, strict=True):
             about = {"trial": trial["number"], "value": text(value), "score": text(trial["value"])}
@@ -122,13 +127,13 @@ def _parallel(rows: Mapping[str, Any], complete: Trials) -> Any:
         y=up,
         detail="trial:N",
         order="order:Q",
-        color=alt.Color("rank:Q", scale=alt.Scale(scheme=SCHEME, domain=[0, 1]), legend=None),
+        color=alt.Color("rank:Q", scale=alt.Scale(range=list(RAMP), domain=[0, 0.5, 1]), legend=None),
     )
     dots = alt.Chart(alt.NamedData("points"), name="marks").mark_point(filled=True, size=30)
     dots = dots.encode(
         x=across,
         y=up,
-        color=alt.Color("rank:Q", scale=alt.Scale(scheme=SCHEME, domain=[0, 1]), legend=None),
+        color=alt.Color("rank:Q", scale=alt.Scale(range=list(RAMP), domain=[0, 0.5, 1]), legend=None),
         tooltip=[
             alt.Tooltip("trial:N"),
             alt.Tooltip("axis:N", title="setting"),
@@ -164,8 +169,9 @@ def _positions(values: Sequence[Any], log: bool) -> tuple[list[float], list[tupl
     heights = [(number - low) / width if high > low else 0.5 for number in numbers]
     distinct = {height: text(value) for height, value in sorted(zip(heights, values, strict=True))}
     if len(distinct) > 6:
-        middle = (low + high) / 2
-        ends = {0.0: text(min(values)), 0.5: text(math.exp(middle) if log else middle), 1.0: text(max(values))}
+        middle = math.exp((low + high) / 2) if log else (low + high) / 2
+        between = middle if any(isinstance(value, float) for value in values) else round(middle)
+        ends = {0.0: text(min(values)), 0.5: text(between), 1.0: text(max(values))}
         return heights, list(ends.items())
     return heights, list(distinct.items())
 

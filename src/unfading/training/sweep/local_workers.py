@@ -102,7 +102,7 @@ def main() -> None:
     options = WorkOptions.from_json(json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        work(options, _say)
+        work(options, _silent if options.quiet else _say)
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
@@ -117,6 +117,10 @@ def _stop_with_parent() -> None:
 
 def _say(sentence: str) -> None:
     print(sentence, flush=True)
+
+
+def _silent(sentence: str) -> None:
+    """Say nothing."""
 
 
 def _one_gpu(index: int) -> dict[str, str]:

@@ -31,7 +31,7 @@ ADVISORY_LOCK = 7_046_029_254_386_353
 # From a machine that has lost its power the server hears nothing. It ends such a connection, and its lock, after a minute.
 SERVER_OPTIONS = (
     "-c tcp_keepalives_idle=20 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=4 "
-    "-c idle_in_transaction_session_timeout=60000"
+    "-c client_connection_check_interval=10000 -c idle_in_transaction_session_timeout=60000"
 )
 KINDS = "sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE"
 
@@ -44,7 +44,6 @@ class Storage:
         trials: the trials, in Optuna's form.
         lock: excludes all other workers while it is held.
         unreachable: exceptions that say that the storage does not answer.
-        close: closes connections that are not in use.
     """
 
     def __init__(
@@ -53,13 +52,11 @@ class Storage:
         trials: "BaseStorage",
         lock: Callable[[], AbstractContextManager[None]],
         unreachable: tuple[type[Exception], ...] = (),
-        close: Callable[[], None] = lambda: None,
     ):
         self.name = name
         self.trials = trials
         self.lock = lock
         self.unreachable = unreachable
-        self._close = close
         self._thread = threading.local()
 
     def locked(self, action: Callable[[], Result]) -> Result:
@@ -77,8 +74,7 @@ class Storage:
     def patiently(self, action: Callable[[], Result]) -> Result:
         """What the action returns. If the storage does not answer, it is called again for some minutes.
 
-        An action inside another one is not repeated alone. After the outer one no connection stays open: thousands of workers
-        that train hold none.
+        An action inside another one is not repeated alone: the outer one holds the lock.
         """
         if getattr(self._thread, "inside", False):
             return action()
@@ -94,7 +90,6 @@ class Storage:
                     time.sleep(random.uniform(0.2, 2.0))
         finally:
             self._thread.inside = False
-            self._close()
 
 
 def open_storage(address: str) -> Storage:
@@ -147,11 +142,11 @@ def _postgresql(url: str) -> Storage:
     sqlalchemy, name = needed("sqlalchemy"), _without_password(url).replace("+psycopg", "")
     options = {"options": SERVER_OPTIONS, "connect_timeout": 10}
     try:
-        first = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, connect_args=options)
+        engine = sqlalchemy.create_engine(url, **_engine(options))
     except sqlalchemy.exc.ArgumentError:
         raise ValueError(f"a storage is {KINDS}; got {name!r}.") from None
-    database = _database(url, name, partial(_advisory_lock, first), options)
-    return _storage(name, database, partial(_advisory_lock, database.engine))
+    lock = partial(_advisory_lock, engine)
+    return _storage(name, _database(url, name, lock, options), lock)
 
 
 @contextmanager
@@ -166,19 +161,22 @@ def _database(url: str, name: str, lock: Callable[[], AbstractContextManager[Non
     optuna, sqlalchemy = _optuna(), needed("sqlalchemy")
     try:
         with lock():  # two workers would create the tables at once
-            database = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": options})
-            database.engine.dispose()
-            return database
+            return optuna.storages.RDBStorage(url, engine_kwargs=_engine(options))
     except (sqlalchemy.exc.DBAPIError, optuna.exceptions.StorageInternalError) as error:
         raise ConnectionError(_unreachable(name, error)) from None
     except RuntimeError as error:  # tables of another version of Optuna
         raise ValueError(f"{name}: {error}") from None
 
 
+def _engine(options: dict[str, Any]) -> dict[str, Any]:
+    """A connection is open only while it is used, so that any number of workers that train hold none."""
+    return {"poolclass": needed("sqlalchemy").pool.NullPool, "connect_args": options}
+
+
 def _storage(name: str, database: Any, lock: Callable[[], AbstractContextManager[None]]) -> Storage:
     optuna, errors = _optuna(), needed("sqlalchemy").exc
     unreachable = (errors.OperationalError, errors.InterfaceError, optuna.exceptions.StorageInternalError)
-    return Storage(name, optuna.storages.get_storage(database), lock, unreachable, database.engine.dispose)
+    return Storage(name, optuna.storages.get_storage(database), lock, unreachable)
 
 
 def _optuna() -> Any:

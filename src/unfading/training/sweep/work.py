@@ -49,6 +49,7 @@ class WorkOptions:
         save_every: seconds between checkpoints.
         allow_code: execute the source of users' own tasks and cells that the storage holds.
         command: the command line, for the records.
+        quiet: say nothing about trials, if the worker has its own process.
     """
 
     storage: str
@@ -59,6 +60,7 @@ class WorkOptions:
     save_every: float = 60.0
     allow_code: bool = False
     command: str = ""
+    quiet: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values, for a process."""
