@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from unfading import Run
+from unfading.training.options import ProgressUpdate
 from unfading.training.sweep.local_workers import work_in_processes
 from unfading.training.sweep.queue import Queue, create_queue
 from unfading.training.sweep.storage import open_storage
 from unfading.training.sweep.sweep import Sweep
-from unfading.training.sweep.work import WorkOptions
+from unfading.training.sweep.work import TrialListener, WorkOptions
 
 RUN = Run(task="adding", task_options={"T": 50}, cell="STAR", hidden=64, batch=32, steps=300, valid_every=30, rate=0.003)
 SWEEP = Sweep(RUN, ("rate=1e-3..1e-2:log", "cell.max_lag=10..100"), prune="none", sampler="random")
@@ -76,9 +77,10 @@ def measure_calls(queue: Queue, count: int = 20) -> dict[str, float]:
         taken = timed("take", queue.take)
         study = queue.study(sampler=SWEEP.make_sampler(taken.number), pruner=SWEEP.make_pruner())
         trial, _ = timed("settings", lambda taken=taken, study=study: taken.settings(SWEEP.space, study))
-        report = queue.storage.patiently
-        timed("report", lambda trial=trial: report(lambda: (trial.report(0.5, 0), trial.should_prune())))
-        timed("renew", lambda taken=taken: queue.storage.locked(taken._renew))
+        listener = TrialListener(taken, RUN, trial)
+        update = ProgressUpdate(RUN, 30, 300, 1.0, 0.5, {"mse": 0.5})
+        timed("report", lambda listener=listener, update=update: listener.listen(update))
+        timed("renew", taken.renew)
         timed("finish", lambda taken=taken: taken.finish("COMPLETE", 0.5, {"status": "finished"}))
     return {name: round(1e3 * statistics.median(values), 2) for name, values in seconds.items()}
 

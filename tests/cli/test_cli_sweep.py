@@ -19,10 +19,10 @@ def storage(tmp_path, monkeypatch):
 
 def test_a_sweep_is_run_extended_listed_and_reported(storage, tmp_path):
     search = ["--search", "rate=1e-3..1e-1:log", "hidden=2,3"]
-    first = run(*SWEEP, *storage, *search, "--trials", "4")
+    first = run(*SWEEP, *storage, *search, "--trials", "2")
     assert first.returncode == 0, first.stderr
-    assert "tiny: 4 trials; 4 complete" in first.stdout
-    assert "4 of 4 trials have ended" in first.stderr
+    assert "tiny: 2 trials; 2 complete" in first.stdout
+    assert "2 of 2 trials have ended" in first.stderr
     more = run(*SWEEP, *storage, *search, "--trials", "11", "--quiet")
     assert more.returncode == 0, more.stderr
     assert more.stderr == ""
@@ -39,7 +39,7 @@ def test_a_sweep_is_run_extended_listed_and_reported(storage, tmp_path):
     assert ("Importance of each setting" in text) == bool(rows["importance"])
     best = min(trial["value"] for trial in rows["trials"] if trial["value"] is not None)
     assert f"validation mse {best:.4g}" in text
-    assert "http" not in text.partition("<script")[0]
+    assert "://" not in text.partition("<script")[0]  # it works offline
     assert all((tmp_path / name).stat().st_size > 1000 for name in rows["files"])
 
 
@@ -68,6 +68,7 @@ def test_what_is_not_there_is_named(storage):
     assert "has no study" in run("sweep", "list", *storage).stdout
 
 
+@pytest.mark.long
 def test_compare_takes_a_storage(storage, tmp_path):
     cells = ["compare", "--task", "adding,T=6", "--cells", "STAR", "Elman", "--seeds", "1", "--quiet", *TINY]
     answer = run(*cells, *storage, "--processes", "1", "--json")
@@ -83,4 +84,4 @@ def test_the_password_of_a_storage_is_not_recorded(monkeypatch):
     from unfading.cli.flags import typed_command
 
     monkeypatch.setattr("sys.argv", ["unfading", "sweep", "--storage", "postgresql://me:secret@host/db"])
-    assert typed_command() == "unfading sweep --storage 'postgresql://me:***@host/db'"
+    assert typed_command() == "unfading sweep --storage postgresql://me:***@host/db"

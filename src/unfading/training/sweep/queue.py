@@ -245,18 +245,23 @@ class TakenTrial:
     def _renew_until_ended(self) -> None:
         while not self._ended.wait(self.queue.lease / RENEWALS):
             with suppress(OSError, *self.queue.storage.unreachable):  # the next renewal may reach the storage
-                self.lost = not self.queue.storage.locked(self._renew)
+                self.lost = not self.renew()
                 if self.lost:
                     return
 
-    def _renew(self) -> bool:
-        trial = self.stored()
-        if not self._is_mine(trial):
-            return False
-        if trial.state.name == "RUNNING":  # or else this worker has just finished it
-            self._renewals += 1
-            self.queue.write_lease(self.number, self._renewals)
-        return True
+    def renew(self) -> bool:
+        """Renew the lease; False if another worker has taken over the trial."""
+
+        def renew() -> bool:
+            trial = self.stored()
+            if not self._is_mine(trial):
+                return False
+            if trial.state.name == "RUNNING":  # or else this worker has just finished it
+                self._renewals += 1
+                self.queue.write_lease(self.number, self._renewals)
+            return True
+
+        return self.queue.storage.locked(renew)
 
     def _is_mine(self, trial: "FrozenTrial") -> bool:
         lease = trial.user_attrs.get(LEASE_OF)

@@ -146,7 +146,7 @@ def _train_taken(taken: TakenTrial, options: WorkOptions, say: Callable[[str], N
         attempt = taken.attempt(max(stopped_at(folder, run) for run in runs))
         if attempt > options.attempts:
             raise ValueError(f"its worker has ended {options.attempts} times at the same step")
-        listener = _Listener(taken, runs[0], trial)
+        listener = TrialListener(taken, runs[0], trial)
         training = TrainOptions(
             folder, resume=True, save_every=options.save_every, command=options.command, say=say, listen=listener.listen
         )
@@ -199,7 +199,7 @@ def _outcome(taken: TakenTrial, folder: Path, runs: Sequence[Run]) -> tuple[str,
     return "COMPLETE", score, result
 
 
-class _Listener:
+class TrialListener:
     """Reports the validation scores of a trial, and stops it where it is pruned or lost.
 
     Args:
