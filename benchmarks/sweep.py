@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,12 @@ def measure_calls(queue: Queue, count: int = 20) -> dict[str, float]:
     for _ in range(count):
         taken = timed("take", queue.take)
         study = queue.study(sampler=SWEEP.make_sampler(taken.number), pruner=SWEEP.make_pruner())
-        trial, _ = timed("settings", lambda taken=taken, study=study: taken.settings(SWEEP.space, study))
+        trial, _ = timed("settings", partial(taken.settings, SWEEP.space, study))
         listener = TrialListener(taken, RUN, trial)
         update = ProgressUpdate(RUN, 30, 300, 1.0, 0.5, {"mse": 0.5})
-        timed("report", lambda listener=listener, update=update: listener.listen(update))
+        timed("report", partial(listener.listen, update))
         timed("renew", taken.renew)
-        timed("finish", lambda taken=taken: taken.finish("COMPLETE", 0.5, {"status": "finished"}))
+        timed("finish", partial(taken.finish, "COMPLETE", 0.5, {"status": "finished"}))
     return {name: round(1e3 * statistics.median(values), 2) for name, values in seconds.items()}
 
 

@@ -5,7 +5,7 @@ the storage is held. Its owner may be killed at any moment: the kernel releases 
 advisory lock when the connection ends.
 
 Optuna's own means were not enough for this. Its heartbeat exists for databases only, a worker that is killed between marking a
-stale trial and adding its successor loses the trial, and two workers on SQLite can take the same waiting trial.
+stale trial and adding its successor loses the trial, and on SQLite it takes a waiting trial by a read and a later write.
 """
 
 import os
