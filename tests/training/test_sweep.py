@@ -14,10 +14,10 @@ from unfading.training.run_dir import FolderInUse, read_record
 from unfading.training.stopping import Stopped
 from unfading.training.sweep import work as working
 from unfading.training.sweep.queue import create_queue
-from unfading.training.sweep.results import results
-from unfading.training.sweep.search import check_space, parse_space, with_settings
+from unfading.training.sweep.search_space import check_space, parse_space, with_settings
 from unfading.training.sweep.storage import open_storage
 from unfading.training.sweep.sweep import Sweep
+from unfading.training.sweep.sweep_results import results
 from unfading.training.sweep.work import WorkOptions, work
 
 pytest.importorskip("optuna")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.helpers.sweeps import Worker, address, queue, sweep
-from unfading.training.sweep.search import with_settings
+from unfading.training.sweep.search_space import with_settings
 from unfading.training.sweep.work import WorkOptions
 from unfading.training.train import train
 

@@ -154,8 +154,8 @@ def report(
     """
     from unfading.report import sweep_page
     from unfading.training.sweep.queue import Queue
-    from unfading.training.sweep.results import results
     from unfading.training.sweep.storage import open_storage
+    from unfading.training.sweep.sweep_results import results
 
     rows = results(Queue(open_storage(storage), name))
     files = sweep_page.write(rows, output, png=png)

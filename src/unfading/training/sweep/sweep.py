@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from unfading.training.active_run import ActiveRun
 from unfading.training.run import Run
-from unfading.training.sweep.search import Space, check_space, parse_space
+from unfading.training.sweep.search_space import Space, check_space, parse_space
 from unfading.training.sweep.storage import needed
 from unfading.training.user_code import UserCode
 
@@ -34,7 +34,7 @@ class Sweep:
 
     Args:
         run: the run, with the settings that are not searched.
-        search: the settings to search, as in `search.py`.
+        search: the settings to search, as in `search_space.py`.
         prune: how trials are stopped early by their validation curves.
         sampler: how settings are drawn: by a tree-structured Parzen estimator (TPE), or at random.
     """

@@ -21,7 +21,7 @@ from unfading.training.run import Run
 from unfading.training.run_dir import FolderInUse, finished, stopped_at
 from unfading.training.stopping import Stopped, noted, stop_if_late
 from unfading.training.sweep.queue import FINISHED, UNFINISHED, LostTrial, Queue, TakenTrial, definitions
-from unfading.training.sweep.search import with_settings
+from unfading.training.sweep.search_space import with_settings
 from unfading.training.sweep.storage import Storage, open_storage
 from unfading.training.sweep.sweep import Sweep, evaluation_interval, objective, runs_from_json
 
