@@ -19,7 +19,8 @@ from unfading.cli.main import CommandGroup, commands
 from unfading.cli.old_forms import current_form
 
 # Parameters that are structures, which describe their own flags.
-STRUCTURES = {(command, part) for command in ("train", "compare") for part in ("training", "output")} | {("train", "own_data")}
+STRUCTURES = {(command, part) for command in ("train", "compare") for part in ("training", "output")}
+STRUCTURES |= {("train", "own_data"), ("sweep", "training")}
 
 
 def all_commands():

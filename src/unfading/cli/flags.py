@@ -3,6 +3,7 @@
 The flags of training are fields of `training/settings.py`, which gives type, default and help.
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -173,8 +174,12 @@ class OutputFlags:
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the training functions."""
-        command = shlex.join(["unfading", *sys.argv[1:]])
-        return {"resume": self.resume, "again": self.again, "save_every": self.save_every, "command": command}
+        return {"resume": self.resume, "again": self.again, "save_every": self.save_every, "command": typed_command()}
+
+
+def typed_command() -> str:
+    """The command as typed, for records, without the password of a storage."""
+    return re.sub(r"(://[^:@/\s]*):[^@/\s]*@", r"\1:***@", shlex.join(["unfading", *sys.argv[1:]]))
 
 
 def check_alone(record: Path) -> None:

@@ -91,7 +91,7 @@ class CommandGroup(NamedTuple):
 
 def commands() -> dict[str, Command | CommandGroup]:
     """Every command of the command line by its name."""
-    from unfading.cli import data_command, listing, reproduce_command
+    from unfading.cli import data_command, listing, reproduce_command, sweep_command
     from unfading.cli.bench_command import bench
     from unfading.cli.diagnose_command import diagnose
     from unfading.cli.export_command import export
@@ -112,12 +112,19 @@ def commands() -> dict[str, Command | CommandGroup]:
         "draw": reproduce_command.draw_items,
         "page": reproduce_command.write_page,
     }
+    sweep: dict[str, Command] = {
+        "run": sweep_command.run_sweep,
+        "work": sweep_command.work,
+        "list": sweep_command.list_studies,
+        "report": sweep_command.report,
+    }
     return {
         "cells": CommandGroup("Cells: list them, show one, explain how they run, print a compiled program.", cells),
         "tasks": listing.tasks,
         "data": CommandGroup("Datasets: list them, fetch one, verify checksums.", data),
         "train": train,
         "compare": compare,
+        "sweep": CommandGroup("Search settings with workers on any number of machines: run, work, list, report.", sweep),
         "predict": predict,
         "report": report,
         "diagnose": diagnose,

@@ -1,6 +1,5 @@
 """`unfading reproduce list|run|draw|page`: the papers' tables and figures, and the page that compares them with ours."""
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from unfading.cli.flags import typed_command
 from unfading.errors import check_count, check_positive
 from unfading.training.stopping import Stopped, time_limit
 
@@ -48,6 +48,7 @@ def run_items(
     runs: Path = Path("runs/papers"),
     processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
     together: int = 16,
+    storage: str | None = None,
     weights: Path | None = None,
 ) -> None:
     """Reproduce tables and figures of the papers. Finished runs are not repeated, and stopped runs continue.
@@ -62,13 +63,15 @@ def run_items(
         runs: Folder of the runs.
         processes: Number of processes.
         together: Largest number of runs that are trained in one pass on a GPU.
+        storage: Give the runs to workers through this storage; `unfading sweep work` starts workers on any machine that sees
+            --runs, and --processes of them are started here (0: none).
         weights: Folder for the weights of each row's first seed.
     """
     from unfading import machine
     from unfading.papers import reproduce
 
     if processes is not None:
-        check_count("--processes", processes)
+        check_count("--processes", processes, least=1 if storage is None else 0)
     check_count("--together", together)
     if minutes is not None:
         check_positive("--minutes", minutes)
@@ -76,7 +79,15 @@ def run_items(
     if budget == "paper" and (machine.commit() or "").endswith("-dirty"):
         print("unfading: the package has uncommitted changes; results will be marked. Commit them first.", file=sys.stderr)
     options = reproduce.ReproduceOptions(
-        output, runs, budget, device, rows, processes if budget != "smoke" else 1, together, command=_command()
+        output,
+        runs,
+        budget,
+        device,
+        rows,
+        processes if budget != "smoke" or storage else 1,
+        together,
+        storage,
+        command=typed_command(),
     )
     with ExitStack() as stack:
         if minutes is not None:
@@ -108,7 +119,7 @@ def draw_items(
     from unfading.papers import reproduce
 
     _check_items(items, "draw")
-    options = reproduce.ReproduceOptions(output, Path("runs/papers"), budget, device, rows, command=_command())
+    options = reproduce.ReproduceOptions(output, Path("runs/papers"), budget, device, rows, command=typed_command())
     print("\n\n".join(reproduce.draw_items(items, options, trained=False)))
 
 
@@ -142,10 +153,6 @@ def _check_items(items: Sequence[str], verb: str) -> None:
         )
     for name in items:
         registry.item(name)
-
-
-def _command() -> str:
-    return shlex.join(["unfading", *sys.argv[1:]])
 
 
 @contextmanager

@@ -127,6 +127,7 @@ def compare(
     processes: Annotated[int | None, arg(help_behavior_hint="(default: 2 on a CPU, 1 on a GPU)")] = None,
     together: int = 16,
     metrics: MetricNames = (),
+    storage: str | None = None,
 ) -> None:
     """Train several cells on a task with several seeds, print a table, and write a report with curves.
 
@@ -139,6 +140,8 @@ def compare(
         processes: Number of processes.
         together: Largest number of runs that are trained in one pass on a GPU.
         metrics: Further scores of validation and test: accuracy, f1, confusion_matrix, mae, rmse, mase, my.py:function.
+        storage: Give the runs to workers through this storage; `unfading sweep work` starts workers on any machine that sees
+            --runs, and --processes of them are started here (0: none).
     """
     import torch
     from rich.console import Console
@@ -149,7 +152,7 @@ def compare(
 
     check_count("--seeds", seeds)
     if processes is not None:
-        check_count("--processes", processes)
+        check_count("--processes", processes, least=1 if storage is None else 0)
     check_count("--together", together)
     if not cells:
         raise ValueError("--cells takes at least one cell, e.g. --cells STAR LSTM.")
@@ -158,7 +161,7 @@ def compare(
         runs = training.runs(task, cells, rates=rate, seeds=seeds, say=_silent if output.quiet else _note)
     folder = output.folder(runs[0])
     runs = with_earlier_source(runs, folder, resume=output.resume, again=output.again, say=_note)
-    training_options = {"processes": processes, "together": together, "metrics": metrics}
+    training_options = {"processes": processes, "together": together, "metrics": metrics, "storage": storage}
     records = _compare(runs, folder, output, training_options)
     best = chosen([by_last(record) for record in records] if final else records)
     if final:

@@ -55,6 +55,7 @@ class ReproduceOptions:
         rows: Only rows whose name contains one of these strings; empty for all rows.
         processes: Number of processes; None for two on a CPU and one on a GPU.
         together: Largest number of runs in one pass on a GPU.
+        storage: Address of the storage through which the runs are given to workers; None trains them here.
         command: The command as typed, for the records.
     """
 
@@ -65,6 +66,7 @@ class ReproduceOptions:
     rows: tuple[str, ...] = ()
     processes: int | None = None
     together: int = 16
+    storage: str | None = None
     command: str = ""
 
     @property
@@ -126,8 +128,8 @@ def _train(runs: Sequence[Run], options: ReproduceOptions, progress: Progress) -
     if unfinished:
         with progress(unfinished) as (listen, say):
             compare(
-                unfinished, options.runs, resume=True, processes=options.processes, together=options.together, listen=listen,
-                say=say, command=options.command,
+                unfinished, options.runs, resume=True, processes=options.processes, together=options.together,
+                storage=options.storage, listen=listen, say=say, command=options.command,
             )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 On a GPU, runs of one shape are trained in one pass; they may differ in seed, learning rate, factors on it, schedule, clipping,
 steps, `stop_at`, `select_by` and retries. Runs of other shapes get their own pass. Several passes, each in its own process,
 share a GPU through NVIDIA's MPS. On a CPU each run is trained alone, two processes at a time: a pass of several would not be
-faster.
+faster. With a storage, the passes become trials of a queue, which workers on any machine serve (`sweep/jobs.py`).
 """
 
 import json
@@ -23,6 +23,7 @@ from unfading.training.record import data_changed
 from unfading.training.rescore import with_metrics
 from unfading.training.run import Run
 from unfading.training.run_dir import clear, finished, stopped_at
+from unfading.training.sweep.jobs import train_on_workers
 from unfading.training.user_metrics import Metric
 from unfading.training.workers import train_apart
 
@@ -35,6 +36,7 @@ def compare(
     again: bool = False,
     processes: int | None = None,
     together: int = 16,
+    storage: str | None = None,
     listen: Listener | None = None,
     say: Callable[[str], None] = print,
     save_every: float = 60.0,
@@ -51,6 +53,8 @@ def compare(
         again: discard earlier results and start again.
         processes: number of processes; None for two on a CPU and one on a GPU.
         together: largest number of runs in one pass on a GPU.
+        storage: give the runs to workers through this storage (sqlite:///FILE, journal:FILE, postgresql://USER@HOST/DATABASE).
+            `unfading sweep work` starts workers on any machine that sees the folder `where`; `processes` are started here.
         listen: called with a `ProgressUpdate` of any run.
         say: called with messages for the user.
         save_every: seconds between checkpoints.
@@ -75,6 +79,7 @@ def compare(
         runs_per_pass=together,
         metrics=metrics,
         progress=progress,
+        storage=storage,
     )
     runs = with_earlier_source(runs, folder, resume=resume, again=again, say=say)
     if len({run.key for run in runs}) < len(runs):
@@ -99,7 +104,8 @@ def compare(
             raise ValueError(
                 f"{folder / run.key / 'record.json'} was removed while the other runs were trained. Resume (--resume)."
             )
-        records[run.key] = record
+        # Workers of a queue know nothing of the metrics of this comparison.
+        records[run.key] = with_metrics(record, run, folder, options.user_metrics, say)
     return [records[run.key] for run in runs]
 
 
@@ -110,7 +116,9 @@ def _train(runs: Sequence[Run], folder: Path, options: TrainOptions) -> None:
         options.say(_summary(passes, options.runs_per_pass))
     for jobs, usual in (([[run] for run in runs if run.device == "cpu"], 2), (passes, 1)):
         processes = usual if options.processes is None else options.processes
-        if len(jobs) > 1 and processes > 1:
+        if options.storage is not None and jobs:
+            train_on_workers(jobs, replace(options, processes=processes))
+        elif len(jobs) > 1 and processes > 1:
             train_apart(jobs, replace(options, processes=processes))
         else:
             for job in jobs:

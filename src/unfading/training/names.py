@@ -48,11 +48,12 @@ def _options(text: str, parts: Sequence[str]) -> dict[str, Any]:
         option, _, value = part.partition("=")
         if option in options:
             raise ValueError(f"{text!r} gives {option} twice. Leave one out.")
-        options[option] = _value(value)
+        options[option] = parse_value(value)
     return options
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """The value of an option: JSON, one of Python's constants, or else text."""
     try:
         return json.loads(text, parse_constant=lambda word: word)
     except json.JSONDecodeError:

@@ -55,6 +55,8 @@ class TrainOptions:
         progress: show a progress bar, on a terminal or in a notebook.
         processes: number of processes of a comparison; None for two on a CPU and one on a GPU.
         runs_per_pass: most runs that a comparison trains in one pass on a GPU.
+        storage: address of the storage through which a comparison gives its runs to workers, which may be on other machines;
+            None trains them here. With a storage `processes` may be 0.
     """
 
     folder: Path | None = None
@@ -70,6 +72,7 @@ class TrainOptions:
     progress: bool = False
     processes: int | None = None
     runs_per_pass: int = 16
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         check_flag("resume", self.resume)
@@ -79,7 +82,7 @@ class TrainOptions:
         if self.save_every < 0:
             raise ValueError(f"save_every must be at least 0 seconds; got {self.save_every}.")
         if self.processes is not None:
-            check_count("processes", self.processes)
+            check_count("processes", self.processes, least=1 if self.storage is None else 0)
         check_count("together", self.runs_per_pass)
         check_flag("progress", self.progress)
         check_callbacks(self.callbacks)

@@ -36,6 +36,10 @@ AGAIN = "Start again (--again)."
 REMOVE = "Remove it; the next training of the run writes it again."
 
 
+class FolderInUse(ValueError):
+    """Another process holds the lock of a run's folder."""
+
+
 class RunFolder:
     """The folder `where/<run.key>`, locked by this process until it is closed.
 
@@ -316,7 +320,7 @@ def _lock(path: Path) -> IO[str] | None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise ValueError(f"{path} is being written by another process. Wait for it, or name another folder.") from None
+        raise FolderInUse(f"{path} is being written by another process. Wait for it, or name another folder.") from None
     except OSError:  # a file system without locks
         file.close()
         return None

@@ -64,7 +64,7 @@ def train_apart(jobs: Sequence[Job], options: TrainOptions) -> None:
         raise Stopped(number, None)
     if pool.failures:
         count = sum(map(len, jobs))
-        raise ValueError(f"{len(pool.failures)} of {count} runs failed: {'; '.join(_sentences(pool.failures))}")
+        raise ValueError(f"{len(pool.failures)} of {count} runs failed: {'; '.join(sentences(pool.failures))}")
 
 
 class _Pool:
@@ -135,7 +135,7 @@ class _Pool:
         return finished(self.options.folder, run)
 
 
-def _sentences(failures: list[tuple[Run, str]]) -> list[str]:
+def sentences(failures: list[tuple[Run, str]]) -> list[str]:
     """One sentence per error; the seeds of a cell that share an error share its sentence."""
     seeds: dict[tuple[str, str], set[int]] = {}
     for run, sentence in failures:
