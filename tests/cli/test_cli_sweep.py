@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers.command import run, run_apart
+from tests.helpers.command import run
 
 pytest.importorskip("optuna")
 TINY = ["--steps", "8", "--valid-every", "4", "--batch", "4", "--valid-batches", "1", "--backend", "reference", "--no-recipe"]
@@ -71,7 +71,7 @@ def test_what_is_not_there_is_named(storage):
 @pytest.mark.long
 def test_compare_takes_a_storage(storage, tmp_path):
     cells = ["compare", "--task", "adding,T=6", "--cells", "STAR", "Elman", "--seeds", "1", "--quiet", *TINY]
-    answer = run_apart(*cells, *storage, "--processes", "1", "--json")
+    answer = run(*cells, *storage, "--processes", "1", "--json")
     assert answer.returncode == 0, answer.stderr
     assert len(answer.stdout.splitlines()) == 2
     (listed,) = json.loads(run("sweep", "list", *storage, "--json").stdout)

@@ -41,7 +41,7 @@ class LocalWorkers:
         process = subprocess.Popen(
             [sys.executable, "-c", START, *sys.path],
             stdin=subprocess.PIPE,
-            stdout=sys.stderr,
+            stdout=2,  # the descriptor: sys.stderr of a notebook has none
             text=True,
             start_new_session=True,
             env={**os.environ, **_one_gpu(index)},
