@@ -16,6 +16,14 @@ class FasterAsGraphs(str):
     """The reason why a cell that has a kernel runs as CUDA graphs of the reference loop, without a full stop."""
 
 
+class OfThisCall(str):
+    """The reason why a cell does not run compiled in the present call, and may in others, without a full stop."""
+
+
+class SlowLoopWarning(UserWarning):
+    """A cell runs on the plain loop in PyTorch because it cannot be compiled."""
+
+
 class TaskError(ValueError):
     """A user's task or cell is at fault; the message names the method and the batch."""
 

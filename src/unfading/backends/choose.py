@@ -4,6 +4,7 @@ Every layer has `backend="auto"`, which takes the first implementation that does
 asked for by name runs, or raises its reason. `with use_backend("reference"):` overrides the layers' own choice for a block.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from unfading.backends.time_checkpointing import run_in_segments
 from unfading.cells.base import Cell
-from unfading.errors import FasterAsGraphs, NoKernel, cannot_run, unknown
+from unfading.errors import FasterAsGraphs, NoKernel, OfThisCall, SlowLoopWarning, cannot_run, cell_name, unknown
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
 from unfading.reference import reference
@@ -38,6 +39,9 @@ _observed: dict[str, dict[str, str | None]] | None = None
 _fused_module: ModuleType | None = None
 _graph_module: ModuleType | None = None
 _wavefront_module: ModuleType | None = None
+
+# Classes of cells that run on the reference loop, of which the user has been told.
+_slow: set[type[Cell]] = set()
 
 LEAST_LAYERS = 3  # of a stack whose layers may run side by side: two layers gain little, since both wait for each other
 
@@ -132,7 +136,21 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
             return cast(Implementation, compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer))
         if name == "fused":
             raise RuntimeError(cannot_run(cell, "fused", answer))
+        implementation = _without_kernel(cell, name)
+        if implementation is reference and type(cell) not in _slow and not isinstance(answer, OfThisCall) and not traced():
+            _warn(cell, answer)
+        return implementation
     return _without_kernel(cell, name)
+
+
+def _warn(cell: Cell, reason: str) -> None:
+    """Say, once for each class, that a cell runs on the reference loop."""
+    _slow.add(type(cell))
+    warnings.warn(
+        f"{cell_name(cell)} runs on the plain loop in PyTorch, which is slow: {reason}. backend='reference' hides this.",
+        SlowLoopWarning,
+        stacklevel=2,
+    )
 
 
 def _without_kernel(cell: Cell, name: str) -> Implementation:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_tr
 
 from unfading.cells.base import Cell
 from unfading.cells.wrap import outputs_first_part
-from unfading.errors import NoKernel, cell_name
+from unfading.errors import NoKernel, OfThisCall, cell_name
 from unfading.fuse.frames.frame_kernels import frame_kernels
 from unfading.fuse.frames.fused_frames import fused_frames
 from unfading.fuse.frames.pixels import check_compiles
@@ -193,17 +193,19 @@ def runnable(cell: Cell, batch: int = 1, *, or_graphs: bool = False) -> Plan | F
         or_graphs: whether CUDA graphs may run the cell where they take less time. The reason is then a `FasterAsGraphs`.
     """
     if torch.is_autocast_enabled("cpu") and target_of(_device(cell)) == "c":
-        return "autocast is on, and a kernel for the CPU computes in one precision"
+        return OfThisCall("autocast is on, and a kernel for the CPU computes in one precision")
     if torch.compiler.is_compiling():
         if _constant_transformed():
-            return "torch.compile does not trace a kernel inside a transform of torch.func"
+            return OfThisCall("torch.compile does not trace a kernel inside a transform of torch.func")
         return _constant_refusal(id(cell), _training(cell))
     if _forward_mode():
-        return "a forward-mode derivative is being computed, which only the reference loop supports"
+        return OfThisCall("a forward-mode derivative is being computed, which only the reference loop supports")
     if torch._C._is_tracing() or _get_current_dispatch_mode_stack():
-        return "a dispatch mode or a tracer records the operations of torch, and would not see those inside a kernel"
+        return OfThisCall(
+            "a dispatch mode or a tracer records the operations of torch, and would not see those inside a kernel"
+        )
     if _has_any_global_hook():
-        return "a hook for all modules is registered, which a compiled loop would not call"
+        return OfThisCall("a hook for all modules is registered, which a compiled loop would not call")
     return _with_kernel(cell, batch, or_graphs)
 
 
@@ -226,7 +228,9 @@ def _with_kernel(cell: Cell, batch: int = 1, or_graphs: bool = False) -> Plan | 
 def _frames_trouble(cell_plan: FramePlan) -> str | None:
     """Why a step with convolutions does not run compiled at this moment."""
     if traced():
-        return "torch.compile or a transform of torch.func is active, which a compiled step with convolutions does not support"
+        return OfThisCall(
+            "torch.compile or a transform of torch.func is active, which a compiled step with convolutions does not support"
+        )
     kernels = frame_kernels(cell_plan.key, cell_plan.dtype, cell_plan.target)
     if cell_plan.target == "c":
         check_compiles([stage.kernels for stage in kernels.stages], cell_plan.dtype)
