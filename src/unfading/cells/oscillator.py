@@ -1,9 +1,9 @@
 """Networks of oscillators: coRNN, whose units are coupled, and UnICORNN, whose units are independent.
 
-CoRNN:     z_t = z_{t-1} + dt (tanh(W y_{t-1} + V z_{t-1} + U x_t + b) - gamma y_{t-1} - epsilon z_{t-1})
-           y_t = y_{t-1} + dt z_t
-UnICORNN:  z_t = z_{t-1} - s * (tanh(w * y_{t-1} + U x_t + b) + alpha y_{t-1}),   s = dt sigmoid(c)
-           y_t = y_{t-1} + s * z_t
+    CoRNN:     z_t = z_{t-1} + dt (tanh(W y_{t-1} + V z_{t-1} + U x_t + b) - gamma y_{t-1} - epsilon z_{t-1})
+               y_t = y_{t-1} + dt z_t
+    UnICORNN:  z_t = z_{t-1} - s * (tanh(w * y_{t-1} + U x_t + b) + alpha y_{t-1}),   s = dt sigmoid(c)
+               y_t = y_{t-1} + s * z_t
 
 y is the position of an oscillator and the output, z its velocity. CoRNN: Rusch & Mishra 2021, eq. 3, with the damping taken
 at t - 1 as in their code (their second form takes it at t); gamma is the squared frequency, epsilon the damping. The defaults
