@@ -20,7 +20,9 @@ from unfading.estimators import RecurrentClassifier
 from unfading.own_data.table_files import Columns, read_file
 
 SETS = ("ArrowHead", "BasicMotions", "GunPoint", "ItalyPowerDemand", "JapaneseVowels")
-GRID = [{"rate": rate, "readout": readout} for rate, readout in product((2e-3, 5e-3, 2e-2), ("mean", "last"))]
+GRID: list[dict[str, Any]] = [
+    {"rate": rate, "readout": readout} for rate, readout in product((2e-3, 5e-3, 2e-2), ("mean", "last"))
+]
 
 
 def read(name: str, part: str) -> tuple[list[Any], Any]:
@@ -52,7 +54,7 @@ def main(sets: tuple[str, ...] = SETS, seeds: int = 3, folds: int = 3) -> None:
         for cell in ("default", "LSTM", "GRU", "STAR"):
             began = perf_counter()
             tried = [] if cell == "default" else [(crossed(cell, setting, X, y, folds), setting) for setting in GRID]
-            chosen = max(tried, key=lambda pair: pair[0])[1] if tried else {}
+            chosen: dict[str, Any] = max(tried, key=lambda pair: pair[0])[1] if tried else {}
             used = "STAR" if cell == "default" else cell
             models = [RecurrentClassifier(used, random_state=seed, **chosen).fit(X, y) for seed in range(seeds)]
             scores = [model.score(X_test, y_test) for model in models]
