@@ -34,6 +34,22 @@ def test_a_cell_that_is_not_compiled_is_named_once_with_the_reason():
     assert not warnings_of(lambda: layer(x))
 
 
+def test_each_step_function_of_a_scan_is_named():
+    def first(h, x):
+        h = torch.special.bessel_j0(h + x)
+        return h, h
+
+    def second(h, x):
+        h = torch.special.bessel_j1(h + x)
+        return h, h
+
+    x = torch.randn(5, 2, 3)
+    for step, operation in ((first, "bessel_j0"), (second, "bessel_j1")):
+        (said,) = warnings_of(lambda step=step: unfading.scan(step, torch.zeros(2, 3), x))
+        assert operation in str(said.message)
+        assert not warnings_of(lambda step=step: unfading.scan(step, torch.zeros(2, 3), x))
+
+
 def test_nothing_is_said_of_a_cell_that_is_compiled_or_of_a_loop_that_was_asked_for():
     x = torch.randn(5, 2, 3)
     assert not warnings_of(lambda: unfading.LSTM(3, 4)(x))

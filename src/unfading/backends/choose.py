@@ -40,8 +40,9 @@ _fused_module: ModuleType | None = None
 _graph_module: ModuleType | None = None
 _wavefront_module: ModuleType | None = None
 
-# Classes of cells that run on the reference loop, of which the user has been told.
-_slow: set[type[Cell]] = set()
+# Classes and names of cells that run on the reference loop, of which the user has been told. Cells that the library wraps share
+# a class, and differ in their names.
+_slow: set[tuple[type[Cell], str]] = set()
 
 LEAST_LAYERS = 3  # of a stack whose layers may run side by side: two layers gain little, since both wait for each other
 
@@ -137,19 +138,22 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
         if name == "fused":
             raise RuntimeError(cannot_run(cell, "fused", answer))
         implementation = _without_kernel(cell, name)
-        if implementation is reference and type(cell) not in _slow and not isinstance(answer, OfThisCall) and not traced():
-            _warn(cell, answer)
+        if implementation is reference and not isinstance(answer, OfThisCall) and not traced():
+            _warn_once(cell, answer)
         return implementation
     return _without_kernel(cell, name)
 
 
-def _warn(cell: Cell, reason: str) -> None:
-    """Say, once for each class, that a cell runs on the reference loop."""
-    _slow.add(type(cell))
+def _warn_once(cell: Cell, reason: str) -> None:
+    """Say that a cell runs on the reference loop, once for each class and name."""
+    name = cell_name(cell)
+    if (type(cell), name) in _slow:
+        return
+    _slow.add((type(cell), name))
     warnings.warn(
-        f"{cell_name(cell)} runs on the plain loop in PyTorch, which is slow: {reason}. backend='reference' hides this.",
+        f"{name} runs on the plain loop in PyTorch, which is slow: {reason}. backend='reference' hides this.",
         SlowLoopWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unfading.files import write_atomically
 from unfading.report import html
-from unfading.report.figures import charts, gradient_figures, inner_figures
+from unfading.report.figures import gradient_figures, inner_figures
 from unfading.report.figures.charts import Figure
 from unfading.report.figures.inner_figures import number
 from unfading.report.html import PlacedFigure
@@ -26,12 +25,7 @@ def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[P
     """
     html.check(output)
     figures = gradient_figures.figures(rows)
-    files = {output: _page(rows, figures).encode()}
-    for name, figure in figures.items() if png else ():
-        files[output.with_name(f"{output.stem}-{name}.png")] = charts.png(figure.chart)
-    for path, content in files.items():
-        write_atomically(path, content)
-    return list(files)
+    return html.write(output, _page(rows, figures), figures if png else {})
 
 
 def _page(rows: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:

@@ -5,11 +5,12 @@ its script. Equal content gives equal bytes.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unfading.report.figures.charts import Spec, needed, vega_lite_version
+from unfading.files import write_atomically
+from unfading.report.figures.charts import Figure, Spec, needed, png, vega_lite_version
 
 
 class PlacedFigure(NamedTuple):
@@ -48,6 +49,16 @@ def check(output: Path) -> None:
         raise ValueError(f"the page needs a file name; {output} is a folder. Nearest: {output / 'report.html'}")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"cannot write {output}: there is no folder {output.parent}. Create it first.")
+
+
+def write(output: Path, page: str, figures: Mapping[str, Figure]) -> list[Path]:
+    """Write a page, and figures beside it as NAME-figure.png; the paths written, the page first."""
+    files = {output: page.encode()}
+    for name, figure in figures.items():
+        files[output.with_name(f"{output.stem}-{name}.png")] = png(figure.chart)
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
 
 
 def _inline(script: str) -> str:

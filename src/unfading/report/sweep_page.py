@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unfading.files import write_atomically
 from unfading.report import html
 from unfading.report.diagnosis_page import NumberTable
-from unfading.report.figures import charts, sweep_figures
+from unfading.report.figures import sweep_figures
 from unfading.report.figures.charts import Figure
 from unfading.report.figures.sweep_figures import text
 from unfading.report.html import PlacedFigure
@@ -23,12 +22,7 @@ def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[P
     """
     html.check(output)
     figures = sweep_figures.figures(rows)
-    files = {output: _page(rows, figures).encode()}
-    for name, figure in figures.items() if png else ():
-        files[output.with_name(f"{output.stem}-{name}.png")] = charts.png(figure.chart)
-    for path, content in files.items():
-        write_atomically(path, content)
-    return list(files)
+    return html.write(output, _page(rows, figures), figures if png else {})
 
 
 def title(rows: Mapping[str, Any]) -> str:
