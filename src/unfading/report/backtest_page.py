@@ -6,9 +6,9 @@ from typing import Any
 
 from unfading.files import write_atomically
 from unfading.report import html
-from unfading.report.diagnosis_page import NumberTable
 from unfading.report.figures import backtest_figures, charts
 from unfading.report.html import PlacedFigure
+from unfading.report.number_table import NumberTable
 
 
 def write(rows: Mapping[str, Any], output: Path) -> Path:

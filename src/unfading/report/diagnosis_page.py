@@ -2,20 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from unfading.report import html
 from unfading.report.figures import gradient_figures, inner_figures
 from unfading.report.figures.charts import Figure
 from unfading.report.figures.inner_figures import number
 from unfading.report.html import PlacedFigure
-
-
-class NumberTable(NamedTuple):
-    """A table of the page: explanations by heading, and for each row its label and the other cells."""
-
-    columns: dict[str, str]
-    rows: list[tuple[str, list[str]]]
+from unfading.report.number_table import NumberTable
 
 
 def write(rows: Mapping[str, Any], output: Path, *, png: bool = False) -> list[Path]:

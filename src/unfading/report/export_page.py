@@ -6,9 +6,9 @@ from typing import Any
 
 from unfading.files import write_atomically
 from unfading.report import html
-from unfading.report.diagnosis_page import NumberTable
 from unfading.report.figures import export_figures
 from unfading.report.html import PlacedFigure
+from unfading.report.number_table import NumberTable
 
 CLOCK = 64  # MHz, of many small devices
 NAMES = {"float32": "float32", "int8": "int8 matrices", "integer": "all-integer"}

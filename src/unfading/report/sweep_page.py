@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from unfading.report import html
-from unfading.report.diagnosis_page import NumberTable
 from unfading.report.figures import sweep_figures
 from unfading.report.figures.charts import Figure
 from unfading.report.figures.sweep_figures import text
 from unfading.report.html import PlacedFigure
+from unfading.report.number_table import NumberTable
 
 SHOWN = 10  # best trials in the table
 WORDS = {"COMPLETE": "complete", "PRUNED": "stopped early", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
