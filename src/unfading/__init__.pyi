@@ -8,6 +8,7 @@ import torch
 from unfading.backends.choose import use_backend
 from unfading.cells import (
     antisymmetric,
+    bistable,
     continuous,
     conv_gru,
     conv_lstm,
@@ -28,6 +29,8 @@ from unfading.cells import (
     lipschitz,
     lstm,
     minimal,
+    multiplicative,
+    nas,
     nru,
     oscillator,
     rotation,
@@ -36,10 +39,12 @@ from unfading.cells import (
     spectral,
     star,
     statistical,
+    twin_gate,
     unitary,
 )
 from unfading.cells.antisymmetric import AntisymmetricRNNCell, GatedAntisymmetricRNNCell
 from unfading.cells.base import Cell
+from unfading.cells.bistable import BRCell, NBRCell
 from unfading.cells.continuous import ContinuousRNNCell
 from unfading.cells.conv_gru import ConvGRUCell
 from unfading.cells.conv_lstm import ConvForgetLSTMCell, ConvLSTMCell
@@ -63,6 +68,8 @@ from unfading.cells.lipschitz import LipschitzRNNCell
 from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
 from unfading.cells.matrix import BlockDiagonal, LowRank, linear
 from unfading.cells.minimal import MinGRUCell, MinLSTMCell
+from unfading.cells.multiplicative import MultiplicativeLSTMCell
+from unfading.cells.nas import NASCell
 from unfading.cells.nru import NRUCell
 from unfading.cells.oscillator import CoRNNCell, UnICORNNCell
 from unfading.cells.rotation import EURNNCell, GORUCell
@@ -72,6 +79,7 @@ from unfading.cells.spectral import SoftOrthogonalRNNCell, SpectralRNNCell
 from unfading.cells.stable import StableIncrementalRNNCell
 from unfading.cells.star import STARCell
 from unfading.cells.statistical import StatisticalRNNCell
+from unfading.cells.twin_gate import ATRCell, SGRNCell
 from unfading.cells.ugrnn import UGRNNCell
 from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
@@ -84,7 +92,7 @@ from unfading.layers.recurrent import Recurrent, detach
 from unfading.layers.scan_function import scan
 from unfading.layers.truncated import truncated
 from unfading.layers.tune import tune
-from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, Task
+from unfading.tasks.base import Batch, EveryStep, LastStep, MeanOverTime, PooledOverTime, Task
 from unfading.tasks.frame_heads import EveryFrame, GestureHead, LastFrame, MeanFrame
 from unfading.training.callbacks import TrainingEvent
 from unfading.training.compare import compare
@@ -100,8 +108,12 @@ _MODULES: dict[str, str]
 __all__ = [
     "AntisymmetricRNN",
     "AntisymmetricRNNCell",
+    "ATR",
+    "ATRCell",
     "Batch",
     "BlockDiagonal",
+    "BR",
+    "BRCell",
     "Cell",
     "CFN",
     "CFNCell",
@@ -191,12 +203,19 @@ __all__ = [
     "MinLSTM",
     "MinLSTMCell",
     "Model",
+    "MultiplicativeLSTM",
+    "MultiplicativeLSTMCell",
+    "NAS",
+    "NASCell",
+    "NBR",
+    "NBRCell",
     "NRU",
     "NRUCell",
     "OrthogonalRNN",
     "OrthogonalRNNCell",
     "PeepholeLSTM",
     "PeepholeLSTMCell",
+    "PooledOverTime",
     "RAN",
     "RANCell",
     "Recurrent",
@@ -207,6 +226,8 @@ __all__ = [
     "scan",
     "SCRN",
     "SCRNCell",
+    "SGRN",
+    "SGRNCell",
     "SiRNN",
     "SiRNNCell",
     "SLSTM",
@@ -261,6 +282,50 @@ class AntisymmetricRNN(Layer[antisymmetric.State]):
         epsilon: float = 0.1,
         gamma: float = 0.01,
         sigma: float = 1.0,
+    ) -> None: ...
+
+class ATR(Layer[twin_gate.State]):
+    """Addition-subtraction twin-gated recurrent cell."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
+class BR(Layer[bistable.State]):
+    """Bistable recurrent cell, without a recurrent matrix."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None: ...
 
 class CFN(Layer[input_candidate.State]):
@@ -1093,6 +1158,72 @@ class MinLSTM(Layer[minimal.State]):
         positive: bool = False,
     ) -> None: ...
 
+class MultiplicativeLSTM(Layer[multiplicative.State]):
+    """Multiplicative long short-term memory."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
+class NAS(Layer[nas.State]):
+    """Cell found by neural architecture search."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
+class NBR(Layer[bistable.State]):
+    """Neuromodulated bistable recurrent cell: its gates read all units."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+
 class NRU(Layer[nru.State]):
     """Non-saturating recurrent unit."""
 
@@ -1243,6 +1374,28 @@ class SCRN(Layer[slow_context.State]):
         dtype: torch.dtype | None = None,
         context_size: int = 40,
         alpha: float = 0.95,
+    ) -> None: ...
+
+class SGRN(Layer[twin_gate.State]):
+    """Simple gated recurrent network."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None: ...
 
 class SiRNN(Layer[incremental.State]):

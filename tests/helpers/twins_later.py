@@ -215,3 +215,79 @@ def lmu(p, o, x):
         hs.append(h)
         ms.append(m)
     return states(hs, ms)
+
+
+def atr(p, o, x):
+    W, U, b = p["from_input.weight"], p["W_h"], p.get("b", 0.0)
+    h, hs = np.zeros(len(U)), []
+    for x_t in x:
+        add, subtract = W @ x_t + (U @ h + b), W @ x_t - (U @ h + b)
+        h = sigmoid(add) * (W @ x_t) + sigmoid(subtract) * h
+        hs.append(h)
+    return states(hs)
+
+
+def sgrn(p, o, x):
+    W, b = affine(p)
+    h, hs = np.zeros(len(W)), []
+    for x_t in x:
+        keep = sigmoid(W @ x_t + b + p["W_h"] @ h)
+        h = np.tanh(keep * h + (1 - keep) * (W @ x_t + b))
+        hs.append(h)
+    return states(hs)
+
+
+def bistable(p, x, read):
+    """The loop of BR and NBR; `read` gives the terms of both gates that read the state."""
+    (U_a, U_c), (b_a, b_c) = split(p, 2)
+    h, hs = np.zeros(len(U_a)), []
+    for x_t in x:
+        r_a, r_c = np.split(read(h), 2)
+        a = 1 + np.tanh(U_a @ x_t + r_a + b_a)
+        c = sigmoid(U_c @ x_t + r_c + b_c)
+        h = c * h + (1 - c) * np.tanh(p["to_candidate.weight"] @ x_t + a * h)
+        hs.append(h)
+    return states(hs)
+
+
+def br(p, o, x):
+    w_a, w_c = np.split(p["w"], 2)
+    return bistable(p, x, lambda h: np.concatenate([w_a * h, w_c * h]))
+
+
+def nbr(p, o, x):
+    return bistable(p, x, lambda h: p["W_h"] @ h)
+
+
+def multiplicative_lstm(p, o, x):
+    (W_i, W_f, W_z, W_o), (b_i, b_f, b_z, b_o) = split(p, 4)
+    M_i, M_f, M_z, M_o = np.split(p["W_m"], 4)
+    h = c = np.zeros(len(W_i))
+    hs, cs = [], []
+    for x_t in x:
+        # The transition matrix of this input: W_m diag(W_xm x) W_hm.
+        transition = np.diag(p["to_m.weight"] @ x_t) @ p["W_h"]
+        i, f = sigmoid(W_i @ x_t + M_i @ transition @ h + b_i), sigmoid(W_f @ x_t + M_f @ transition @ h + b_f)
+        z, out = np.tanh(W_z @ x_t + M_z @ transition @ h + b_z), sigmoid(W_o @ x_t + M_o @ transition @ h + b_o)
+        c = f * c + i * z
+        h = np.tanh(c) * out
+        hs.append(h)
+        cs.append(c)
+    return states(hs, cs)
+
+
+def nas(p, o, x):
+    """The drawing of the paper as a tree: eight leaves, of which one multiplies, then pairs of them, then pairs of these."""
+    W, U = np.split(p["from_input.weight"], 8), np.split(p["W_h"], 8)
+    b = np.split(p["b"], 8) if "b" in p else [0.0] * 8
+    leaf = [sigmoid, relu, sigmoid, relu, np.tanh, sigmoid, np.tanh, sigmoid]
+    h = c = np.zeros(len(U[0]))
+    hs, cs = [], []
+    for x_t in x:
+        pairs = [(W[k] @ x_t, U[k] @ h + b[k]) for k in range(8)]
+        n = [leaf[k](a * e if k == 3 else a + e) for k, (a, e) in enumerate(pairs)]
+        c = np.tanh(np.tanh(n[0] * n[1]) + c) * np.tanh(n[2] + n[3])
+        h = np.tanh(c * np.tanh(np.tanh(n[4] * n[5]) + sigmoid(n[6] + n[7])))
+        hs.append(h)
+        cs.append(c)
+    return states(hs, cs)

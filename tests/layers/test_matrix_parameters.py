@@ -31,6 +31,7 @@ NOT = {
 NOT |= {"leak", "symmetric", "theta"}
 # Lists of numbers that are matrices in one cell and in another are not.
 COMPUTED = {
+    "BR": {"w"},
     "SpectralRNN": {"U", "V"},
     "FullUnitaryRNN": {"skew"},
     "ExpRNN": {"skew"},

@@ -7,7 +7,7 @@
 
 alpha, beta, zeta and nu are scalars in (0, 1), each the sigmoid of a parameter. Kusupati et al. 2018, with the initial values
 of the authors' code: alpha = sigmoid(-3), beta = sigmoid(3), zeta = sigmoid(1), nu = sigmoid(-4), matrices (or each of their
-factors) 0.1 N(0, 1), all biases 1. A later port to Julia swaps alpha and beta.
+factors) 0.1 N(0, 1), all biases 1. torchrecurrent and a port to Julia swap the initial alpha and beta.
 
 FastGRNN shares one W and one U between gate and candidate; with ranks they are products W = W_1 W_2, U = U_1 U_2. The
 paper's further steps (sparsity by hard thresholding, 8 bits) belong to training and export, not to the cell.

@@ -5,7 +5,7 @@
 Li et al. 2018. The recurrence has no matrix, so each unit's gradient over T steps is a product of T numbers phi' u; units mix
 in the next layer. With ReLU a unit neither grows nor fades over T steps where |u| is close to one, at most 2^(1 / T). The
 authors clip u to that bound in training, which this cell does not do. Initial values: u ~ U(0, 1), or U(0, 2^(1 / max_lag))
-for a longest dependency of max_lag steps; W ~ U(-1 / sqrt(I), 1 / sqrt(I)), b = 0.
+for a longest dependency of max_lag steps; W ~ U(-1 / sqrt(I), 1 / sqrt(I)), b = 0. torchrecurrent's default phi differs: tanh.
 """
 
 import math

@@ -13,7 +13,7 @@ chaotic; b_f starts at 1 and b_i at -1, as there. RAN: Lee et al. 2017, eq. 1 to
 STAR is the cell of this family made for deep stacks. Matrices start orthogonal, other biases at 0.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -43,6 +43,9 @@ class State(NamedTuple):
 
 class Sum(NamedTuple):
     c: Tensor  # [B, H]
+
+
+AnyState = TypeVar("AnyState", State, Sum)
 
 
 class MinimalRNNCell(Cell[GateInputs, State, Weights]):
@@ -81,41 +84,44 @@ class MinimalRNNCell(Cell[GateInputs, State, Weights]):
 class ForgetAndInputGates(nn.Module):
     """The parameters of CFN and RAN: two gates that read input and state, and a matrix for the candidate."""
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool, first: tuple[float, float]):
+    def __init__(self, input_size: int, hidden_size: int, *, bias: bool):
         super().__init__()
-        self.first = first
         self.from_input = nn.Linear(input_size, 2 * hidden_size, bias=bias)  # rows: f, i
         self.to_candidate = nn.Linear(input_size, hidden_size, bias=False)
         self.W_h = nn.Parameter(torch.empty(2 * hidden_size, hidden_size))  # rows: f, i
 
-    def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Orthogonal matrices, and the biases of f and i."""
-        orthogonal_linear_(self.from_input, blocks=2, generator=generator)
-        orthogonal_linear_(self.to_candidate, blocks=1, generator=generator)
-        orthogonal_(self.W_h, blocks=2, generator=generator)
-        if self.from_input.bias is not None:
-            for part, value in zip(self.from_input.bias.detach().chunk(2), self.first, strict=True):
-                part.fill_(value)
 
+class ForgetAndInputCell(Cell[GatesInputs, AnyState, Weights]):
+    """The common part of CFN and RAN: everything except the candidate, the state and the last line."""
 
-class CFNCell(Cell[GatesInputs, State, Weights]):
-    """Chaos-free network."""
-
-    paper = "Laurent 2017"
+    first_biases: ClassVar[tuple[float, float]]
+    """Initial biases of f and i."""
 
     def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True):
         super().__init__(input_size, hidden_size)
-        self.gates = ForgetAndInputGates(input_size, hidden_size, bias=bias, first=(1.0, -1.0))
+        self.gates = ForgetAndInputGates(input_size, hidden_size, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        self.gates.reset_parameters(generator)
-
-    def project(self, x: Tensor, start: int = 0) -> GatesInputs:
-        return GatesInputs(self.gates.from_input(x), torch.tanh(self.gates.to_candidate(x)))
+        orthogonal_linear_(self.gates.from_input, blocks=2, generator=generator)
+        orthogonal_linear_(self.gates.to_candidate, blocks=1, generator=generator)
+        orthogonal_(self.gates.W_h, blocks=2, generator=generator)
+        if self.gates.from_input.bias is not None:
+            for part, value in zip(self.gates.from_input.bias.detach().chunk(2), self.first_biases, strict=True):
+                part.fill_(value)
 
     def weights(self) -> Weights:
         return Weights(self.gates.W_h)
+
+
+class CFNCell(ForgetAndInputCell[State]):
+    """Chaos-free network."""
+
+    paper = "Laurent 2017"
+    first_biases = (1.0, -1.0)
+
+    def project(self, x: Tensor, start: int = 0) -> GatesInputs:
+        return GatesInputs(self.gates.from_input(x), torch.tanh(self.gates.to_candidate(x)))
 
     def initial_state(self, batch: int) -> State:
         return State(self.gates.W_h.new_zeros(batch, self.output_size))
@@ -125,25 +131,15 @@ class CFNCell(Cell[GatesInputs, State, Weights]):
         return State(f * torch.tanh(state.h) + i * inputs.n)
 
 
-class RANCell(Cell[GatesInputs, Sum, Weights]):
+class RANCell(ForgetAndInputCell[Sum]):
     """Recurrent additive network."""
 
     paper = "Lee 2017"
     bounded_state = 1.0
-
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True):
-        super().__init__(input_size, hidden_size)
-        self.gates = ForgetAndInputGates(input_size, hidden_size, bias=bias, first=(0.0, 0.0))
-        self.reset_parameters()
-
-    def reset_parameters(self, generator: Generator | None = None) -> None:
-        self.gates.reset_parameters(generator)
+    first_biases = (0.0, 0.0)
 
     def project(self, x: Tensor, start: int = 0) -> GatesInputs:
         return GatesInputs(self.gates.from_input(x), self.gates.to_candidate(x))
-
-    def weights(self) -> Weights:
-        return Weights(self.gates.W_h)
 
     def initial_state(self, batch: int) -> Sum:
         return Sum(self.gates.W_h.new_zeros(batch, self.output_size))

@@ -6,7 +6,8 @@
     y_t = (1 - e_t) * y_{t-1} + e_t * tanh(W_y z_t + V_y x_t + b_y)
 
 Rusch et al. 2022, eq. 3. y is the output. All values start from U(-1 / sqrt(H), 1 / sqrt(H)), as in the authors' code, which
-has a second bias in each product with a state; here there is one bias per line, of the same sum.
+has a second bias in each product with a state; here there is one bias per line in the place of their sum, which starts with
+half the variance. torchrecurrent's y_t differs: it reads z_{t-1}; the paper and the authors' code read z_t.
 """
 
 import math

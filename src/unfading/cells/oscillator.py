@@ -7,10 +7,10 @@
 
 y is the position of an oscillator and the output, z its velocity. CoRNN: Rusch & Mishra 2021, eq. 3, with the damping taken
 at t - 1 as in their code (their second form takes it at t); gamma is the squared frequency, epsilon the damping. The defaults
-are theirs for permuted MNIST. All values start from U(-k, k), k = 1 / sqrt(I + 2 H). UnICORNN: Rusch & Mishra 2021 (ICML),
-eq. 3 to 5: a Hamiltonian system, integrated by the symplectic Euler method, with a learned step size of each unit. Its
-recurrence has no matrix. Initial values are those of the authors' code: w ~ U(0, 1), c ~ U(-0.1, 0.1), U from
-U(-k, k) with k = sqrt(6 / (65 I)), biases 0.
+are theirs for pixel MNIST; for permuted MNIST they take dt = 0.076, gamma = 0.4 and epsilon = 8. All values start from
+U(-k, k), k = 1 / sqrt(I + 2 H). UnICORNN: Rusch & Mishra 2021 (ICML), eq. 3 to 5: a Hamiltonian system, integrated by the
+symplectic Euler method, with a learned step size of each unit. Its recurrence has no matrix. Initial values are those of the
+authors' code: w ~ U(0, 1), c ~ U(-0.1, 0.1), U from U(-k, k) with k = sqrt(6 / (65 I)), biases 0.
 """
 
 import math

@@ -5,7 +5,8 @@
     y_t = U h_t + V s_t + c
 
 Mikolov et al. 2014, eq. 3 to 5; y is the output. The slow units are a diagonal linear recurrence with a fixed factor. Matrices
-start at U(-1 / sqrt(n), 1 / sqrt(n)) for n inputs, biases at 0.
+start at U(-1 / sqrt(n), 1 / sqrt(n)) for n inputs, biases at 0. torchrecurrent's cell differs: it reads y_{t-1} in the place of
+h_{t-1}, applies tanh to y, learns alpha, and has as many slow units as hidden ones.
 """
 
 import math

@@ -1,6 +1,7 @@
 """The layer class of every cell of the library, one line each."""
 
 from unfading.cells.antisymmetric import AntisymmetricRNNCell, GatedAntisymmetricRNNCell
+from unfading.cells.bistable import BRCell, NBRCell
 from unfading.cells.continuous import ContinuousRNNCell
 from unfading.cells.conv_gru import ConvGRUCell
 from unfading.cells.conv_lstm import ConvForgetLSTMCell, ConvLSTMCell
@@ -22,6 +23,8 @@ from unfading.cells.light_gru import LiGRUCell, MGUCell
 from unfading.cells.lipschitz import LipschitzRNNCell
 from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
 from unfading.cells.minimal import MinGRUCell, MinLSTMCell
+from unfading.cells.multiplicative import MultiplicativeLSTMCell
+from unfading.cells.nas import NASCell
 from unfading.cells.nru import NRUCell
 from unfading.cells.oscillator import CoRNNCell, UnICORNNCell
 from unfading.cells.rotation import EURNNCell, GORUCell
@@ -31,11 +34,14 @@ from unfading.cells.spectral import SoftOrthogonalRNNCell, SpectralRNNCell
 from unfading.cells.stable import StableIncrementalRNNCell
 from unfading.cells.star import STARCell
 from unfading.cells.statistical import StatisticalRNNCell
+from unfading.cells.twin_gate import ATRCell, SGRNCell
 from unfading.cells.ugrnn import UGRNNCell
 from unfading.cells.unitary import FullUnitaryRNNCell, UnitaryRNNCell
 from unfading.layers.factory import layer
 
 AntisymmetricRNN = layer(AntisymmetricRNNCell)
+ATR = layer(ATRCell)
+BR = layer(BRCell)
 CFN = layer(CFNCell)
 ContinuousRNN = layer(ContinuousRNNCell)
 ConvForgetLSTM = layer(ConvForgetLSTMCell)
@@ -69,12 +75,16 @@ MGU = layer(MGUCell)
 MinGRU = layer(MinGRUCell)
 MinimalRNN = layer(MinimalRNNCell)
 MinLSTM = layer(MinLSTMCell)
+MultiplicativeLSTM = layer(MultiplicativeLSTMCell)
+NAS = layer(NASCell)
+NBR = layer(NBRCell)
 NRU = layer(NRUCell)
 OrthogonalRNN = layer(OrthogonalRNNCell)
 PeepholeLSTM = layer(PeepholeLSTMCell)
 RAN = layer(RANCell)
 RecurrentHighway = layer(RecurrentHighwayCell)
 SCRN = layer(SCRNCell)
+SGRN = layer(SGRNCell)
 SiRNN = layer(SiRNNCell)
 SLSTM = layer(SLSTMCell)
 SoftOrthogonalRNN = layer(SoftOrthogonalRNNCell)
