@@ -2,11 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.helpers.command import run
 
 pytest.importorskip("optuna")
+from unfading.training.sweep.queue import Queue
+from unfading.training.sweep.storage import open_storage
+
 TINY = ["--steps", "8", "--valid-every", "4", "--batch", "4", "--valid-batches", "1", "--backend", "reference", "--no-recipe"]
 SWEEP = ["sweep", "run", "--task", "adding,T=6", "--cell", "STAR", "--name", "tiny", *TINY]
 
@@ -78,6 +82,79 @@ def test_compare_takes_a_storage(storage, tmp_path):
     assert listed["trials"]["COMPLETE"] == 2
     (page,) = [run("sweep", "report", *storage, "--name", listed["name"])]
     assert "a queue of given runs" in page.stderr
+
+
+def write_lines(path):
+    """Rising and falling lines with noise, in a wide table."""
+    draw = np.random.default_rng(0)
+    rows = [[*(sign * np.arange(6) + draw.standard_normal(6)).round(3), "up" if sign > 0 else "down"] for sign in [1, -1] * 20]
+    lines = [[f"t{i}" for i in range(6)] + ["label"], *rows]
+    path.write_text("\n".join(",".join(map(str, line)) for line in lines) + "\n")
+
+
+SEARCH = ["--search", "rate=1e-3..1e-1:log", "hidden=2,3"]
+OWN = ["sweep", "run", "--data", "lines.csv", "--name", "lines", "--epochs", "2", *SEARCH]
+
+
+def test_a_sweep_over_a_file_improves_its_validation_score(storage, tmp_path):
+    write_lines(tmp_path / "lines.csv")
+    answer = run(*OWN, *storage, "--trials", "3", "--prune", "none")
+    assert answer.returncode == 0, answer.stderr
+    assert "classification, 2 classes (down, up)" in answer.stderr
+    assert "lines: 3 trials; 3 complete" in answer.stdout
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("runs/lines/*/record.json")]
+    scores = [record["best"]["valid"]["loss"] for record in records]
+    assert len({record["run"]["task_options"]["content"] for record in records}) == 1
+    assert f"best on validation: {min(scores):.5g}" in answer.stdout
+
+
+def test_a_sweep_over_a_file_of_series_forecasts_it(storage, tmp_path):
+    values = np.sin(np.arange(80) / 3).round(3)
+    (tmp_path / "wave.csv").write_text("a\n" + "\n".join(map(str, values)) + "\n")
+    flags = ["--data", "wave.csv", "--forecast", "--horizon", "2", "--context", "8", "--name", "wave", "--epochs", "1"]
+    answer = run("sweep", "run", *flags, *storage, "--search", "hidden=2,3", "--trials", "2", "--prune", "none")
+    assert answer.returncode == 0, answer.stderr
+    assert "wave: 2 trials; 2 complete" in answer.stdout
+    assert {json.loads(path.read_text())["run"]["task"] for path in tmp_path.glob("runs/wave/*/record.json")} == {"forecasting"}
+
+
+def test_a_worker_without_the_file_ends_and_leaves_the_trials(storage, tmp_path):
+    """Another machine may have the file: the trials wait for it."""
+    write_lines(tmp_path / "lines.csv")
+    assert run(*OWN, *storage, "--trials", "1", "--quiet").returncode == 0
+    text = (tmp_path / "lines.csv").read_text()
+    for broken, words in ((None, "does not exist here"), (text.replace("0.", "1.", 1), "these data are not those of the run")):
+        (tmp_path / "lines.csv").unlink(missing_ok=True)
+        if broken is not None:
+            (tmp_path / "lines.csv").write_text(broken)
+        Queue(open_storage(storage[1]), "lines").fill(2)
+        answer = run("sweep", "work", *storage, "--runs", "elsewhere")
+        assert answer.returncode == 2
+        assert words in answer.stderr
+    (tmp_path / "lines.csv").write_text(text)
+    assert run("sweep", "work", *storage).returncode == 0
+    (listed,) = json.loads(run("sweep", "list", *storage, "--json").stdout)
+    assert (listed["trials"]["COMPLETE"], listed["trials"]["FAIL"]) == (2, 0)
+
+
+def test_a_sweep_needs_a_task_or_a_file(storage):
+    command = ["sweep", "run", *storage, "--name", "x", "--search", "hidden=2,3"]
+    answer = run(*command)
+    assert answer.returncode == 2
+    assert "or --data FILE" in answer.stderr
+    answer = run(*command, "--task", "adding", "--cell", "STAR", "--horizon", "2")
+    assert "--horizon: for forecasts of series only" in answer.stderr
+
+
+def test_reproduce_takes_a_storage(storage, tmp_path):
+    item = ["reproduce", "run", "incremental/fig5", "--budget", "smoke", "-o", "out", "--runs", "out/runs"]
+    answer = run(*item, *storage, "--processes", "1")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count(": ran") == 3
+    studies = json.loads(run("sweep", "list", *storage, "--json").stdout)
+    # The workers of the queue have trained them, and nobody else: each run that has a record was a trial.
+    assert sum(study["trials"]["COMPLETE"] for study in studies) == len(list(tmp_path.glob("out/runs/*/record.json"))) == 3
+    assert all(sum(study["trials"].values()) == study["trials"]["COMPLETE"] for study in studies)
 
 
 def test_the_password_of_a_storage_is_not_recorded(monkeypatch):

@@ -140,7 +140,7 @@ def lines_of(rows):
     return "".join(" ".join(f"{number:.9g}" for number in row) + "\n" for row in np.atleast_2d(rows).tolist())
 
 
-@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
+@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime, unfading.PooledOverTime])
 @pytest.mark.parametrize("precision", ["float32", "integer"])
 @pytest.mark.sample(2)
 def test_whole_model_with_normalisation_past_the_end_of_its_table(head, precision, tmp_path):
@@ -149,8 +149,8 @@ def test_whole_model_with_normalisation_past_the_end_of_its_table(head, precisio
     scale = Scale(torch.tensor([[[1.0, 0.5, 1.5]]]), torch.tensor([[[3.0, 2.0, 4.0]]]))
     with torch.no_grad():
         want = model((x - scale.mean) / scale.spread)[0]
-    if head is unfading.MeanOverTime and precision == "integer":
-        with pytest.raises(ValueError, match="MeanOverTime"):
+    if head in (unfading.MeanOverTime, unfading.PooledOverTime) and precision == "integer":
+        with pytest.raises(ValueError, match=head.__name__):
             unfading.export.quantised(model, [x], scale=scale)
         return
     batches = {"batches": [x]} if precision == "integer" else {}

@@ -31,6 +31,10 @@ def models():
         unfading.Model(tokens, layer_of("STAR"), unfading.MeanOverTime(HIDDEN, 2)).eval(),
         torch.arange(STEPS * ROWS).reshape(STEPS, ROWS) % 7,
     )
+    yield (
+        unfading.Model(torch.nn.Identity(), layer_of("GRU"), unfading.PooledOverTime(HIDDEN, 2)).eval(),
+        samples(STEPS, rows=ROWS),
+    )
 
 
 def wanted(model, x):
@@ -46,7 +50,7 @@ def steps_of(step, state, x, *, last):
     return outputs[-1] if last else torch.stack(outputs)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 @pytest.mark.sample(1)
 def test_the_graph_of_a_step_agrees_with_the_layer_for_any_batch(number):
     model, x = list(models())[number]
@@ -59,7 +63,7 @@ def test_the_graph_of_a_step_agrees_with_the_layer_for_any_batch(number):
         assert distance(got.numpy(), wanted(model, given).numpy()) < 1e-5
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 @pytest.mark.sample(1)
 def test_the_graph_of_a_sequence_agrees_with_the_layer(number):
     model, x = list(models())[number]
@@ -68,7 +72,7 @@ def test_the_graph_of_a_sequence_agrees_with_the_layer(number):
 
 
 @needs_executorch
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_the_runtime_agrees_with_the_layer(number, tmp_path):
     from executorch.runtime import Runtime
 

@@ -153,7 +153,7 @@ def test_a_stack_of_different_cells_has_a_state_per_layer(tmp_path):
 # -- whole models -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
+@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime, unfading.PooledOverTime])
 def test_a_whole_model_with_normalisation(head, tmp_path):
     model = unfading.Model(torch.nn.Identity(), clocked(), head(HIDDEN, 4)).eval()
     scale = Scale(torch.randn(9, 1, FEATURES), torch.rand(9, 1, FEATURES) + 0.5)

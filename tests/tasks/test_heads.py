@@ -1,4 +1,4 @@
-"""Heads read the last step, every step or the mean, of each row's own length; Model passes lengths and state on."""
+"""Heads read the last step, every step, the mean, or several of them, of each row's own length; Model passes lengths on."""
 
 import pytest
 import torch
@@ -9,9 +9,11 @@ import unfading
 
 T, B, n = 6, 3, 5
 lengths = torch.tensor([6, 2, 4])
+HEADS = (unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime, unfading.PooledOverTime)
+every_head = pytest.mark.parametrize("head", HEADS)
 
 
-@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
+@every_head
 def test_a_padded_row_has_the_prediction_of_the_row_alone(head):
     layer, output = head(n, 2), torch.randn(T, B, n)
     answer = layer(output, lengths)
@@ -27,23 +29,33 @@ def test_what_each_head_reads():
     assert_close(last(output), last.answer(output[-1]))
     assert_close(every(output), every.answer(output))
     assert_close(mean(output), mean.answer(output.mean(0)))
+    pooled = unfading.PooledOverTime(n, 2)
+    assert_close(pooled(output), pooled.answer(torch.cat([output[-1], output.mean(0), output.max(0).values], -1)))
 
 
-@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
+def test_padding_is_not_the_largest_value():
+    """Padding holds zeros, which are larger than every output of this row."""
+    head, output = unfading.PooledOverTime(n, 2), -1 - torch.rand(T, 1, n)
+    output[2:] = 0
+    assert_close(head(output, torch.tensor([2])), head(output[:2]))
+
+
+@every_head
 def test_a_head_applies_dropout_to_its_input_in_training_only(head):
-    layer, output = head(400, 1, 0.25), torch.ones(T, B, 400)
+    size = 1200 // head.vectors
+    layer, output = head(size, 1, 0.25), torch.ones(T, B, size)
     with torch.no_grad():
         layer.answer.weight.fill_(1.0)
         layer.answer.bias.zero_()
-    sums = layer(output)  # of 400 entries, a quarter of them dropped and the rest enlarged: 400 +/- 11.5
-    assert ((sums - 400).abs() < 70).all()
+    sums = layer(output)  # of 1200 entries, a quarter of them dropped and the rest enlarged: 1200 +/- 20
+    assert ((sums - 1200).abs() < 120).all()
     assert len(sums.unique()) > 1
-    assert (layer.eval()(output) == 400).all()
+    assert (layer.eval()(output) == 1200).all()
     with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\]; got 1.5"):
         head(4, 1, 1.5)
 
 
-@pytest.mark.parametrize("head", [unfading.LastStep, unfading.EveryStep, unfading.MeanOverTime])
+@every_head
 @pytest.mark.sample(1)
 def test_model_is_encoder_stack_and_head(head):
     rnn = unfading.STAR(4, n, 2, bidirectional=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from unfading.cli.flags import FROM_RECIPE, TrainingFlags, training_flags, typed_command
+from unfading.cli.own_data_flags import OwnDataFlags
 from unfading.errors import check_count, check_number, check_positive
 from unfading.training.stopping import Stopped
 
@@ -18,8 +19,8 @@ Training = Annotated[TrainingFlags, arg(constructor_factory=training_flags)]
 def run_sweep(
     *,
     training: Training,
-    task: str,
-    cell: str,
+    task: Annotated[str, arg(help_behavior_hint="(required without --data)")] = "",
+    cell: Annotated[str, arg(help_behavior_hint="(required without --data)")] = "",
     search: Annotated[tuple[str, ...], arg(metavar="NAME=VALUES ...")],
     storage: Storage,
     name: str,
@@ -29,13 +30,14 @@ def run_sweep(
     sampler: Literal["tpe", "random"] = "tpe",
     rate: Annotated[float | None, arg(help_behavior_hint=FROM_RECIPE)] = None,
     seed: int = 0,
+    own_data: OwnDataFlags = OwnDataFlags(),  # noqa: B008, frozen
     runs: Path = Path("runs"),
     save_every: float = 60.0,
     lease: float = 120.0,
     attempts: int = 5,
     quiet: bool = False,
 ) -> None:
-    """Search settings of a run by its validation score, with workers on as many machines as you like.
+    """Search settings of a run on a task, or on a file (--data), by its validation score, with workers on any machines.
 
     Start the same command, or `unfading sweep work`, wherever there is room. Trials are counted in the storage, so workers may
     be added, stopped and killed at any time; a trial whose worker was killed is taken over by another. The same command
@@ -72,7 +74,14 @@ def run_sweep(
     check_positive("--lease", lease)
     _check_name(name)
     torch.set_num_threads(1)
-    run = training.run(task, cell, rate=rate, seed=seed, say=_silent if quiet else _say)
+    own_data.check_used()
+    say = _silent if quiet else _say
+    if own_data.data is not None:
+        run = own_data.run(training, task, cell, rate=rate, seed=seed, say=say)
+    elif not task or not cell:
+        raise ValueError("--task and --cell say what to train, e.g. --task adding,T=200 --cell STAR; or --data FILE.")
+    else:
+        run = training.run(task, cell, rate=rate, seed=seed, say=say)
     sweep = Sweep(run, search, prune, sampler)
     sweep.check()
     queue = create_queue(open_storage(storage), name, sweep.to_json(), maximise=sweep.objective.higher_is_better, lease=lease)

@@ -16,6 +16,7 @@ from unfading.errors import check_count
 from unfading.training.stopping import Stopped, noted
 
 if TYPE_CHECKING:
+    from unfading.own_data.backtest import Backtest
     from unfading.training.options import Listener
     from unfading.training.run import Run
 
@@ -70,6 +71,7 @@ def train(
     from unfading.training.user_metrics import read_metrics
 
     check_count("--threads", threads)
+    own_data.check_used()
     names = read_metrics(metrics).numbers
     torch.set_num_threads(threads)
     output, first = _in_process(output)
@@ -108,7 +110,7 @@ def train(
                     each, folder, listen=listen, say=display.say, watch=watcher, metrics=metrics, **output.options()
                 )
     if first:
-        _print_result(result, folder, json=output.json, report=own_data.data is not None)
+        _print_result(result, folder, runs[-1], json=output.json, report=own_data.data is not None)
     if result["status"] == "diverged":
         reason, advice = result["reason"], recipe_of(run).if_diverged
         (_note if first else _silent)(f"the run diverged: {reason}. Its record is complete. Try {advice}.")
@@ -242,15 +244,45 @@ def _note(sentence: str) -> None:
     print(f"unfading: {sentence}", file=sys.stderr)
 
 
-def _print_result(result: dict[str, Any], folder: Path, *, json: bool, report: bool) -> None:
+def _print_result(result: dict[str, Any], folder: Path, run: "Run", *, json: bool, report: bool) -> None:
     """Print the record of a run and how to load its model, or the record as JSON; write the report of the folder if asked."""
+    from unfading.own_data.forecast_task import ForecastTask
+
+    forecasts = _forecasts(result, folder, run)
     if json:
-        print(dumps(result))
+        print(dumps(result if forecasts is None else {**result, "forecasts": forecasts.scores}))
         return
     _print_record(result, folder)
+    if forecasts is not None:
+        scored = "test" if run.make_task().has_test else "validation"
+        print(f"  forecasts of {len(forecasts.target):,} {scored} windows, in the units of the file")
+        print("\n".join(f"    {line}" for line in str(forecasts).splitlines()))
     if report:
         _write_report(folder)
-    print(f"load it: unfading.load({str(folder / result['key'])!r}); `unfading predict --help` applies it to a file")
+    where = str(folder / result["key"])
+    if isinstance(run.make_task(), ForecastTask):
+        load = f"unfading.estimators.RecurrentForecaster.load({where!r})"
+        print(f"load it: {load}; `unfading predict {where} --data FILE` forecasts the steps after the end of a file")
+    else:
+        print(f"load it: unfading.load({where!r}); `unfading predict --help` applies it to a file")
+
+
+def _forecasts(result: dict[str, Any], folder: Path, run: "Run") -> "Backtest | None":
+    """The forecasts of a run beside the naive ones, on windows that it was not trained on; None for other tasks."""
+    from unfading.own_data.forecast_task import ForecastTask
+    from unfading.own_data.forecasts import backtest_task
+    from unfading.training.weights import load_with_code
+
+    task = run.make_task()
+    if not isinstance(task, ForecastTask) or result["status"] == "diverged":
+        return None
+    data = task.data
+    origins = data.test if task.has_test else data.origins[data.held_out] if run.split == "train" else data.test
+    if not len(origins):
+        return None
+    # The source of a user's cell is that which this command has just trained.
+    model = load_with_code(folder / result["key"])
+    return backtest_task(model, task, run.cell.rpartition(":")[2], origins)
 
 
 def _print_record(record: dict[str, Any], folder: Path) -> None:

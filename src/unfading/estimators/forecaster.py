@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from sklearn.utils.validation import check_is_fitted
 
 from unfading.cells.base import Cell
 from unfading.errors import check_count
 from unfading.estimators.recurrent_estimators import TrainedEstimator
 from unfading.own_data.backtest import Backtest, compare_forecasts
-from unfading.own_data.forecast_preparation import ForecastPreparation, check_covers
+from unfading.own_data.forecast_preparation import ForecastPreparation
 from unfading.own_data.forecast_task import ForecastScale, ForecastTask
-from unfading.own_data.joined_series import JoinedSeries, Positions
+from unfading.own_data.forecasts import forecast_ahead, forecast_windows, join_for
 from unfading.own_data.time_series import Missing, Numbers, TimeSeries, read_time_series
-from unfading.training.trained_model import ROWS
 from unfading.training.weights import load
 
 
@@ -153,10 +151,7 @@ class RecurrentForecaster(TrainedEstimator):
         """
         check_is_fitted(self)
         read, past, future = self._given(series, past_covariates, future_covariates)
-        task = self._task
-        check_covers(read, task.sizes)
-        joined = self._joined(read, past, future, ahead=task.horizon)
-        return read.in_form(list(self._forecasts(joined, joined.starts[1:] - task.horizon)))
+        return read.in_form(list(forecast_ahead(self.model_, self._task, read, past, future, self.missing)))
 
     def backtest(
         self,
@@ -181,7 +176,7 @@ class RecurrentForecaster(TrainedEstimator):
         stride = self._task.horizon if stride is None else stride
         check_count("stride", stride)
         read, past, future = self._given(series, past_covariates, future_covariates)
-        joined = self._joined(read, past, future, ahead=0)
+        joined = join_for(self._task, read, past, future, self.missing, ahead=0)
         starts = self._starts(read, start, validation=series is None)
         sizes = self._task.sizes
         own = [sizes.origins(values, first, len(values), stride) for values, first in zip(read.arrays, starts, strict=True)]
@@ -192,7 +187,7 @@ class RecurrentForecaster(TrainedEstimator):
                 f"before and {sizes.horizon} after it, and the longest series has {max(read.lengths)}. Give longer series, or "
                 "start."
             )
-        model = (self._model_name, self._forecasts(joined, origins))
+        model = (self._model_name, forecast_windows(self.model_, self._task, joined, origins))
         return compare_forecasts(read.arrays, joined, origins, starts, sizes, self._task.season, model)
 
     def score(self, series: Any, y: Any = None, *, past_covariates: Any = None, future_covariates: Any = None) -> float:
@@ -230,37 +225,6 @@ class RecurrentForecaster(TrainedEstimator):
         if past is not None:
             raise ValueError("past_covariates belong to a series that is given, and none is. Those of fit are used without it.")
         return self.training_series_, self._covariates[0], self._covariates[1] if future is None else future
-
-    def _joined(self, read: TimeSeries, past: Any, future: Any, *, ahead: int) -> JoinedSeries:
-        task = self._task
-        channels = read.arrays[0].shape[1]
-        if channels != task.targets:
-            raise ValueError(f"the forecaster was fitted on series with {task.targets} channels; got {channels}.")
-        if task.scale == "series" and len(read.arrays) != len(task.mean):
-            raise ValueError(
-                f"the forecaster was fitted on {len(task.mean)} series, each with its own scale; got {len(read.arrays)}. Give "
-                "the same series in the same order, or fit with scale='window', which takes any."
-            )
-        joined = self._preparation().join(read, past, future, ahead=ahead)
-        counts = (joined.values.shape[1] - channels, joined.future.shape[1])
-        for name, wanted, count in zip(("past", "future"), (task.past, task.future), counts, strict=True):
-            if count != wanted:
-                raise ValueError(f"the forecaster was fitted with {wanted} {name}_covariates; got {count}.")
-        return joined
-
-    def _forecasts(self, joined: JoinedSeries, origins: Positions) -> Numbers:
-        """Forecasts of windows, [windows, horizon, targets], in the units of the series."""
-        task, model = self._task, self.model_
-        scaled = task.scaled(joined)
-        like = next(model.parameters())
-        forecasts = []
-        with torch.no_grad():
-            for i in range(0, len(origins), ROWS):
-                own = origins[i : i + ROWS]
-                window = task.window(scaled, torch.from_numpy(own))
-                prediction, _ = model(window.x.to(like.device, like.dtype))
-                forecasts.append(task.unscaled(prediction, joined.series_of(own), window))
-        return np.concatenate(forecasts)
 
     def _starts(self, read: TimeSeries, start: int | None, *, validation: bool) -> list[int]:
         """The first step of each series that a backtest forecasts."""

@@ -50,7 +50,7 @@ class _RecurrentEstimator(TrainedEstimator):
 
     def __init__(
         self,
-        cell: Any = "STAR",
+        cell: Any = "GRU",
         *,
         cell_options: Mapping[str, Any] | None = None,
         hidden: int = 64,
@@ -61,7 +61,7 @@ class _RecurrentEstimator(TrainedEstimator):
         patience: int | None = 20,
         validation: float = 0.2,
         scale: bool = True,
-        readout: Readout = "mean",
+        readout: Readout = "pooled",
         device: str = "cpu",
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
@@ -129,7 +129,8 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         validation: share of the rows that chooses the weights and ends training early; 0 trains on all rows.
         class_weight: "balanced", a dict of weights by label, or None.
         scale: standardise channels by mean and standard deviation of the training rows.
-        readout: what the head reads: the "last" step of each sequence, or the "mean" over time.
+        readout: what the head reads: the "last" step of each sequence, the "mean" over time, or "pooled", which is both and
+            the maximum over time.
         device: "cpu" or "cuda".
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.
@@ -140,7 +141,7 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
 
     def __init__(
         self,
-        cell: Any = "STAR",
+        cell: Any = "GRU",
         *,
         cell_options: Mapping[str, Any] | None = None,
         hidden: int = 64,
@@ -152,7 +153,7 @@ class RecurrentClassifier(ClassifierMixin, _RecurrentEstimator):  # type: ignore
         validation: float = 0.2,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
         scale: bool = True,
-        readout: Readout = "mean",
+        readout: Readout = "pooled",
         device: str = "cpu",
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
@@ -219,7 +220,8 @@ class RecurrentRegressor(RegressorMixin, _RecurrentEstimator):  # type: ignore[m
             one per epoch, or one in 20 steps if an epoch has fewer.
         validation: share of the rows that chooses the weights and ends training early; 0 trains on all rows.
         scale: standardise channels and targets by mean and standard deviation of the training rows.
-        readout: what the head reads: the "last" step of each sequence, or the "mean" over time.
+        readout: what the head reads: the "last" step of each sequence, the "mean" over time, or "pooled", which is both and
+            the maximum over time.
         device: "cpu" or "cuda".
         random_state: seed of weights, split and order; None draws one.
         settings: further settings of the `Run`, e.g. {"schedule": "cosine"}.

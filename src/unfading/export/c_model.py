@@ -40,7 +40,7 @@ def float_source(model: Exported, *, int8: bool) -> CSource:
         {(stage.name, i): part for stage in model.stages for i, part in enumerate(stage.states)},
         lambda part: arrays.add("initial_state", part, "float"),
     )
-    push = layout.push(mean_lines(model) if model.mean_over_time else [])
+    push = layout.push(pooling_lines(model) if model.pooling else [])
     text = "\n".join((*functions, *push))
     blocks = [*arrays.source, functions_of(text), arithmetic.product_source(text), *functions, *initial, "", *push]
     scratch = max(4 * writer.scratch for writer in writers) + 4 * layout.vectors
@@ -85,16 +85,24 @@ def integer_source(twin: Quantised) -> CSource:
     return CSource(layout.header("all-integer", defines), source_text("all-integer", model, blocks), *sizes)
 
 
-def mean_lines(model: Exported) -> list[str]:
-    """Lines that replace the input of the head by the mean of all outputs so far."""
-    size = model.stages[-1].input_size
-    return [
+def pooling_lines(model: Exported) -> list[str]:
+    """Lines that replace the input of the head by what it reads of all outputs so far."""
+    size = model.pooled_size
+    mean = f"pool[{size} + i]" if model.pooling == "pooled" else "pool[i]"
+    lines = [
         "state->steps += 1.0f;",
         f"for (int i = 0; i < {size}; i++) {{",
         "  state->total[i] += {x}[i];",
-        "  mean[i] = state->total[i] / state->steps;",
-        "}",
+        f"  {mean} = state->total[i] / state->steps;",
     ]
+    if model.pooling == "pooled":
+        lines += [
+            "  if (state->steps == 1.0f || {x}[i] > state->largest[i])",
+            "    state->largest[i] = {x}[i];",
+            "  pool[i] = {x}[i];",
+            f"  pool[{2 * size} + i] = state->largest[i];",
+        ]
+    return [*lines, "}"]
 
 
 def source_text(kind: str, model: Exported, blocks: list[str]) -> str:
@@ -129,11 +137,13 @@ class _Layout:
         self.longest = max((len(table) for stage in model.stages for table in stage.tables.values()), default=1)
         # Buffers between stages: a stage whose output is its state needs none.
         self.buffers = [stage.output_size for stage in model.stages[:-1] if stage.output == len(stage.states)]
-        if model.mean_over_time:
+        if model.pooling:
             self.buffers.append(model.stages[-1].input_size)
+        # Vectors that the pooling keeps: the sum and, for the last, mean and largest output, the largest.
+        self.pools = {"mean": ["total"], "pooled": ["total", "largest"], None: []}[model.pooling]
         self.vectors = sum(self.buffers)
         entries = sum(len(part) for stage in model.stages for part in stage.states)
-        total = model.stages[-1].input_size + 1 if model.mean_over_time else 0
+        total = model.pooled_size * len(self.pools) + 1 if model.pooling else 0
         self.state_bytes = SIZES[entry] * (entries + total + sum(self.rests.values())) + (4 if self.longest > 1 else 0)
 
     def header(self, kind: str, defines: list[str]) -> str:
@@ -144,8 +154,8 @@ class _Layout:
             for name, part in zip(stage.state_names, stage.states, strict=True)
         ]
         fields += [f"  {entry} {name}_rest{i}[{size}];" for (name, i), size in self.rests.items()]
-        if model.mean_over_time:
-            fields += [f"  {entry} total[{model.stages[-1].input_size}];", f"  {entry} steps;"]
+        if model.pooling:
+            fields += [*(f"  {entry} {name}[{model.pooled_size}];" for name in self.pools), f"  {entry} steps;"]
         if self.longest > 1:
             fields.append(f"  uint32_t position; /* of the next step, at most {self.longest - 1} */")
         if model.tokens is not None:
@@ -192,8 +202,9 @@ class _Layout:
                     body.append(f"  for (int i = 0; i < {len(part)}; i++)\n    {field}[i] = 0;")
         for (name, i), size in self.rests.items():
             body.append(f"  for (int i = 0; i < {size}; i++)\n    state->{name}_rest{i}[i] = 0;")
-        if self.model.mean_over_time:
-            body.append(f"  for (int i = 0; i < {self.model.stages[-1].input_size}; i++)\n    state->total[i] = 0;")
+        for name in self.pools:
+            body.append(f"  for (int i = 0; i < {self.model.pooled_size}; i++)\n    state->{name}[i] = 0;")
+        if self.model.pooling:
             body.append("  state->steps = 0;")
         if self.longest > 1:
             body.append("  state->position = 0;")
@@ -211,7 +222,7 @@ class _Layout:
             last = number == len(self.model.stages) - 1
             if last and before_head:
                 lines += [line.replace("{x}", x) for line in before_head]
-                x = "mean"
+                x = "pool"
             arguments = [x]
             for i, table in sorted(stage.tables.items()):
                 place = "state->position" if len(table) == self.longest else self._clamped(len(table))
@@ -231,7 +242,7 @@ class _Layout:
         if self.longest > 1:
             lines += [f"if (state->position < {self.longest - 1})", "  state->position++;"]
         declared = [f"{self.entry} x{i}[{size}];" for i, size in enumerate(self.buffers[:buffer])]
-        declared += [f"{self.entry} mean[{self.model.stages[-1].input_size}];"] if before_head else []
+        declared += [f"{self.entry} pool[{self.model.stages[-1].input_size}];"] if before_head else []
         head = f"void model_push(model_state *state, {self.sample}, {self.entry} *output)"
         unused = [] if any("state->" in line for line in lines) else ["(void)state;"]
         return [head, "{", *(f"  {line}" for line in (*declared, *unused, *lines)), "}"]

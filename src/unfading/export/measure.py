@@ -157,14 +157,17 @@ class _FloatModel:
         self.model, self.dtype = model, dtype
         self.runners = [StageRunner(stage, batch, dtype) for stage in model.stages]
         self.total: Tensor | float = 0.0
+        self.largest: Tensor | None = None
 
     def outputs(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The output of each stage after one sample."""
         x = x.to(self.dtype)
         for i, runner in enumerate(self.runners):
-            if self.model.mean_over_time and i == len(self.runners) - 1:
+            if self.model.pooling and i == len(self.runners) - 1:
                 self.total = self.total + x
-                x = self.total / (runner.position + 1)
+                mean = self.total / (runner.position + 1)
+                self.largest = x if self.largest is None else torch.maximum(self.largest, x)
+                x = mean if self.model.pooling == "mean" else torch.cat([x, mean, self.largest], dim=-1)
             x = runner.push(x)
             yield i, x
 

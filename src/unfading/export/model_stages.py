@@ -1,7 +1,7 @@
 """From a model to its stages: the programs of its normalisation, encoder, layers and head, for one sample at a time."""
 
 import copy
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,12 +25,17 @@ from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import output_program
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent
-from unfading.tasks.base import EveryStep, LastStep, MeanOverTime, OneHot
+from unfading.tasks.base import EveryStep, LastStep, MeanOverTime, OneHot, PooledOverTime
 from unfading.tasks.scaling import Scale, Standardise
 
 LOCAL = 1024  # steps of the sequence with which it is tested that a projection needs one step at a time
 STEPS = 16384  # in half of which what depends on the index of the step alone must have settled
 FAR = 1 << 20  # a step at which that is tested again
+
+
+# The mean of all outputs, or the last one, the mean and the maximum, concatenated.
+Pooling = Literal["mean", "pooled"]
+POOLINGS: dict[type[nn.Module], Pooling] = {MeanOverTime: "mean", PooledOverTime: "pooled"}
 
 
 class Exported(NamedTuple):
@@ -39,7 +44,7 @@ class Exported(NamedTuple):
     name: str
     stages: tuple[Stage, ...]
     tokens: Array | None  # of a model that reads tokens: the vector of each token, [symbols, n]
-    mean_over_time: bool  # whether the head reads the mean of all outputs so far
+    pooling: Pooling | None  # what the head reads of all outputs so far; None if it reads one output
 
     @property
     def input_size(self) -> int:
@@ -49,6 +54,12 @@ class Exported(NamedTuple):
     @property
     def output_size(self) -> int:
         return self.stages[-1].output_size
+
+    @property
+    def pooled_size(self) -> int:
+        """Numbers of an output of the last layer, where the head reads several of them."""
+        size = self.stages[-1].input_size
+        return size // PooledOverTime.vectors if self.pooling == "pooled" else size
 
 
 def exported(model: Model | Recurrent, scale: Scale | None = None, *, stream: bool = True) -> Exported:
@@ -85,9 +96,9 @@ def exported(model: Model | Recurrent, scale: Scale | None = None, *, stream: bo
             stages.append(_layer(cell, states[i], f"layer{depth}" + "_reverse" * reverse))
         if isinstance(twin, Model):
             stages.append(_head(twin.head, rnn.output_size))
-    mean = isinstance(twin, Model) and isinstance(twin.head, MeanOverTime)
+    pooling = POOLINGS.get(type(twin.head)) if isinstance(twin, Model) else None
     less = [folded(stage) for stage in stages]
-    return Exported(name, tuple(share_transposes(stage) for stage in less) if stream else tuple(less), tokens, mean)
+    return Exported(name, tuple(share_transposes(stage) for stage in less) if stream else tuple(less), tokens, pooling)
 
 
 # -- before and after the layers ----------------------------------------------------------------------------------------------
@@ -125,11 +136,12 @@ def _normalisation(scale: Scale, size: int, tokens: bool) -> Stage:
 
 def _head(head: nn.Module, size: int) -> Stage:
     answer = getattr(head, "answer", None)
-    if not isinstance(head, LastStep | EveryStep | MeanOverTime) or not isinstance(answer, nn.Linear):
+    if not isinstance(head, LastStep | EveryStep | MeanOverTime | PooledOverTime) or not isinstance(answer, nn.Linear):
         raise ValueError(
-            f"the head {type(head).__name__} cannot be exported; wanted LastStep, EveryStep or MeanOverTime with an nn.Linear. "
-            "Export model.rnn, and compute the head outside."
+            f"the head {type(head).__name__} cannot be exported; wanted LastStep, EveryStep, MeanOverTime or PooledOverTime "
+            "with an nn.Linear. Export model.rnn, and compute the head outside."
         )
+    size *= head.vectors
     b, weight = Builder(), _numbers(answer.weight)
     value = b.dot([(b.leaf(TensorKind.INPUT, 0, 0, size), Block(0, 0, len(weight), 0, size))])
     weights = [weight]

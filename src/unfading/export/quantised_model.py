@@ -62,8 +62,9 @@ def quantised(model: Model | Recurrent, batches: Iterable[Any], *, scale: Scale 
         scale: mean and spread of the normalisation (x - mean) / spread of samples, which becomes a part of the model.
     """
     with_floats = exported(model, scale)
-    if with_floats.mean_over_time:
-        raise ValueError("MeanOverTime sums the outputs of all steps, which int16 cannot hold. Export it in float32 or int8.")
+    if with_floats.pooling:
+        head = "MeanOverTime" if with_floats.pooling == "mean" else "PooledOverTime"
+        raise ValueError(f"{head} sums the outputs of all steps, which int16 cannot hold. Export it in float32 or int8.")
     stages = tuple(stage.with_program(addressable(stage.program), stage.weights) for stage in with_floats.stages)
     with_floats = with_floats._replace(stages=stages)
     inputs = inputs_of(batches, with_floats)

@@ -15,7 +15,7 @@ from unfading.export.write_onnx import check_new_file
 from unfading.files.atomic import write_atomically
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent
-from unfading.tasks.base import LastStep, MeanOverTime
+from unfading.tasks.base import EveryStep
 from unfading.tasks.scaling import Scale
 
 
@@ -67,7 +67,7 @@ def executorch(
     if steps is None:
         program = torch.export.export(step, given)
     else:
-        once = isinstance(model, Model) and isinstance(model.head, LastStep | MeanOverTime)
+        once = isinstance(model, Model) and not isinstance(model.head, EveryStep)
         program = torch.export.export(WholeSequence(step, last=once), (step.samples(steps, batch),))
     buffer = to_edge(program).to_executorch().buffer
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class SingleStep(nn.Module):
     """One step of all stages: (x, state ...) -> (output, state ...).
 
     The state has the parts of each layer; for a model that depends on the index of the step, the index, int64 [1]; for a head
-    over the mean of all outputs, their sum [B, n] and their number [1].
+    over all outputs, their sum [B, n], for `PooledOverTime` their maximum [B, n], and their number [1].
     """
 
     def __init__(self, model: Exported):
@@ -111,8 +111,10 @@ class SingleStep(nn.Module):
         state = [torch.from_numpy(part).float().repeat(batch, 1) for part in parts]
         if self.timed:
             state.append(torch.zeros(1, dtype=torch.int64))
-        if self.model.mean_over_time:
-            state += [torch.zeros(batch, self.model.stages[-1].input_size), torch.zeros(1)]
+        if self.model.pooling:
+            total = torch.zeros(batch, self.model.pooled_size)
+            largest = [torch.full_like(total, -torch.inf)] if self.model.pooling == "pooled" else []
+            state += [total, *largest, torch.zeros(1)]
         return tuple(state)
 
     def samples(self, *sizes: int) -> Tensor:
@@ -132,11 +134,10 @@ class SingleStep(nn.Module):
         index = parts[count] if self.timed else None
         if self.model.tokens is not None:
             x = nn.functional.embedding(x, self.get_buffer("tokens"))
-        total = None
+        pools: list[Tensor] = []
         for stage in self.model.stages:
-            if self.model.mean_over_time and stage is self.model.stages[-1]:
-                total = [parts[-2] + x, parts[-1] + 1.0]
-                x = total[0] / total[1]
+            if self.model.pooling and stage is self.model.stages[-1]:
+                x, pools = self._pool(x, parts)
             own, parts = parts[: len(stage.states)], parts[len(stage.states) :]
             weights = [self.get_buffer(f"{stage.name}_w{i}") for i in range(len(stage.weights))]
             inputs = {0: x}
@@ -148,7 +149,16 @@ class SingleStep(nn.Module):
             x = stored[stage.output].clone()
         if index is not None:
             after.append(index + 1)
-        return (x, *after, *(total or ()))
+        return (x, *after, *pools)
+
+    def _pool(self, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """What the head reads of all outputs so far, and the last parts of the state after this one."""
+        steps = parts[-1] + 1.0
+        if self.model.pooling == "mean":
+            total = parts[-2] + x
+            return total / steps, [total, steps]
+        total, largest = parts[-3] + x, torch.maximum(parts[-2], x)
+        return torch.cat([x, total / steps, largest], dim=-1), [total, largest, steps]
 
 
 class WholeSequence(nn.Module):

@@ -15,7 +15,7 @@ from unfading.export.write_c import check_finite
 from unfading.files.atomic import write_atomically
 from unfading.layers.model import Model
 from unfading.layers.recurrent import Recurrent
-from unfading.tasks.base import EveryStep, MeanOverTime
+from unfading.tasks.base import EveryStep, MeanOverTime, PooledOverTime
 from unfading.tasks.scaling import Scale
 
 if TYPE_CHECKING:
@@ -241,6 +241,8 @@ class _Writer:
             self._declare("output", write_stateless(self.graph, stage, {0: Entries(x, 2, True)}), ["T", "B", stage.output_size])
             return
         rows = self._mean(x) if isinstance(head, MeanOverTime) else self._last(x)
+        if isinstance(head, PooledOverTime):
+            rows = self.graph.add("Concat", rows, self._mean(x), self._largest(x), axis=1)
         after = Graph(self.constants, "head", self.batch, 1)
         answer = write_stateless(after, stage, {0: Entries(rows, 1, True)})
         self.graph.nodes += after.nodes
@@ -253,6 +255,15 @@ class _Writer:
         g = self.graph
         count = g.add("Cast", g.add("Unsqueeze", self.lengths, self.constants.int([1])), to=TensorProto.FLOAT)
         return g.add("Div", g.add("ReduceSum", x, self.constants.int([0]), keepdims=0), count)
+
+    def _largest(self, x: str) -> str:
+        """The maximum over each row's own steps."""
+        g, zero = self.graph, self.constants.int(0)
+        steps = g.add("Range", zero, g.add("Squeeze", g.add("Shape", x, start=0, end=1)), self.constants.int(1))
+        own = g.add("Less", g.add("Unsqueeze", steps, self.constants.int([1])), self.lengths)
+        lowest = self.constants.float(-np.inf)
+        kept = g.add("Where", g.add("Unsqueeze", own, self.constants.int([2])), x, lowest)
+        return g.add("ReduceMax", kept, self.constants.int([0]), keepdims=0)
 
     def _last(self, x: str) -> str:
         """The output at each row's last step."""

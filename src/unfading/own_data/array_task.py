@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -15,13 +15,13 @@ from unfading.errors import check_share, unknown
 from unfading.own_data.own_task import OwnTask
 from unfading.own_data.sequences import PaddedSequences, content_hash
 from unfading.own_data.targets import Label, Labels
-from unfading.tasks.base import Batch, LastStep, MeanOverTime, accuracy, cross_entropy
+from unfading.tasks.base import Batch, Head, LastStep, MeanOverTime, PooledOverTime, accuracy, cross_entropy
 from unfading.tasks.resident import CPU, Examples, Part
 from unfading.tasks.scaling import Rescaled, Standardise
 
-# What the head reads: the output at the last step of each sequence, or its mean over the steps.
-Readout = Literal["last", "mean"]
-READOUTS = {"last": LastStep, "mean": MeanOverTime}
+# What the head reads: the output at the last step of each sequence, its mean over the steps, or both and its maximum.
+Readout = Literal["last", "mean", "pooled"]
+READOUTS: dict[Readout, type[Head]] = {"last": LastStep, "mean": MeanOverTime, "pooled": PooledOverTime}
 
 
 class Rows(NamedTuple):
@@ -68,30 +68,24 @@ class ArrayTask(OwnTask):
         channels: number of channels of the sequences.
         mean: mean of each channel over the training rows, with which inputs are standardised; empty for inputs as they are.
         spread: standard deviation of each channel.
-        readout: what the head reads: "last", the output at the last step of each sequence, or "mean", its mean over time.
-        source: the file that holds the data, and how it is read and split; empty for arrays in memory.
+        readout: what the head reads: "last", the output at the last step of each sequence, "mean", its mean over time, or
+            "pooled", both of them and its maximum over time.
     """
 
     channels: int
     mean: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
     readout: Readout = "last"
-    source: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.readout not in get_args(Readout):
             raise ValueError(unknown("readout", self.readout, get_args(Readout)))
 
-    @property
-    def data(self) -> ArrayData:
-        """The data that were attached, or else those of the file, which must be the same as before."""
-        if self._data is None and self.source:
-            from unfading.own_data.file_source import read_source  # imports this module
+    def read_source(self) -> ArrayData:
+        from unfading.own_data.file_source import read_source  # imports this module
 
-            self.with_data(read_source(self.source, getattr(self, "classes", None)))
-        data: ArrayData = super().data
-        return data
+        return read_source(self.source, getattr(self, "classes", None))
 
     @property
     def input_size(self) -> int:

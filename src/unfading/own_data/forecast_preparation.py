@@ -65,7 +65,7 @@ class ForecastPreparation(NamedTuple):
         extended = [np.concatenate([each, np.full((ahead, each.shape[1]), np.nan)]) for each in values]
         return JoinedSeries.join(extended, known)
 
-    def make_task(self, series: TimeSeries, past: Any = None, future: Any = None) -> ForecastTask:
+    def make_task(self, series: TimeSeries, past: Any = None, future: Any = None, **fields: Any) -> ForecastTask:
         """The task of these series, with the data attached."""
         check_share("validation", self.validation)
         check_share("test", self.test)
@@ -94,6 +94,7 @@ class ForecastPreparation(NamedTuple):
             spread=tuple(spread for _, spread in scales),
             future_mean=future_scale[0],
             future_spread=future_scale[1],
+            **fields,
         )
         return task.with_data(data)
 

@@ -140,6 +140,11 @@ class ForecastTask(OwnTask):
     def input_size(self) -> int:
         return 2 * (self.targets + self.past) + self.future
 
+    def read_source(self) -> ForecastData:
+        from unfading.own_data.forecast_source import read_source  # imports this module
+
+        return read_source(self)
+
     @property
     def has_test(self) -> bool:
         return len(self.data.test) > 0

@@ -4,7 +4,9 @@ The fields of such a task describe the model and identify the data by their SHA-
 stored, and its model built again, without the data. The data themselves are attached to the task in memory.
 """
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -27,17 +29,23 @@ class AttachedData(Protocol):
         """Training rows that are used for validation."""
 
 
+class SourceError(OSError):
+    """The file of a run's data is missing on this machine, or has changed. The settings of the run are not at fault."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnTask(Resident):
     """A task over the data of a user.
 
     Args:
         content: SHA-256 of the data and of their split.
+        source: the file that holds the data, and how it is read and split; empty for arrays in memory.
     """
 
     paper: ClassVar[str] = "own data"
 
     content: str
+    source: dict[str, Any] = field(default_factory=dict, hash=False)
 
     # Not fields: the data are no JSON values, and `content` stands for them. Copies per device are kept with them.
     _data: ClassVar[Any] = None
@@ -61,13 +69,29 @@ class OwnTask(Resident):
 
     @property
     def data(self) -> Any:
-        """The data that were attached."""
+        """The data that were attached, or else those of the file, which must be the same as before."""
+        if self._data is None and self.source:
+            self._attach_source()
         if self._data is None:
             raise ValueError(
                 f"the data of this run (SHA-256 {self.content[:12]}...) were arrays in memory, which its files do not hold. "
                 "Fit with the same arrays again."
             )
         return self._data
+
+    def _attach_source(self) -> None:
+        file = Path(self.source["file"])
+        if not file.is_file():
+            raise SourceError(f"{file}, which holds the data of this run, does not exist here. Put the same file there.")
+        data = self.read_source()
+        try:
+            self.with_data(data)
+        except ValueError as error:
+            raise SourceError(f"{file}: {error}") from None
+
+    @abstractmethod
+    def read_source(self) -> AttachedData:
+        """The data of the file again."""
 
     def part_on(self, part: Part, device: torch.device) -> Examples:
         self.data  # noqa: B018, raises where there are none

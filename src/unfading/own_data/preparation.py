@@ -34,7 +34,8 @@ class Preparation(NamedTuple):
         test: share of the rows that is scored at the end; 0 for none.
         scale: standardise channels, and numbers as targets, by mean and standard deviation of the training rows.
         class_weight: "balanced", a dict of weights by label, or None.
-        readout: what the head reads: "last" step of each sequence, or the "mean" over time.
+        readout: what the head reads: the "last" step of each sequence, the "mean" over time, or "pooled", which is both and
+            the maximum over time.
     """
 
     task: TaskType | None = None
@@ -42,7 +43,7 @@ class Preparation(NamedTuple):
     test: float = 0.0
     scale: bool = True
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
-    readout: Readout = "mean"
+    readout: Readout = "pooled"
 
     def make_task(self, X: Any, y: Any, seed: int, **fields: Any) -> ArrayTask:
         """The task of these arrays, split with this seed."""

@@ -81,7 +81,12 @@ def _has_target(path: Path, target: str) -> bool:
 # -- tables --------------------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: Path, columns: Columns) -> TableData:
+def read_table(path: Path) -> dict[str, list[Any]]:
+    """The columns of a CSV or Parquet file, by name, as they are written in it."""
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+
+
+def _read_csv(path: Path) -> dict[str, list[Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             sample = stream.read(4096)
@@ -100,7 +105,7 @@ def _csv(path: Path, columns: Columns) -> TableData:
         raise ValueError(f"{path}, row {uneven}: {len(rows[uneven])} values, and the header names {len(names)} columns.")
     if all(_is_number(name) for name in names):
         raise ValueError(f"{path} begins with numbers. Its first line must name the columns.")
-    return _table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), columns)
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _delimiter(sample: str) -> str:
@@ -108,29 +113,28 @@ def _delimiter(sample: str) -> str:
     return max(",;\t", key=first.count)
 
 
-def _parquet(path: Path, columns: Columns) -> TableData:
+def _read_parquet(path: Path) -> dict[str, list[Any]]:
     try:
         from pyarrow import parquet
     except ImportError:
         raise ValueError(f"{path}: reading Parquet needs pyarrow, which is not installed: pip install pyarrow.") from None
     table = parquet.read_table(path)
-    return _table(path, {name: table.column(name).to_pylist() for name in table.column_names}, columns)
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def _sequences_of_table(path: Path, columns: Columns) -> TableData:
+    return _table(path, read_table(path), columns)
 
 
 def _table(path: Path, table: dict[str, list[Any]], columns: Columns) -> TableData:
     """The sequences of a table, by the names of its columns."""
-    for name in columns.drop:
-        _check_column(path, name, table)
-    table = {name: values for name, values in table.items() if name not in columns.drop}
+    table = without_columns(path, table, columns.drop)
     target = _named(path, columns.target, table, TARGET_NAMES)
-    # A column of the long layout is used without being named only if its values repeat.
-    series = _named(path, columns.series, table, SERIES_NAMES)
-    if columns.series is None and series is not None and len(set(table[series])) == len(table[series]):
-        series = None
+    series = series_column(path, columns.series, table)
     inputs = [name for name in table if name not in (target, series)]
     if not inputs:
         raise ValueError(f"{path} has no column of values beside {target!r}.")
-    values = np.stack([_numbers(path, name, table[name]) for name in inputs], axis=1)
+    values = np.stack([column_numbers(path, name, table[name]) for name in inputs], axis=1)
     check_finite(values, str(path), ("row", "column"), inputs)
     labels = None if target is None else _targets(path, target, table[target])
     content = "no target" if target is None else f"target {target!r}"
@@ -139,34 +143,53 @@ def _table(path: Path, table: dict[str, list[Any]], columns: Columns) -> TableDa
     return _long(path, values, labels, table[series], f"series by {series!r}, {len(inputs)} channels; {content}")
 
 
-def _long(path: Path, values: Array, labels: Array | None, series: list[Any], content: str) -> TableData:
-    """Rows of one series may be anywhere in the file; their order is that of its steps."""
+def without_columns(path: Path, table: dict[str, list[Any]], drop: Sequence[str]) -> dict[str, list[Any]]:
+    """The table without some of its columns."""
+    for name in drop:
+        check_column(path, name, table)
+    return {name: values for name, values in table.items() if name not in drop}
+
+
+def series_column(path: Path, name: str | None, table: dict[str, list[Any]]) -> str | None:
+    """The column that says to which series a row belongs: the named one, or one with a usual name whose values repeat."""
+    series = _named(path, name, table, SERIES_NAMES)
+    return None if name is None and series is not None and len(set(table[series])) == len(table[series]) else series
+
+
+def rows_of_series(series: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
+    """The rows of each series, which may be anywhere in the file; series in the order of the file."""
     names, first, index = np.unique(np.asarray(series, dtype=str), return_index=True, return_inverse=True)
-    order = np.argsort(first)  # series in the order of the file
-    members = [np.flatnonzero(index == i) for i in order]
-    X = [values[rows] for rows in members]
+    return {str(names[i]): np.flatnonzero(index == i) for i in np.argsort(first)}
+
+
+def _long(path: Path, values: Array, labels: Array | None, series: list[Any], content: str) -> TableData:
+    """One sequence per series; the order of its rows in the file is that of its steps."""
+    members = rows_of_series(series)
+    X = [values[rows] for rows in members.values()]
     if labels is None:
         return TableData(X, None, f"{len(X):,} {content}")
-    for i, rows in zip(order, members, strict=True):
+    for name, rows in members.items():
         if (labels[rows] != labels[rows[0]]).any():
-            raise ValueError(f"{path}: the target changes inside the series {names[i]}. Give one target per series.")
-    return TableData(X, labels[[rows[0] for rows in members]], f"{len(X):,} {content}")
+            raise ValueError(f"{path}: the target changes inside the series {name}. Give one target per series.")
+    return TableData(X, labels[[rows[0] for rows in members.values()]], f"{len(X):,} {content}")
 
 
 def _named(path: Path, name: str | None, table: dict[str, list[Any]], usual: Sequence[str]) -> str | None:
     """The column of that name, or else the first with a usual name."""
     if name is not None:
-        _check_column(path, name, table)
+        check_column(path, name, table)
         return name
     return next((each for each in table if each.lower() in usual), None)
 
 
-def _check_column(path: Path, name: str, table: dict[str, list[Any]]) -> None:
+def check_column(path: Path, name: str, table: dict[str, list[Any]]) -> None:
+    """Raise unless the table has a column of that name."""
     if name not in table:
         raise ValueError(f"{path}: {unknown('column', name, table)}")
 
 
-def _numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float64]:
+def column_numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float64]:
+    """The numbers of a column; NaN where a value is missing."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -261,9 +284,9 @@ def _arff(path: Path, columns: Columns) -> TableData:
 
 
 READERS: dict[str, Callable[[Path, Columns], TableData]] = {
-    ".csv": _csv,
+    ".csv": _sequences_of_table,
     ".tsv": _archive,
-    ".parquet": _parquet,
+    ".parquet": _sequences_of_table,
     ".npy": _npy,
     ".npz": _npz,
     ".ts": _archive,

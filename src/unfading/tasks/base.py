@@ -165,6 +165,8 @@ class Head(nn.Module):
         dropout: dropout rate of its input.
     """
 
+    vectors: ClassVar[int] = 1  # vectors of n features that a prediction reads, concatenated
+
     def __init__(self, size: int, answers: int, dropout: float = 0.0):
         super().__init__()
         check_count("size", size)
@@ -172,7 +174,7 @@ class Head(nn.Module):
         check_share("dropout", dropout)
         self.dropout = nn.Dropout(dropout)
         with refuse_large(type(self).__name__, "size or number of answers"):
-            self.answer = nn.Linear(size, answers)
+            self.answer = nn.Linear(self.vectors * size, answers)
 
     def forward(self, output: Tensor, lengths: Tensor | None = None) -> Tensor:
         self._check_output(output)
@@ -191,7 +193,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def read(self, output: Tensor) -> Tensor:
-        """[..., n] -> [..., answers]."""
+        """[..., vectors * n] -> [..., answers]."""
         answers: Tensor = self.answer(self.dropout(output))
         return answers
 
@@ -202,8 +204,8 @@ class Head(nn.Module):
         if not isinstance(answer, nn.Linear):  # the user's, or a quantised one
             return
         shape, weight = output.shape, answer.weight
-        if len(shape) not in (2, 3) or shape[-1] != weight.shape[1] or shape[0] == 0:
-            n = weight.shape[1]
+        n = weight.shape[1] // self.vectors
+        if len(shape) not in (2, 3) or shape[-1] != n or shape[0] == 0:
             raise ValueError(f"{name} takes output of shape [T, B, {n}], or [T, {n}] unbatched; got {list(shape)}.")
         if output.device != weight.device:
             raise ValueError(f"{name} lives on {weight.device}, and the output on {output.device}. Move one of them.")
@@ -239,3 +241,22 @@ class MeanOverTime(Head):
 
     def predict_rows(self, output: Tensor, lengths: Tensor) -> Tensor:
         return self.read(zero_past(output, lengths).sum(dim=0) / lengths.unsqueeze(1))
+
+
+class PooledOverTime(Head):
+    """One prediction per sequence, from the output at each row's last step, its mean and its maximum over the row's own steps.
+
+    The three are concatenated: a class may show in how a sequence ends, in its level, or in one short event.
+    """
+
+    vectors = 3
+
+    def predict(self, output: Tensor) -> Tensor:
+        return self.read(torch.cat([output[-1], output.mean(dim=0), output.amax(dim=0)], dim=-1))
+
+    def predict_rows(self, output: Tensor, lengths: Tensor) -> Tensor:
+        last = output[lengths - 1, torch.arange(output.shape[1], device=output.device)]
+        mean = zero_past(output, lengths).sum(dim=0) / lengths.unsqueeze(1)
+        past = torch.arange(output.shape[0], device=output.device).unsqueeze(1) >= lengths
+        largest = output.masked_fill(past.unsqueeze(-1), -torch.inf).amax(dim=0)
+        return self.read(torch.cat([last, mean, largest], dim=-1))

@@ -27,14 +27,14 @@ LARGEST_BATCH = 32
 def fit(
     X: Any,
     y: Any,
-    cell: str | type[Cell] = "STAR",
+    cell: str | type[Cell] = "GRU",
     *,
     task: TaskType | None = None,
     validation: float = 0.2,
     test: float = 0.0,
     scale: bool = True,
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
-    readout: Readout = "mean",
+    readout: Readout = "pooled",
     where: Path | str | None = None,
     listen: Listener | None = None,
     say: Callable[[str], None] = print,
@@ -56,7 +56,8 @@ def fit(
         scale: standardise channels, and numbers as targets, by mean and standard deviation of the training rows. Predictions
             are in the units of y.
         class_weight: "balanced", a dict of weights by label, or None.
-        readout: what the head reads: the "last" step of each sequence, or the "mean" over time.
+        readout: what the head reads: the "last" step of each sequence, the "mean" over time, or "pooled", which is both and
+            the maximum over time.
         where: parent of the run's folder, e.g. runs/mine, which `unfading report` and `load` read; None writes nothing.
         listen: called with a `ProgressUpdate` as training goes.
         say: called with messages for the user.

@@ -1,9 +1,10 @@
 """A sweep: the run to improve, the settings to search, and how they are drawn and pruned."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from unfading.own_data.own_task import OwnTask
 from unfading.training.active_run import ActiveRun
 from unfading.training.run import Run
 from unfading.training.sweep.search_space import Space, check_space, parse_space
@@ -102,7 +103,8 @@ def evaluation_interval(run: Run) -> int:
 def runs_to_json(runs: "list[Run]") -> dict[str, Any]:
     """Runs that share their source, as JSON values."""
     for run in runs:
-        if run.objects:
+        # The data of a file are read again by each worker.
+        if any(not isinstance(each.value, OwnTask) or not each.value.source for each in run.objects.values()):
             raise ValueError(
                 f"{run.cell} on {run.task}: a run with objects of this process cannot be given to workers. Name the task and "
                 "the cell instead: my.py:MyTask."
@@ -114,4 +116,10 @@ def runs_to_json(runs: "list[Run]") -> dict[str, Any]:
 def runs_from_json(values: Mapping[str, Any]) -> list[Run]:
     """The runs of `runs_to_json`. A user's source is executed."""
     code = {place: UserCode.from_json(each) for place, each in values["code"].items()}
-    return [Run.from_json(run, code) for run in values["runs"]]
+    return [_with_one_task(Run.from_json(run, code)) for run in values["runs"]]
+
+
+def _with_one_task(run: Run) -> Run:
+    """The run with the task over a user's file as an object, so that the file is read once."""
+    task = run.make_task()
+    return replace(run, task=task, task_options={}) if isinstance(task, OwnTask) else run  # type: ignore[arg-type]
