@@ -167,9 +167,12 @@ def test_histogram_bins_do_not_cross_zero():
     assert not math.isnan(rows[0]["low"])
 
 
-def test_the_command_lists_all_items(capsys):
+def test_the_command_lists_all_items_in_80_columns(capsys):
     cli_reproduce.list_items()
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(registry.items())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.partition(" ")[0] in registry.items()] == list(registry.items())
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)  # nothing is cut
 
 
 def test_the_command_reproduces_an_item(tmp_path, monkeypatch, capsys):

@@ -22,6 +22,8 @@ def draw(task, index=0, size=4, split="test", seed=0):
         ("incremental", [598, 590, 209, 637]),
         ("nru", [46, 466, 537, 44, 515, 589, 362, 765]),
         ("urnn", [319, 576, 323, 107]),
+        ("cornn", [91, 97, 471, 426]),
+        ("lem", [327, 72, 48, 129]),
         (7, np.random.RandomState(7).permutation(784)[:5].tolist()),
     ],
 )
@@ -48,6 +50,21 @@ class TestOnMadeFiles:
         assert torch.equal(permuted.x[0], plain.x[319])
         assert torch.equal(permuted.x, plain.x[torch.from_numpy(order)])
         assert torch.equal(permuted.target, plain.target)
+
+    @pytest.mark.parametrize("task", [PixelMNIST, NoisyCIFAR, Digits])
+    def test_a_number_of_rows_is_held_out_and_the_rest_is_trained_on(self, task):
+        held_out, trained = task(validation=3).rows("valid"), task(validation=3).rows("train")
+        assert len(held_out) == 3
+        assert sorted([*held_out.tolist(), *trained.tolist()]) == task().rows("full").tolist()
+        assert held_out.tolist() == sorted(set(held_out.tolist()))
+
+    def test_a_wrong_validation_is_one_sentence(self):
+        with pytest.raises(ValueError, match=r"unknown validation 'nru'.*Or give a number of rows, an int"):
+            NoisyCIFAR(validation="nru")
+        with pytest.raises(ValueError, match="validation must be at least 1; got 0"):
+            PixelMNIST(validation=0)
+        with pytest.raises(ValueError, match=r"validation must be below \d+, the number of training rows; got 60000"):
+            PixelMNIST(validation=60_000).rows("valid")
 
     def test_the_extra_step_is_a_zero_at_the_end(self):
         for scale in ("unit", "standard"):

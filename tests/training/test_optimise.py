@@ -166,6 +166,7 @@ def rates(make, steps=20):
 SCHEDULED = {
     "constant": (Constant(), lambda o: torch.optim.lr_scheduler.ConstantLR(o, factor=1.0)),
     "step": (StepDecay(every=6, gamma=0.3), lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.3)),
+    "step-once": (StepDecay(every=6, times=1), lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [6], 0.1)),
     "cosine": (Cosine(), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20)),
     "cosine-floor": (Cosine(floor=0.2), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20, eta_min=0.2)),
     "line": (Polynomial(), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 20)),
@@ -204,6 +205,7 @@ CASES = {
     "nesterov kind": (lambda: SGD(momentum=0.5, nesterov=1), TypeError, "nesterov must be true or false; got 1"),
     "every": (lambda: StepDecay(every=0), ValueError, "every must be at least 1"),
     "gamma": (lambda: StepDecay(gamma=0), ValueError, "gamma must be above 0"),
+    "times": (lambda: StepDecay(times=0), ValueError, "times must be at least 1"),
     "floor": (lambda: Cosine(floor=2.0), ValueError, r"floor must lie in \[0, 1\]"),
     "floor of a polynomial": (lambda: Polynomial(floor=-1.0), ValueError, r"floor must lie in \[0, 1\]"),
     "power": (lambda: Polynomial(power=0), ValueError, "power must be above 0"),

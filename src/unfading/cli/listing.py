@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from unfading.cli.tables import plain_table, print_table
 from unfading.errors import check_count
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from unfading import doctor as diagnosis
     from unfading.catalogue import Entry
     from unfading.cells.base import Cell
@@ -18,6 +17,12 @@ if TYPE_CHECKING:
 Name = Annotated[str, arg(metavar="NAME")]
 WIDTH = 80
 ARGUMENTS = "Args:\n"
+RECURRENCES = {
+    "dense": "dense, every unit may read every other",
+    "block": "block, units of a group read each other",
+    "diagonal": "diagonal, no unit reads another",
+    "linear": "linear, no unit reads another; runs as a scan on a GPU",
+}
 # Modules of tasks that docs/tasks/index.md describes.
 FIRST_TASKS = ("synthetic", "images", "moving_digits")
 # Pages of docs/cells that are not named like the module of the cell.
@@ -72,32 +77,32 @@ def list_cells(
     if json:
         print(dumps([entry._asdict() for entry in entries], indent=2))
         return
-    table = _table(
+    table = plain_table(
         f"{len(entries)} cells at input size {input_size}, hidden size {hidden_size}, {length} steps, default options",
-        "mats: matrix products inside a step, in units of one hidden x hidden matrix. MAC: multiply-adds of all matrix "
-        "products, including the input projection; `unfading cells NAME` "
-        "has those of a sequence. saved/step: bytes that one step of one batch row saves for the backward "
-        f"pass, fused, in float32. Convolutional cells: channels for features, frames of {frame_size} x {frame_size}, and "
-        "convolutions for matrices.",
+        "units: those that a step mixes, all (dense), those of a group (block) or none (diagonal; linear where the step is "
+        "linear in its state), and its matrix products, in units of one hidden x hidden matrix. MAC: multiply-adds of all "
+        "matrix products, including the input projection. `unfading cells NAME` has those of a sequence, and the bytes that a "
+        "step saves for the backward pass. Convolutional cells: channels for features, "
+        f"frames of {frame_size} x {frame_size}, and convolutions for matrices.",
     )
     table.add_column("cell", style="bold", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for heading in ("mats", "params", "MAC/step", "saved/step"):
+    table.add_column("units", no_wrap=True)
+    for heading in ("params", "MAC/step"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("paper", min_width=12, overflow="fold")
     for entry in entries:
         table.add_row(
             entry.name,
             _state(entry),
-            f"{entry.recurrent_matrices:.3g}",
+            _units(entry),
             f"{entry.parameters:,}",
             f"{entry.multiply_adds_per_step:,}"
             if entry.multiply_adds_per_step < 1e8
             else _millions(entry.multiply_adds_per_step),
-            "-" if entry.bytes_kept_per_step is None else f"{entry.bytes_kept_per_step:,}",
             entry.paper,
         )
-    _print(table)
+    print_table(table)
 
 
 def show_cell(
@@ -155,6 +160,7 @@ def show_cell(
     sizes = {
         "state": _state(entry),
         "parameters": f"{entry.parameters:,}",
+        "recurrence": RECURRENCES[entry.recurrence] if entry.recurrence else "not compiled",
         "recurrent matrices": f"{entry.recurrent_matrices:.3g}, in units of hidden x hidden{' convolutions' if frame else ''}",
         "multiply-adds": f"{entry.multiply_adds_per_step:,} per step, {entry.multiply_adds_per_sequence:,} per sequence",
         "saved for backward": "-" if saved is None else f"{saved:,} bytes per step and batch row",
@@ -172,6 +178,12 @@ def show_cell(
     print(f"\nExample\n  unfading train --task {task} --cell {name}")
     if (page := _page_of(cell)) is not None:
         print(f"  layer = unfading.{entry.name}({input_size}, {hidden_size})\n\nIts page is {page}.")
+
+
+def _units(entry: "Entry") -> str:
+    """Which units a step mixes, and by how many matrices."""
+    products = f"{entry.recurrent_matrices:.3g}" if entry.recurrent_matrices else ""
+    return f"{entry.recurrence or 'frames'} {products}".strip()
 
 
 def _page_of(cell: "type[Cell]") -> str | None:
@@ -228,7 +240,7 @@ def tasks(name: Name = "", /, json: bool = False) -> None:
     if json:
         print(dumps([entry._asdict() for entry in entries], indent=2))
         return
-    table = _table(
+    table = plain_table(
         f"{len(entries)} tasks at their default options",
         "guess: score of a guess without memory; for a dataset, the share of its most common class.",
     )
@@ -241,7 +253,7 @@ def tasks(name: Name = "", /, json: bool = False) -> None:
         guess = entry.measure if entry.guess is None else f"{entry.guess:.4f} {entry.measure}"
         dataset = "generated" if entry.dataset is None else f"{entry.dataset}, {'present' if entry.found else 'missing'}"
         table.add_row(entry.name, description, guess, dataset)
-    _print(table)
+    print_table(table)
 
 
 def _show_task(name: str, *, json: bool) -> None:
@@ -373,6 +385,10 @@ def _check_sizes(input_size: int, hidden_size: int, length: int) -> None:
 
 
 def _state(entry: "Entry") -> str:
+    """The parts of the state and their sizes: "h,c:128" where these are equal, else "h:128 m:64"."""
+    sizes = set(entry.state.values())
+    if len(sizes) == 1:
+        return f"{','.join(entry.state)}:{sizes.pop()}"
     return " ".join(f"{name}:{size}" for name, size in entry.state.items())
 
 
@@ -405,15 +421,3 @@ def _recipe(cell: "type[Cell]") -> str:
     settings |= {f"rate of {name}": f"x {factor:g}" for name, factor in recipe.rates.items()}
     settings |= {**recipe.options, **dict.fromkeys(recipe.length_options, "the length of the sequences")}
     return "\n".join(f"  {name:20} {value}" for name, value in {**settings, "if it diverges": recipe.if_diverged}.items())
-
-
-def _table(title: str, caption: str) -> "Table":
-    from rich.table import Table
-
-    return Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline", title=title, caption=caption)
-
-
-def _print(table: "Table") -> None:
-    from rich.console import Console
-
-    Console().print(table)

@@ -26,6 +26,7 @@ SLOW_STARTS = {
     "compare": "loading torch and the data, and compiling the cells that are new",
     "diagnose": "loading torch, and measuring gradients",
     "reproduce": "loading torch and the results",
+    "leaderboard": "loading torch and the results",
     "bench": "loading torch, and compiling what is timed",
     "export": "loading torch and the model",
     "predict": "loading torch, the model and the data",
@@ -91,7 +92,7 @@ class CommandGroup(NamedTuple):
 
 def commands() -> dict[str, Command | CommandGroup]:
     """Every command of the command line by its name."""
-    from unfading.cli import data_command, listing, reproduce_command, sweep_command
+    from unfading.cli import data_command, leaderboard_command, listing, reproduce_command, sweep_command
     from unfading.cli.bench_command import bench
     from unfading.cli.diagnose_command import diagnose
     from unfading.cli.export_command import export
@@ -112,6 +113,11 @@ def commands() -> dict[str, Command | CommandGroup]:
         "draw": reproduce_command.draw_items,
         "page": reproduce_command.write_page,
     }
+    leaderboard: dict[str, Command] = {
+        "list": leaderboard_command.list_entries,
+        "run": leaderboard_command.run_entries,
+        "page": leaderboard_command.write_page,
+    }
     sweep: dict[str, Command] = {
         "run": sweep_command.run_sweep,
         "work": sweep_command.work,
@@ -129,6 +135,7 @@ def commands() -> dict[str, Command | CommandGroup]:
         "report": report,
         "diagnose": diagnose,
         "reproduce": CommandGroup("Tables and figures of the papers: list, run or draw them; write the page.", reproduce),
+        "leaderboard": CommandGroup("Cells on tasks that need long memory: list, run, write the page.", leaderboard),
         "export": export,
         "bench": bench,
         "doctor": listing.doctor,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from unfading.cli.flags import typed_command
+from unfading.cli.tables import plain_table, print_table
 from unfading.errors import check_count, check_positive
 from unfading.training.stopping import Stopped, time_limit
 
@@ -33,8 +34,11 @@ def list_items(json: bool = False) -> None:
     """
     from unfading.papers import registry
 
-    names = tuple(registry.items())
-    print("\n".join(map(dumps, registry.published(names)) if json else map(registry.describe, names)))
+    items = registry.items()
+    if json:
+        print("\n".join(map(dumps, registry.published(tuple(items)))))
+        return
+    print_items(tuple(items), f"{len(items)} tables and figures", "Train an item with `unfading reproduce run ITEM`.")
 
 
 def run_items(
@@ -126,7 +130,6 @@ def draw_items(
 def write_page() -> None:
     """Write docs/papers/fidelity.md, our results beside the published ones, from the files in benchmarks/results."""
     from unfading.files import write_atomically
-    from unfading.papers import ledger, registry
     from unfading.report import fidelity
     from unfading.report.figures import charts, overview
 
@@ -134,13 +137,35 @@ def write_page() -> None:
         raise ValueError(
             f"`unfading reproduce page` reads {RESULTS} and writes {PAGE}: run it in the root of a checkout of unfading."
         )
-    ledger.write(RESULTS / fidelity.ROWS, registry.published(tuple(registry.items())))
-    lines = fidelity.read(RESULTS)
+    lines = current_lines()
     gaps = overview.gaps(fidelity.answers(lines))
     if gaps:
         write_atomically(PAGE.with_name(fidelity.OVERVIEW), charts.svg(overview.overview(gaps)))
     write_atomically(PAGE, fidelity.page(lines, [path.name for path in PAGE.parent.iterdir()]).encode())
     print(f"wrote {PAGE}")
+
+
+def print_items(names: Sequence[str], title: str, caption: str) -> None:
+    """Print a table of items: their titles, the datasets they need, and whether these are present."""
+    from unfading.papers import registry
+
+    table = plain_table(title, caption)
+    table.add_column("item", style="bold", no_wrap=True)
+    table.add_column("title")
+    table.add_column("data", min_width=16)
+    for name in names:
+        states = [f"{dataset} {'present' if present else 'missing'}" for dataset, present in registry.datasets(name).items()]
+        table.add_row(name, registry.title(registry.item(name)), "\n".join(states) or "none needed")
+    print_table(table)
+
+
+def current_lines() -> list[dict[str, Any]]:
+    """All lines in benchmarks/results, after those of the rows were brought up to date."""
+    from unfading.papers import ledger, registry
+    from unfading.report import fidelity
+
+    ledger.write(RESULTS / fidelity.ROWS, registry.published(tuple(registry.items())))
+    return fidelity.read(RESULTS)
 
 
 def _check_items(items: Sequence[str], verb: str) -> None:

@@ -1,1 +1,1 @@
-"""Every table and figure of the three papers as a function; see `registry`."""
+"""Every table and figure of the papers as a function; see `registry`."""

@@ -87,12 +87,11 @@ def title(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(function) or "").splitlines()[0]
 
 
-def describe(name: str) -> str:
-    """One line for a listing: name, title, and the datasets it needs with whether they are present."""
+def datasets(name: str) -> dict[str, bool]:
+    """The datasets that an item needs, and whether each is present."""
     function = item(name)
-    datasets = sorted({row.dataset for row in rows(function) if row.dataset} | ({READS[name]} if name in READS else set()))
-    states = [f"{dataset} {'present' if _present(dataset) else 'missing'}" for dataset in datasets]
-    return f"{name:30} {title(function)} [{', '.join(states) or 'no data needed'}]"
+    needed = sorted({row.dataset for row in rows(function) if row.dataset} | ({READS[name]} if name in READS else set()))
+    return {dataset: _present(dataset) for dataset in needed}
 
 
 def published(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -104,7 +103,8 @@ def published(names: Sequence[str]) -> list[dict[str, Any]]:
             lines.append({"kind": "figure", "item": name, "title": title(function)})
         for row in rows(function):
             about = {"title": title(function), "here": row.available, "printed": row.printed}
-            lines.append({"kind": "row", "item": name, **about, **claim(row)})
+            model = {"place": row.place, "cell": row.run.cell, "log": {str(epoch): score for epoch, score in row.log.items()}}
+            lines.append({"kind": "row", "item": name, **about, **model, **claim(row)})
         for each in claims(name):
             lines.append({"kind": type(each).__name__.lower(), "item": name, **asdict(each)})
     return lines

@@ -215,7 +215,7 @@ def results(item: str, row: Row, options: ReproduceOptions) -> list[Line]:
     if not row.available:
         return []
     records = [record for _, record in finished_runs(row, options)]
-    runs: list[Line] = [{"kind": "run", **about, "place": panel(row), **_thinned(record)} for record in records]
+    runs: list[Line] = [{"kind": "run", **about, "place": row.place, **_thinned(record)} for record in records]
     return [*({"kind": "candidate", **about, **each} for each in candidates(row, options)), *runs]
 
 
@@ -236,12 +236,6 @@ def candidates(row: Row, options: ReproduceOptions) -> list[Line]:
         }
         for tried, record in _choice_records(row, options)
     ]
-
-
-def panel(row: Row) -> str:
-    """Name of the panel that a row belongs to in a figure: its task and length."""
-    length = row.run.task_options.get("T")
-    return " ".join([row.run.task.replace("_", " "), *([] if length is None else [str(length)])])
 
 
 def _thinned(record: Line) -> Line:
@@ -288,8 +282,9 @@ def _draw_rows(name: str, function: Callable[..., Any], options: ReproduceOption
     if options.budget == "smoke":  # has no verdict; its lines are shown as those of a short run
         lines = [{**line, "budget": "short"} for line in lines]
     text, drawn = [f"{name}: {registry.title(function)}"], []
-    selected = {row.name for row in select_rows(name, options)}
-    for row in select_rows(name, replace(options, rows=())):  # a figure has all rows, whichever are selected
+    selected = {row.name: row for row in select_rows(name, options)}
+    # A figure has all rows, whichever are selected; at budget smoke these are three, which may not be the selected ones.
+    for row in ({row.name: row for row in select_rows(name, replace(options, rows=()))} | selected).values():
         own = [line for line in lines if line.get("row") == row.name]
         outcome = judge(registry.claim(row), own)
         if row.name in selected:

@@ -11,7 +11,7 @@ The tolerance is two standard errors of the published score on a test set of n r
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from unfading.data import store
@@ -44,6 +44,7 @@ class Row:
         share: The claim is that this share of the seeds comes within the tolerance; None for a claim about the mean.
         fails: The claim is failure: the model does not train (chance, or NaN), or fewer seeds than `share` solve the task.
         changed_after_test: What changed in the row's setting or choices after a test score of it was known; empty if nothing.
+        log: Validation scores of the authors' own run by epoch, counted from 1, in `unit`; empty if they released none.
     """
 
     run: Run
@@ -64,6 +65,13 @@ class Row:
     share: float | None = None
     fails: bool = False
     changed_after_test: str = ""
+    log: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """The task and its length, e.g. "adding 200"."""
+        length = self.run.task_options.get("T")
+        return " ".join([self.run.task.replace("_", " "), *([] if length is None else [str(length)])])
 
     @property
     def counted(self) -> bool:

@@ -18,6 +18,10 @@ from unfading.report.verdicts import COUNTED, NOT_RUN, Line, Outcome, judge, sen
 
 ROWS = "papers-rows.jsonl"
 OVERVIEW = "fidelity.svg"
+# Items of the leaderboard, which has a page of its own.
+LEADERBOARD = "leaderboard/"
+# Columns of a table of rows.
+COLUMNS = ["row", "published", "ours", "seeds", "trained", "parameters", "time", "verdict", "marks"]
 HEAD = """# The papers, reproduced
 
 `unfading reproduce page` writes this page from the records in `benchmarks/results/papers-*.jsonl`. Do not edit it.
@@ -72,7 +76,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def page(lines: Sequence[Line], pictures: Collection[str] = ()) -> str:
     """The page as Markdown; `pictures` are files beside it, shown with the item they belong to (incremental-fig3.png)."""
-    by_item = _by_item(lines)
+    by_item = {item: own for item, own in lines_by_item(lines).items() if not item.startswith(LEADERBOARD)}
     papers: dict[str, list[str]] = {}
     for item in by_item:
         papers.setdefault(item.partition("/")[0], []).append(item)
@@ -93,16 +97,17 @@ TITLES = {
     "incremental": "Incremental RNN (Kag, Zhang & Saligrama 2020)",
     "star": "STAR (Turkoglu et al. 2019)",
     "nru": "NRU (Chandar et al. 2019)",
+    "oscillators": "coRNN, UnICORNN and LEM (Rusch & Mishra 2021, Rusch et al. 2022)",
 }
 VERDICTS = ("beaten", "held", "missed", "refuted", "open", "measured", "data not available", "not run")
 
 
 def answers(lines: Sequence[Line]) -> list[tuple[Line, Outcome]]:
     """All rows with their outcomes."""
-    return [answer for own in _by_item(lines).values() for answer in _outcomes(own)]
+    return [answer for own in lines_by_item(lines).values() for answer in _outcomes(own)]
 
 
-def _by_item(lines: Sequence[Line]) -> dict[str, list[Line]]:
+def lines_by_item(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """The lines of each item, with the results of equal rows in other items."""
     groups: dict[str, list[Line]] = {}
     for line in [*lines, *_of_equal_rows(lines)]:
@@ -151,7 +156,7 @@ def _summary(papers: Mapping[str, Sequence[str]], outcomes: Mapping[str, Sequenc
     for paper, items in papers.items():
         verdicts = [outcome.verdict for item in items for _, outcome in outcomes[item]]
         table.append([paper, *(str(verdicts.count(verdict)) for verdict in VERDICTS)])
-    return _table(table, left=1) + "\nRows that stand in two tables count twice.\n\n"
+    return markdown_table(table, left=1) + "\nRows that stand in two tables count twice.\n\n"
 
 
 def _claims_summary(papers: Mapping[str, Sequence[str]], by_item: Mapping[str, Sequence[Line]]) -> str:
@@ -161,7 +166,7 @@ def _claims_summary(papers: Mapping[str, Sequence[str]], by_item: Mapping[str, S
         verdicts = [outcome.verdict for item in items for _, outcome in claims_about(by_item[item])]
         if verdicts:
             table.append([paper, *(str(verdicts.count(verdict)) for verdict in ORDER_VERDICTS)])
-    return _table(table, left=1) + "\n" if len(table) > 1 else ""
+    return markdown_table(table, left=1) + "\n" if len(table) > 1 else ""
 
 
 def _provenance(outcomes: Sequence[tuple[Line, Outcome]]) -> str:
@@ -201,15 +206,14 @@ def _item(item: str, lines: Sequence[Line], outcomes: Sequence[tuple[Line, Outco
     for line in drawn[-1:]:
         parts += [f"- {each}\n" for each in line["findings"]] + ["\n"]
     if outcomes:
-        head = ["row", "published", "ours", "seeds", "trained", "parameters", "time", "verdict", "marks"]
-        parts.append(_table([head, *(_cells(row, outcome) for row, outcome in outcomes)], left=1))
+        parts.append(markdown_table([COLUMNS, *(row_cells(row, outcome) for row, outcome in outcomes)], left=1))
         parts += [f"\n{machines}\n" for machines in _machines(outcomes)]
         notes = [f"- **{row['row']}**: {note}.\n" for row, outcome in outcomes if (note := _note(row, outcome))]
         parts += ["\n", *notes, "\n"]
     claims = claims_about(lines)
     if claims:
         cells = [[claim["claim"], outcome.numbers or "-", _order_verdict(outcome)] for claim, outcome in claims]
-        parts += [_table([["claim", "ours", "verdict"], *cells], left=2), "\n"]
+        parts += [markdown_table([["claim", "ours", "verdict"], *cells], left=2), "\n"]
     return "".join(parts)
 
 
@@ -235,7 +239,8 @@ def _note(row: Line, outcome: Outcome) -> str:
     return ". ".join(part for part in (setting, difference) if part)
 
 
-def _cells(row: Line, outcome: Outcome) -> list[str]:
+def row_cells(row: Line, outcome: Outcome) -> list[str]:
+    """A row with its outcome, as text in COLUMNS."""
     published = "-" if row["published"] is None else number(row["published"], row["unit"])
     if row["share"] is not None:
         share = f"{'under ' if row['fails'] else ''}{row['share']:.0%}"
@@ -292,7 +297,8 @@ def number(value: float, unit: str) -> str:
     return f"{value:,.1f}k" if unit == COUNTED else f"{value:.4g}"
 
 
-def _table(rows: Sequence[Sequence[str]], left: int) -> str:
+def markdown_table(rows: Sequence[Sequence[str]], left: int) -> str:
+    """A table whose first line is its head; the first `left` columns are aligned to the left, the others to the right."""
     head, *body = rows
     rule = [":---" if i < left else "---:" for i in range(len(head))]
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (head, rule, *body))

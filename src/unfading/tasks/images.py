@@ -14,8 +14,9 @@
     pixelwise    (b - m) / s, per pixel    EdgeML
 
 Each paper uses its own permutation. Available are `incremental`, the incremental RNN's (numpy's RandomState(42); the paper says
-only "seed 42"), `nru`, from NRU's code (RandomState(50), drawn after the permutation of its 60,000 training rows), and `urnn`
-(RandomState(92916)). An integer seeds RandomState. STAR and JANET use a file whose seed was not published.
+only "seed 42"), `nru`, from NRU's code (RandomState(50), drawn after the permutation of its 60,000 training rows), `urnn`
+(RandomState(92916)), and from the code of coRNN and of LEM and UnICORNN `cornn` and `lem` (torch's randperm, seeds 12008 and
+5544). An integer seeds RandomState. STAR and JANET use a file whose seed was not published.
 """
 
 from abc import abstractmethod
@@ -48,14 +49,27 @@ class Images(Labelled):
 
     _: KW_ONLY
     scale: Scale = "unit"
+    validation: Validation | int = "fifth"
 
     classes = 10
     channels: ClassVar[int] = 1
     brightest: ClassVar[int] = 255
+    splits: ClassVar[tuple[Validation, ...]] = ("fifth",)  # names that `validation` may have
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):
             raise ValueError(unknown("scale", self.scale, get_args(Scale)))
+        if not isinstance(self.validation, str):
+            check_count("validation", self.validation)
+        elif self.validation not in self.splits:
+            raise ValueError(unknown("validation", self.validation, self.splits) + " Or give a number of rows, an int.")
+
+    def held_out(self, n: int) -> Tensor:
+        if isinstance(self.validation, str):
+            return super().held_out(n)
+        if self.validation >= n:
+            raise ValueError(f"validation must be below {n}, the number of training rows; got {self.validation}.")
+        return torch.from_numpy(np.sort(np.random.RandomState(0).permutation(n)[: self.validation]))
 
     @abstractmethod
     def examples(self, part: Part) -> Examples:
@@ -104,23 +118,18 @@ class PixelMNIST(Images):
 
     Args:
         scale: how bytes become inputs: "unit", "signed", "standard" or "pixelwise".
-        validation: the held-out training rows: "fifth", or a paper's own split, "first_5000" (uRNN; TensorFlow's tutorial,
-            hence STAR and JANET) or "nru" (the last 10,000 of the 60,000, shuffled).
+        validation: the held-out training rows: a random "fifth" or number of rows, or a paper's own split, "first_5000" (uRNN;
+            TensorFlow's tutorial, hence STAR and JANET) or "nru" (the last 10,000 of the 60,000, shuffled).
         extra_step: append a zero step, at which the class is predicted: NRU's 785 steps.
     """
 
     _: KW_ONLY
-    validation: Validation = "fifth"
     extra_step: bool = False
 
     paper = "Le 2015"
     dataset = "mnist"
     input_size = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.validation not in get_args(Validation):
-            raise ValueError(unknown("validation", self.validation, get_args(Validation)))
+    splits = get_args(Validation)
 
     def examples(self, part: Part) -> Examples:
         images, labels = image_files.mnist(part)
@@ -145,9 +154,11 @@ def permutation(name: str | int, size: int = 784) -> np.ndarray[tuple[int], np.d
     if isinstance(name, int) and not isinstance(name, bool):
         check_count("permutation", name, least=0)
         return np.random.RandomState(name).permutation(size)
-    seeds = {"incremental": 42, "nru": 50, "urnn": 92916}
+    seeds, torch_seeds = {"incremental": 42, "nru": 50, "urnn": 92916}, {"cornn": 12008, "lem": 5544}
+    if name in torch_seeds:
+        return torch.randperm(size, generator=Generator().manual_seed(torch_seeds[name]), device="cpu").numpy()
     if name not in seeds:
-        raise ValueError(unknown("permutation", name, seeds) + " Or give a seed, an int.")
+        raise ValueError(unknown("permutation", name, {**seeds, **torch_seeds}) + " Or give a seed, an int.")
     state = np.random.RandomState(seeds[name])
     if name == "nru":
         state.permutation(60000)
@@ -159,7 +170,7 @@ class PermutedMNIST(PixelMNIST):
     """Pixel MNIST in a fixed random order (Le et al. 2015).
 
     Args:
-        permutation: "incremental", "nru", "urnn", or a seed.
+        permutation: "incremental", "nru", "urnn", "cornn", "lem", or a seed.
     """
 
     permutation: str | int = "incremental"
@@ -181,6 +192,7 @@ class Noisy(Images):
         T: total number of steps.
         fixed_noise: use the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; otherwise fresh noise.
         start: step at which the image starts, or "random" for one that is drawn for every row. Noise comes before and after it.
+        validation: the held-out training rows: a random "fifth", or a number of rows.
     """
 
     T: int = 1000

@@ -1,7 +1,7 @@
 """Learning-rate schedules: a factor on the rate for each step, 1 at the start.
 
     constant      1
-    step          gamma^(s // every)
+    step          gamma^min(s // every, times)
     cosine        floor + (1 - floor) (1 + cos(pi s / S)) / 2
     polynomial    floor + (1 - floor) (1 - s / S)^power
 
@@ -38,17 +38,22 @@ class StepDecay(LearningRateSchedule):
     Args:
         every: steps between two multiplications.
         gamma: the factor.
+        times: largest number of multiplications; None for no limit.
     """
 
     every: int = 1000
     gamma: float = 0.1
+    times: int | None = None
 
     def __post_init__(self) -> None:
         check_count("every", self.every)
         check_positive("gamma", self.gamma)
+        if self.times is not None:
+            check_count("times", self.times)
 
     def factor(self, step: int, steps: int) -> float:
-        return float(self.gamma ** (step // self.every))
+        taken = step // self.every
+        return float(self.gamma ** (taken if self.times is None else min(taken, self.times)))
 
 
 @dataclass(frozen=True)
