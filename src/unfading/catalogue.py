@@ -21,7 +21,8 @@ from unfading.data import store
 from unfading.fuse.frames.frame_kernels import frame_kernels
 from unfading.fuse.ir.differentiate import differentiate
 from unfading.fuse.ir.program import InputKind, TensorKind
-from unfading.fuse.plan import PROGRAMS, FramePlan, plan
+from unfading.fuse.ir.recurrence import recurrence
+from unfading.fuse.plan import PROGRAMS, FramePlan, Plan, plan
 from unfading.fuse.refusal import Refusal
 from unfading.tasks.base import Task
 
@@ -77,7 +78,13 @@ class Entry(NamedTuple):
     multiply_adds_per_step: int  # in matrix products, including the projection of the input and the output
     multiply_adds_per_sequence: int  # of all steps, and of building the weights once
     bytes_kept_per_step: int | None  # stored per row for the backward pass, fused in float32; None if it does not run fused
+    recurrence: str | None  # dense, block, diagonal or linear, as in `fuse/ir/recurrence.py`; None if it is not compiled
     paper: str
+
+
+def _recurrence(cell: Cell) -> str | None:
+    cell_plan = plan(cell)
+    return str(recurrence(PROGRAMS[cell_plan.key])) if isinstance(cell_plan, Plan) else None
 
 
 def _stored_bytes(cell: Cell, frame: tuple[int, ...]) -> int | None:
@@ -127,6 +134,7 @@ def entry(kind: type[Cell], *, input_size: int, hidden_size: int, length: int, f
         multiply_adds_per_step=per_step,
         multiply_adds_per_sequence=build + length * per_step,
         bytes_kept_per_step=_stored_bytes(cell, cell.state_frame(frame)),
+        recurrence=_recurrence(cell),
         paper=kind.paper,
     )
 

@@ -29,3 +29,6 @@ class LoopOptions(NamedTuple):
 
     order: Tensor | None = None
     """The batch rows by falling length. A C kernel needs it beside lengths, and computes it once per call."""
+
+    scan: bool | None = None
+    """For a step whose units are independent, on a GPU: whether chunks of time run side by side. None for what is faster."""

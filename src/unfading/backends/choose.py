@@ -25,7 +25,8 @@ from unfading.torch_state import constant_when_compiled, traced
 Implementation = Callable[..., tuple[Any, Any]]  # with the arguments and results of `reference`
 
 # In the order in which "auto" tries them. The reference accepts every cell, so it is the last. None: `choose` imports it.
-IMPLEMENTATIONS: dict[str, Implementation | None] = {"fused": None, "graph": None, "reference": reference}
+# "scan" is not in this order: where a scan is faster, the compiled loop of "auto" is one.
+IMPLEMENTATIONS: dict[str, Implementation | None] = {"fused": None, "graph": None, "reference": reference, "scan": None}
 
 # Set by `use_backend`. A plain global, so one for all threads: Dynamo guards on it, so that a compiled layer follows the block
 # it runs in. Dynamo cannot trace a ContextVar, and treats a thread-local as a constant.
@@ -53,7 +54,9 @@ def use_backend(name: str) -> Iterator[None]:
 
     Args:
         name: "fused", the compiled loop; "graph", the reference loop recorded as CUDA graphs; "reference", the plain loop in
-            PyTorch; or "auto", the first of these that can run the cell. A named backend runs or raises an error.
+            PyTorch; "scan", a parallel scan over time on a GPU, for steps that are linear in their state and mix no units; or
+            "auto", the first of the first three that can run the cell, as a scan where that is faster. A named backend runs or
+            raises an error.
     """
     global _override
     check_backend(name)
@@ -120,6 +123,8 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
     if _stand_in is not None:
         return _stand_in
     name = _override or backend
+    if name == "scan":
+        return _scan(cell, batch)
     if name in ("auto", "fused"):
         _load_fused()
         compiler = cast(ModuleType, _fused_module)
@@ -134,7 +139,9 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
         if isinstance(answer, compiler.FramePlan):
             return partial(compiler.fused, cell_plan=answer, if_faster=name == "auto")
         if not isinstance(answer, str):
-            return cast(Implementation, compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer))
+            scan = None if name == "auto" else False
+            loop = compiler.fused if answer is None else partial(compiler.fused, cell_plan=answer, scan=scan)
+            return cast(Implementation, loop)
         if name == "fused":
             raise RuntimeError(cannot_run(cell, "fused", answer))
         implementation = _without_kernel(cell, name)
@@ -142,6 +149,17 @@ def choose(cell: Cell, backend: str, batch: int = 1) -> Implementation:
             _warn_once(cell, answer)
         return implementation
     return _without_kernel(cell, name)
+
+
+def _scan(cell: Cell, batch: int) -> Implementation:
+    """The compiled loop as a parallel scan; raises RuntimeError with the reason where it is none."""
+    _load_fused()
+    compiler = cast(ModuleType, _fused_module)
+    answer = compiler.runnable(cell, batch)
+    reason = answer if isinstance(answer, str) else compiler.not_a_scan(answer)
+    if reason is not None:
+        raise RuntimeError(cannot_run(cell, "as a parallel scan", reason))
+    return partial(compiler.fused, cell_plan=answer, scan=True)
 
 
 def _warn_once(cell: Cell, reason: str) -> None:

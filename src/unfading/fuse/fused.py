@@ -24,7 +24,17 @@ from unfading.fuse.frames.pixels import check_compiles
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality
 from unfading.fuse.operator import LoopCall, loop_call, run_in_graph, run_loop
-from unfading.fuse.plan import FramePlan, Plan, autocast_precision, c_kernel, float32_dots, plan, plan_or_raise, target_of
+from unfading.fuse.plan import (
+    FramePlan,
+    Plan,
+    autocast_precision,
+    c_kernel,
+    float32_dots,
+    plan,
+    plan_or_raise,
+    target_of,
+    triton_kernel,
+)
 from unfading.fuse.refusal import NotFusable, Refusal
 from unfading.fuse.trace.projection import ends, slopes
 from unfading.fuse.trace.tree import as_matrix, flatten, with_dense
@@ -51,10 +61,12 @@ def fused(
     inputs: Any = None,
     cell_plan: Plan | FramePlan | None = None,
     if_faster: bool = False,
+    scan: bool | None = None,
 ) -> tuple[Any, Any]:
     """As `reference`, with the same arguments and results, for a cell that `refusal` accepts.
 
     Args:
+        scan: as in LoopOptions, whose field it becomes.
         if_faster: raise NoKernel for frames with which the reference loop is estimated to be faster.
         cell_plan: the present plan of the cell, if the caller has it: comparing a cell with its plan takes microseconds.
     """
@@ -85,7 +97,7 @@ def fused(
     if compiling:
         results = run_in_graph(LoopCall(*about), options.lengths, tensors)
     else:
-        results = run_loop(loop_call(*about), options.lengths, tensors)
+        results = run_loop(loop_call(*about, scan), options.lengths, tensors)
     return type(state)(*results[:n]), type(state)(*results[n : 2 * n])
 
 
@@ -223,6 +235,20 @@ def _with_kernel(cell: Cell, batch: int = 1, or_graphs: bool = False) -> Plan | 
     except (NoKernel, NotFusable, RecursionError) as error:
         return str(error)
     return cell_plan
+
+
+def not_a_scan(cell_plan: Plan | FramePlan | None) -> str | None:
+    """The reason why a cell that runs by this plan does not run as a parallel scan; None where it does."""
+    if cell_plan is None:
+        return OfThisCall("in torch.compile a loop or a scan is chosen by the estimated time; use backend='auto'")
+    if isinstance(cell_plan, FramePlan):
+        return "its step has convolutions, and a scan needs a step in which no unit reads another one"
+    if cell_plan.target == "c":
+        return "a parallel scan runs on a GPU; on a CPU, backend='fused' needs less arithmetic and reads memory once"
+    lanes = triton_kernel(cell_plan.key).lanes
+    if lanes is None:
+        return "a scan needs a step in which no unit reads another one, and this step mixes its units"
+    return lanes.not_linear()
 
 
 def _frames_trouble(cell_plan: FramePlan) -> str | None:

@@ -17,6 +17,7 @@ from unfading.fuse.contents import CACHE, Contents
 from unfading.fuse.equal_cells import EqualCells
 from unfading.fuse.frames.plan_frames import frame_plan
 from unfading.fuse.ir.program import InputKind, Program
+from unfading.fuse.ir.recurrence import independent_units
 from unfading.fuse.isolation import WithoutDraws, apart
 from unfading.fuse.plan import NAMES, PROGRAMS, FramePlan, Plan, Target, TensorNames, target_of
 from unfading.fuse.refusal import NotFusable, Refusal
@@ -214,6 +215,9 @@ def _program(example: _Example) -> _Traced:
     try:
         # A mask of resets, which a wrapper reads as one more feature, is not projected.
         if target == "triton" and innermost(example.cell).input_size > PROJECTED_IN_LOOP:
+            raise NotFusable("the projection stays outside the loop")
+        if target == "triton" and independent_units(trace(step, signature)) is not None:
+            # A unit has a thread of its own, which would have to sum the gradient of x over all units.
             raise NotFusable("the projection stays outside the loop")
         traced = _Traced(*with_project(contents, step, signature))
         example.check_rows_of_project()

@@ -43,10 +43,11 @@ def run_forward(
     reverse: bool,
     keep: bool,
     dots: str,
+    scan: bool | None = None,
 ) -> list[Tensor]:
     """The states after every step, the final states, and, with `keep`, what the gradient needs."""
     if target_of(states[0].device) == "triton":
-        options = _gpu_options(lengths, reverse, states, dots)
+        options = _gpu_options(lengths, reverse, states, dots, scan)
         trajectory, final, saved = triton_kernel(key).forward(inputs, states, weights, options, keep=keep)
     else:
         kernel = c_kernel(key, states[0].dtype)
@@ -65,6 +66,7 @@ def run_backward(
     reverse: bool,
     wanted: Sequence[bool],
     dots: str,
+    scan: bool | None = None,
 ) -> list[Tensor | None]:
     """The gradients of inputs, states and weights; None for one that is not wanted.
 
@@ -74,7 +76,7 @@ def run_backward(
     arguments, arriving = (inputs, states, weights), (gradients[:n], gradients[n:])
     saved = (stored[:n], stored[n] if len(stored) > n else None)
     if target_of(states[0].device) == "triton":
-        options = _gpu_options(lengths, reverse, states, dots)
+        options = _gpu_options(lengths, reverse, states, dots, scan)
         parts = triton_kernel(key).backward(arriving, arguments, saved, options, wanted)
     else:
         kernel = c_kernel(key, states[0].dtype)
@@ -82,10 +84,10 @@ def run_backward(
     return [d for part in parts for d in part]
 
 
-def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], dots: str) -> LoopOptions:
+def _gpu_options(lengths: Tensor | None, reverse: bool, states: list[Tensor], dots: str, scan: bool | None) -> LoopOptions:
     if lengths is not None:
         lengths = lengths.to(states[0].device, torch.int64).contiguous()  # a kernel takes its address alone
-    return LoopOptions(lengths, reverse, dots=dots)
+    return LoopOptions(lengths, reverse, dots=dots, scan=scan)
 
 
 def _forward(
@@ -195,7 +197,7 @@ def _(
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.program, loop_inputs, states, weights, lengths, reverse, keep, models, dots = inputs
-    ctx.call = LoopCall("", len(loop_inputs), len(states), len(weights), reverse, keep, dots, models)
+    ctx.call = LoopCall("", len(loop_inputs), len(states), len(weights), reverse, keep, dots, models=models)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(lengths, *loop_inputs, *states, *weights)
 
@@ -229,6 +231,7 @@ class LoopCall:
     reverse: bool
     keep: bool  # whether to store what the gradient needs
     dots: str = ""
+    scan: bool | None = None  # as in LoopOptions
     models: int = 0  # 0 where there is no axis of models
     wanted: tuple[bool, ...] = ()  # of a backward loop, for every input, state and weight
 
@@ -239,9 +242,11 @@ class LoopCall:
 
 
 @cache
-def loop_call(key: str, inputs: int, states: int, weights: int, reverse: bool, keep: bool, dots: str) -> LoopCall:
+def loop_call(
+    key: str, inputs: int, states: int, weights: int, reverse: bool, keep: bool, dots: str, scan: bool | None
+) -> LoopCall:
     """The same object for every call like this one, since it takes microseconds to create one."""
-    return LoopCall(key, inputs, states, weights, reverse, keep, dots)
+    return LoopCall(key, inputs, states, weights, reverse, keep, dots, scan)
 
 
 class FusedLoop(torch.autograd.Function):
@@ -252,7 +257,7 @@ class FusedLoop(torch.autograd.Function):
         parts = _parts(call, tensors)
         if torch.compiler.is_compiling():
             return tuple(forward_op(text_of(call.key), *parts, lengths, call.reverse, call.keep, call.models, call.dots))
-        return tuple(run_forward(call.key, *parts, lengths, call.reverse, call.keep, call.dots))
+        return tuple(run_forward(call.key, *parts, lengths, call.reverse, call.keep, call.dots, call.scan))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -277,7 +282,7 @@ class FusedLoop(torch.autograd.Function):
             results = FusedLoopBackward.apply(replace(call, wanted=wanted), lengths, *gradients, *tensors)
         else:
             parts = (*_parts(call, tensors[: call.tensors]), tensors[call.tensors :])
-            results = run_backward(call.key, gradients, *parts, lengths, call.reverse, wanted, call.dots)
+            results = run_backward(call.key, gradients, *parts, lengths, call.reverse, wanted, call.dots, call.scan)
         return (None, None, *[d if want else None for d, want in zip(results, wanted, strict=True)])
 
     @staticmethod
@@ -339,7 +344,7 @@ class FusedLoopBackward(torch.autograd.Function):
         arguments = (list(gradients), inputs, states, weights, stored, lengths, call.reverse, list(call.wanted))
         if torch.compiler.is_compiling():
             return tuple(backward_op(text_of(call.key), *arguments, call.models, call.dots))
-        return tuple(_without_none(run_backward(call.key, *arguments, call.dots), states[0]))
+        return tuple(_without_none(run_backward(call.key, *arguments, call.dots, call.scan), states[0]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:

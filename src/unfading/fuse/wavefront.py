@@ -108,6 +108,8 @@ def _layers(
     layers = []
     for cell, cell_plan in zip(cells, plans, strict=True):
         kernel = triton_kernel(cell_plan.key)
+        if kernel.lanes is not None:  # units that are independent occupy the GPU without a second layer
+            return None
         settings = _settings(kernel, (len(cells), extent[1]), device, dots)
         if settings is None or not _can_be_cut(cell, cell_plan, extent[0]):
             return None

@@ -102,6 +102,8 @@ class TensorKind(StrEnum):
     SAVED = "saved"  # values of the forward pass, stored for the backward pass
     CARRY = "carry"  # the gradient of the state after the step
     SEQUENCE = "sequence"  # values of the backward pass, stored for the matrix products after the loop
+    SLOPE = "slope"  # of the map from the state before a chunk of time to the state after it: slope s + offset
+    OFFSET = "offset"
     PACKED = "packed"  # factors of those products without the steps that no row has
 
     D_INPUT = "dinput"

@@ -28,6 +28,7 @@ def place(step, length, wide, first, REVERSE: tl.constexpr):
 """
 PLACED = "at = place(step, length, wide, first, REVERSE)"
 DOWN = "step = steps - 1 - count"
+COUNTS = ("T", "B", "blocks", "first_block", "parts", "chunk_steps")  # arguments that are small numbers
 COLUMNS = re.compile(r"\bcol\d+\b")
 
 
@@ -110,11 +111,11 @@ def around_backward(frame: Frame, names: TensorNames) -> Around:
     for i, part in each(carried):
         tile, here = f"(ROWS, {frame.entries(part.shape)})", f"{part.name}_here"
         d_final = frame.load(TensorKind.D_FINAL, i, part, "first", "inside")
-        join += _if(f"dfinal{i}", f"{part.name} = {d_final}", f"{part.name} = tl.zeros({tile}, tl.float32)")
+        join += if_given(f"dfinal{i}", f"{part.name} = {d_final}", f"{part.name} = tl.zeros({tile}, tl.float32)")
         for step, target, to in (("steps - 1", first, here), ("step - 1", ahead, f"{here}_ahead")):
-            target += _if(f"dnext{i}", f"{to} = {frame.load(TensorKind.D_NEXT, i, part, *frame.at(step))}", f"{to} = 0.0")
+            target += if_given(f"dnext{i}", f"{to} = {frame.load(TensorKind.D_NEXT, i, part, *frame.at(step))}", f"{to} = 0.0")
         moved.append(f"{here} = {here}_ahead")
-        add += _if(f"dnext{i}", f"{part.name}_now = {part.name} + {here}", f"{part.name}_now = {part.name}")
+        add += if_given(f"dnext{i}", f"{part.name}_now = {part.name} + {here}", f"{part.name}_now = {part.name}")
         initial.append(frame.write(TensorKind.D_INITIAL, i, part, part.name, "first", "inside"))
     for i, slices in carried.items():
         frame.read_carried(TensorKind.CARRY, i, [part._replace(name=f"{part.name}_now") for part in slices])
@@ -145,7 +146,7 @@ def function(name: str, summary: str, frame: Frame, lines: list[str]) -> TritonF
         *frame.arguments,
     ]
     known = [*(f"{name}_ROW" for name in named), *frame.constants]
-    varying = [name for name in taken if name.endswith("_model") or name in ("T", "B", "blocks", "first_block")]
+    varying = [name for name in taken if name.endswith("_model") or name in COUNTS]
     head = [
         *frame.head,
         "inside = first + row < B",
@@ -180,5 +181,6 @@ def each(carried: dict[int, list[RowSlice]]) -> list[tuple[int, RowSlice]]:
     return [(i, part) for i, slices in carried.items() for part in slices]
 
 
-def _if(pointer: str, given: str, absent: str) -> list[str]:
+def if_given(pointer: str, given: str, absent: str) -> list[str]:
+    """One line where a tensor is given, and another where it is not."""
     return [f"if {pointer} is not None:", f"    {given}", "else:", f"    {absent}"]

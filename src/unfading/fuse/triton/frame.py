@@ -18,8 +18,8 @@ from unfading.fuse.triton.tiles import Tiles, is_vector, load_of
 
 # Names that a kernel uses itself.
 OWN = re.compile(
-    r"([vi]|W|M|col|all|at|entry|part|joined|d?input|d?initial|d?next|d?final|saved|d?weight|sequence)\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start)"
-    r"|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|part|unit|apart|slot|met|patience|counters?|exchange|trouble"
+    r"([vi]|W|M|col|all|at|entry|part|joined|d?input|d?initial|d?next|d?final|saved|d?weight|sequence|slope|offset)_?\d+(_\w+)?|(index|flat|sum)_\w+|\w+_(model|ahead|here|now|new|start|at\d+)"
+    r"|begin|end|limit|earlier|there|parts|chunks|chunk_steps|place|tl|triton|model|wide|first|row|inside|lengths?|steps?|count|at|on|part|unit|apart|slot|met|patience|counters?|exchange|trouble"
     r"|blocks?|first_block|turn_of|unit_of|peek|arrive|wait|tanh|sigmoid|expm1|log1p|larger|smaller|rest|one_less_square"
     r"|factor|product|T|B|ROWS|REVERSE|RESIDENT|PRECISION|FAST|UNITS|PARTS|EXCHANGE_ROW|CHUNK|chunk|entry|start|place_of|products|(one|share|team)\d+|(from|of)\d+_W\d+(_t)?|PATIENCE|range|float"
 )
@@ -229,7 +229,11 @@ class Frame:
         line = f"step * (wide * 0 + {self.blocks_of_rows}) + {self.block_of_rows}"
         address = f"{pointer} + (model * {pointer}_model + {line}) * {pointer}_ROW + {start} + {along}"
         total = f"tl.sum(tl.where(on, {text}, 0.0), axis=0, keep_dims=True)"
-        return _given(kind, index, f"tl.store({address}, {total}, mask={along} < {value.size})")
+        return _given(kind, index, f"tl.store({address}, {total}, mask=({along} < {value.size}){self.at_step(along)})")
+
+    def at_step(self, along: str) -> str:
+        """A mask of the entries of a line that is stored once for all rows, in a loop that may run past the last step."""
+        return ""
 
     def _add_up(self, kind: TensorKind, index: int, start: int, shape: Shape, text: str, whole: bool) -> str:
         """Add to a sum over time, which is stored after the loop: row by row, or summed over the rows of the block.

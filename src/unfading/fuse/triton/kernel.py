@@ -8,7 +8,7 @@ matrices are products after the loop. All sums have a fixed order, so that a rep
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from unfading.fuse.ir.program import ELEMENTWISE, InputKind, Op, Program, Tensor
 from unfading.fuse.plan import TensorNames, float32_dots
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton.emit import TritonFunction, emit_backward, emit_forward, source
+from unfading.fuse.triton.lane_loops import LaneConstants, LaneLoops, lane_loops
 from unfading.fuse.triton.launch import LaunchConstants, Launcher, does_not_fit, is_unsupported, packed
 from unfading.fuse.triton.launch_settings import (
     BYTES,
@@ -85,6 +86,7 @@ class TritonKernel:
         self.program, self.names = program, names
         self.outer, self.has_gradient = both.outer, both.has_gradient()
         self.programs = (program, both.forward, both.reverse)
+        self.lanes = lane_loops(self.programs, names)  # where the units are independent
         self.loops: dict[int | None, TritonLoops] = {}  # by the width of their tiles
         self.settings: dict[SearchKey, LaunchSettings] = {}  # of a search
         self._settings: dict[tuple[str, str, tuple[int, int], torch.device], LaunchSettings | None] = {}
@@ -164,6 +166,8 @@ class TritonKernel:
 
     def candidates(self, name: str, precision: str, rows: tuple[int, int], gpu: Gpu) -> list[Candidate]:
         """The settings with which a loop may fit on a GPU, the fastest first."""
+        if self.lanes is not None:
+            return [Candidate(self.lanes.microseconds(name, (rows[0], 1, rows[1]), gpu, 1), self.lanes.settings(rows, gpu))]
         split = None if self.split is None else self.split.functions[name].shape
         if split is not None and not self._has_products:
             split = split._replace(products=())
@@ -196,6 +200,8 @@ class TritonKernel:
 
     def slower_than_graphs(self, precision: str, rows: tuple[int, int], device: torch.device, *, keep: bool) -> str | None:
         """The reason why CUDA graphs of the reference loop run instead: they were measured or are estimated to be faster."""
+        if self.lanes is not None:
+            return None
         key = (precision, rows, device, keep)
         if key not in self._slower:
             measured = self.graphs_win.get((precision, size_class(rows), device, keep))
@@ -218,8 +224,8 @@ class TritonKernel:
         self._settings, self._slower = {}, {}
 
     def split_of(self, setting: LaunchSettings) -> SplitLoops | None:
-        """The divided loops of these settings; None where each program has all units."""
-        if setting.units is None:
+        """The divided loops of these settings; None where each program has all units, or units are independent."""
+        if setting.units is None or self.lanes is not None:
             return None
         if setting.summed:
             return self.summed
@@ -332,7 +338,10 @@ class TritonKernel:
         """
         lead, T, B = _lead(extent), *extent[1:]
         blocks = -(-B // setting.rows)
-        lines = chunks * blocks * self._parts("back", setting)
+        if self.lanes is None:
+            lines = chunks * blocks * self._parts("back", setting)
+        else:
+            lines = self.lanes.lines("back", extent, gpu(like.device), setting, options.scan)
         shapes = {PER_STEP: (*lead, T, B), SHARED: (*lead, T, blocks), CONSTANT: (*lead, 1, B)}
         d_inputs = [
             _blank(like, (*shapes[kind], width), options) if width is not None and (want or read) else None
@@ -385,7 +394,27 @@ class TritonKernel:
     ) -> None:
         initial = tensors[INITIAL, 0]
         assert initial is not None
+        if self.lanes is not None:
+            self._launch_lanes(self.lanes, name, tensors, weights, options, extent, setting)
+            return
         ReadyLoop(self, name, weights, options, setting, (extent[0], initial.device)).run(tensors, options.lengths, extent)
+
+    def _launch_lanes(
+        self,
+        lanes: LaneLoops,
+        name: str,
+        tensors: Tensors,
+        weights: Sequence[Tensor],
+        options: LoopOptions,
+        extent: Extent,
+        setting: LaunchSettings,
+    ) -> None:
+        device = cast(Tensor, tensors[INITIAL, 0]).device
+        assert setting.units is not None
+        fast = precision(options, device) != "tf32x3" and device.type == "cuda"
+        constants = LaneConstants(setting.rows, options.reverse, fast, setting.units)
+        chunks = lanes.chunks(name, extent, gpu(device), options.scan)
+        lanes.launch(name, tensors, weights, options.lengths, extent, setting, chunks, constants)
 
     def prepared(self, name: str, dots: str, setting: LaunchSettings, reverse: bool, device: torch.device) -> "PreparedLoop":
         """A loop with its settings, in a precision of dots and a direction."""

@@ -25,7 +25,7 @@ class Tiles:
         self.before: list[str] = []  # the loop: what does not change from step to step
         self.lines: list[str] = []
         self.tiles: dict[int, Tile] = {}  # by value; the frame adds the leaves
-        self.late = _late_sums(program)  # sums over features that can wait until after the loop
+        self.late = late_sums(program)  # sums over features that can wait until after the loop
 
     def write(self) -> None:
         """Write all values that have no tile yet."""
@@ -230,7 +230,7 @@ class LateSum(NamedTuple):
     between: tuple[Value, ...]  # values that need not be computed
 
 
-def _late_sums(program: Program) -> dict[Store, LateSum]:
+def late_sums(program: Program) -> dict[Store, LateSum]:
     readers: dict[int, int] = {}
     for value in program.values():
         for arg in value.args:

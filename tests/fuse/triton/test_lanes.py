@@ -1,0 +1,47 @@
+"""The laws of lanes under Triton's interpreter, and the choice of the number of chunks."""
+
+import os
+
+import pytest
+
+import unfading
+from tests.helpers.lane_laws import *  # noqa: F403
+from unfading.fuse.plan import interpreted, plan, triton_kernel
+from unfading.fuse.triton.launch_settings import H200
+from unfading.fuse.triton.source import triton_missing
+
+pytestmark = [
+    pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="TRITON_INTERPRET is off"),
+    pytest.mark.skipif(triton_missing() is not None, reason="Triton is not installed"),
+    # The contents of the padding are undefined, and NumPy warns about them.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.fixture
+def device():
+    with interpreted():
+        yield "cpu"
+
+
+@pytest.fixture
+def lanes(device):
+    return triton_kernel(plan(unfading.MinGRUCell(3, 256)).key).lanes
+
+
+def test_long_sequences_of_few_rows_run_in_chunks(lanes):
+    assert lanes.chunks("train", (0, 65_536, 1), H200, None) >= 64
+    assert lanes.chunks("train", (0, 784, 512), H200, None) == 1
+
+
+def test_one_chunk_where_a_scan_is_not_wanted_and_several_where_it_is(lanes):
+    assert lanes.chunks("train", (0, 65_536, 1), H200, False) == 1
+    assert lanes.chunks("train", (0, 784, 512), H200, True) > 1
+    assert lanes.chunks("train", (0, 1, 512), H200, True) == 1
+
+
+def test_no_chunk_is_empty(lanes):
+    for T in (1, 2, 3, 17, 100, 784, 1000, 65_537):
+        chunks = lanes.chunks("back", (0, T, 1), H200, True)
+        steps = -(-T // chunks)
+        assert (chunks - 1) * steps < T <= chunks * steps
