@@ -25,7 +25,7 @@ from triton.runtime import driver
 
 import unfading
 from unfading import catalogue
-from unfading.fuse.plan import plan_or_raise, triton_kernel
+from unfading.fuse.plan import interpreted, plan_or_raise, triton_kernel
 from unfading.fuse.refusal import NotFusable
 from unfading.fuse.triton import kernel as kernels
 from unfading.fuse.triton.launch import Launcher, lines
@@ -106,7 +106,8 @@ def main() -> None:
         for size in arguments.sizes:
             for batch in arguments.batches:
                 try:
-                    cell_plan = plan_or_raise(getattr(unfading, cell)(1, size, **json.loads(arguments.options)).cells[0])
+                    with interpreted():  # the plan of a GPU
+                        cell_plan = plan_or_raise(getattr(unfading, cell)(1, size, **json.loads(arguments.options)).cells[0])
                     kernel = triton_kernel(cell_plan.key)
                 except (NotFusable, ValueError) as error:
                     print(json.dumps({"cell": cell, "hidden_size": size, "refused": str(error)}), flush=True)

@@ -7,6 +7,7 @@ import pytest
 import unfading
 from tests.helpers.lane_laws import *  # noqa: F403
 from unfading.fuse.plan import interpreted, plan, triton_kernel
+from unfading.fuse.triton.estimates import estimates
 from unfading.fuse.triton.launch_settings import H200
 from unfading.fuse.triton.source import triton_missing
 
@@ -45,3 +46,17 @@ def test_no_chunk_is_empty(lanes):
         chunks = lanes.chunks("back", (0, T, 1), H200, True)
         steps = -(-T // chunks)
         assert (chunks - 1) * steps < T <= chunks * steps
+
+
+def test_a_long_step_is_written_out_fewer_times(device):
+    """Triton took 37 s for 16 steps of BR."""
+    steps = {}
+    for cell in (unfading.MinGRUCell, unfading.UnICORNNCell, unfading.BRCell):
+        lanes = triton_kernel(plan(cell(3, 256)).key).lanes
+        steps[cell] = lanes.functions["train"].source.count("step = start")
+    assert list(steps.values()) == [16, 16, 4]
+
+
+def test_the_doctor_names_the_loop_of_independent_units(device):
+    loops = [way.loop for way in estimates(triton_kernel(plan(unfading.MinGRUCell(3, 256)).key), "tf32", 128, H200)]
+    assert loops == ["a thread for each unit", "CUDA graphs", "reference loop"]

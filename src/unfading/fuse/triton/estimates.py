@@ -7,6 +7,7 @@ from unfading.fuse.triton.launch_settings import Candidate, Gpu
 from unfading.fuse.triton.step_time import graph_microseconds, reference_microseconds
 
 WHOLE, DIVIDED, GRAPHS, REFERENCE = "all units in a program", "units divided", "CUDA graphs", "reference loop"
+LANES = "a thread for each unit"
 
 
 class LoopEstimate(NamedTuple):
@@ -20,6 +21,18 @@ class LoopEstimate(NamedTuple):
 def estimates(kernel: TritonKernel, precision: str, rows: int, gpu: Gpu) -> list[LoopEstimate]:
     """The ways to run a cell on so many rows, the fastest first."""
     every = {name: kernel.candidates(name, precision, (1, rows), gpu) for name in ("train", "back")}
+    ways = (
+        [_compiled(LANES, list(every.values()), None)]
+        if kernel.lanes is not None
+        else _with_matrices(kernel, precision, every, gpu)
+    )
+    ways.append(LoopEstimate(GRAPHS, graph_microseconds(kernel.step, rows, keep=True), "recorded once, 32 steps at a time"))
+    ways.append(LoopEstimate(REFERENCE, reference_microseconds(kernel.step, keep=True), "the host launches every operation"))
+    return sorted(ways, key=lambda way: float("inf") if way.microseconds is None else way.microseconds)
+
+
+def _with_matrices(kernel: TritonKernel, precision: str, every: dict[str, list[Candidate]], gpu: Gpu) -> list[LoopEstimate]:
+    """The compiled loops of a step whose units read each other."""
     ways = [
         _compiled(WHOLE, [[c for c in each if c.setting.units is None] for each in every.values()], kernel.whole_refused),
         _compiled(
@@ -31,9 +44,7 @@ def estimates(kernel: TritonKernel, precision: str, rows: int, gpu: Gpu) -> list
     mixed = _compiled(f"{WHOLE} in one direction, {DIVIDED} in the other", list(every.values()), None)
     if all(way.microseconds is not None and way.microseconds > (mixed.microseconds or 0) for way in ways):
         ways.append(mixed)
-    ways.append(LoopEstimate(GRAPHS, graph_microseconds(kernel.step, rows, keep=True), "recorded once, 32 steps at a time"))
-    ways.append(LoopEstimate(REFERENCE, reference_microseconds(kernel.step, keep=True), "the host launches every operation"))
-    return sorted(ways, key=lambda way: float("inf") if way.microseconds is None else way.microseconds)
+    return ways
 
 
 def _compiled(loop: str, every: list[list[Candidate]], refused: str | None) -> LoopEstimate:
