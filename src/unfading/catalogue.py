@@ -36,13 +36,18 @@ def cells() -> list[type[Cell]]:
 
 def convolutional_cells() -> list[type[ConvolutionalCell]]:
     """Every cell of the library over frames, in the order of names."""
-    return _concrete(unfading.cells, ConvolutionalCell)  # type: ignore[type-abstract]
+    return list(_convolutional_cells())
 
 
 @cache  # every run asks
 def _cells() -> list[type[Cell]]:
     classes = _concrete(unfading.cells, Cell)  # type: ignore[type-abstract]
     return [cell for cell in classes if list(inspect.signature(cell).parameters)[:2] == ["input_size", "hidden_size"]]
+
+
+@cache
+def _convolutional_cells() -> list[type[ConvolutionalCell]]:
+    return _concrete(unfading.cells, ConvolutionalCell)  # type: ignore[type-abstract]
 
 
 def tasks() -> dict[str, type[Task]]:

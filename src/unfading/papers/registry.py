@@ -16,6 +16,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import unfading.papers
@@ -34,7 +35,7 @@ READS = {"incremental/fig7": "har", "incremental/fig8": "har", "incremental/step
 
 def items() -> dict[str, Callable[..., Any]]:
     """Every item by name: papers in alphabetical order, and within a paper tables, figures, then the rest."""
-    return _functions(KINDS)
+    return dict(_functions(KINDS))
 
 
 def claims(name: str) -> list[Order | Ranking]:
@@ -43,7 +44,8 @@ def claims(name: str) -> list[Order | Ranking]:
     return [] if function is None else function()
 
 
-def _functions(kinds: Sequence[Any]) -> dict[str, Callable[..., Any]]:
+@cache  # walking the folders takes longer than most items
+def _functions(kinds: tuple[Any, ...]) -> dict[str, Callable[..., Any]]:
     """The public functions of the papers' modules that can be called without arguments and return one of these types."""
     functions: dict[str, Callable[..., Any]] = {}
     for info in pkgutil.walk_packages(unfading.papers.__path__, f"{unfading.papers.__name__}."):
@@ -76,10 +78,13 @@ def kind(function: Callable[..., Any]) -> Any:
 
 def rows(function: Callable[..., Any]) -> list[Row]:
     """The rows of a table or of a figure of curves; none for other figures."""
-    if kind(function) is Item:
-        return []
-    table = function()
-    return list(table.rows) if isinstance(table, Curves) else table
+    return [] if kind(function) is Item else list(_rows(function))
+
+
+@cache  # some tables build their models to count parameters
+def _rows(function: Callable[..., Any]) -> Sequence[Row]:
+    table: Curves | list[Row] = function()
+    return table.rows if isinstance(table, Curves) else table
 
 
 def title(function: Callable[..., Any]) -> str:

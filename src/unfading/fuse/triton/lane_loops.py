@@ -24,6 +24,7 @@ from unfading.fuse.triton.tile_shapes import power_of_two
 from unfading.fuse.triton.tiles import late_sums
 
 MOST_CHUNKS = 512  # each chunk applies the maps of all others before it
+MOST_STEPS = 16  # whose inputs a thread loads before it computes
 LOADED = 128  # numbers that a thread loads before it computes
 # Operations that are written out for the steps loaded together, and how many of them a function such as tanh counts for. Triton
 # compiles BR's forward loop with 16 steps in 37 s, with 4 in 1 s.
@@ -186,7 +187,7 @@ def _steps(program: Program) -> int:
     loads = sum(value.op is Op.LEAF and value.leaf.kind != TensorKind.WEIGHT for value in program.values())
     written = sum(FUNCTION if value.op in COSTLY else value.op is not Op.LEAF for value in program.values())
     most = min(LOADED // max(loads, 1), WRITTEN // max(written, 1))
-    return max(2, min(16, power_of_two(most + 1) // 2))
+    return max(2, min(MOST_STEPS, power_of_two(most + 1) // 2))
 
 
 def _traffic(program: Program) -> int:
