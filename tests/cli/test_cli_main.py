@@ -20,7 +20,7 @@ from unfading.cli.old_forms import current_form
 
 # Parameters that are structures, which describe their own flags.
 STRUCTURES = {(command, part) for command in ("train", "compare") for part in ("training", "output")}
-STRUCTURES |= {("train", "own_data"), ("sweep", "training")}
+STRUCTURES |= {("train", "own_data"), ("sweep", "training"), ("sweep", "own_data")}
 
 
 def all_commands():

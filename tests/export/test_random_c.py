@@ -43,7 +43,7 @@ def check(step, folder):
     tables = {i: np.repeat(row, 1 + i % 2, axis=0) for i, row in enumerate(rows) if i}
     names = tuple(f"h{i}" for i in range(len(states)))
     stage = folded(Stage("layer0", program, weights, states, names, tables))
-    model = Exported("random", (stage,), None, False)
+    model = Exported("random", (stage,), None, None)
     source = float_source(model, int8=False)
     compiled = CModel(written(folder / "float", source), source)
     x = numbers.inputs[0][0]

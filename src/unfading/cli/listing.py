@@ -28,6 +28,7 @@ FIRST_TASKS = ("synthetic", "images", "moving_digits")
 # Pages of docs/cells that are not named like the module of the cell.
 PAGES = {
     "antisymmetric": "continuous",
+    "bistable": "memories",
     "deep": "incremental",
     "equilibrium": "incremental",
     "stable": "incremental",
@@ -46,8 +47,11 @@ PAGES = {
     "light_gru": "light",
     "lipschitz": "oscillators",
     "minimal": "diagonal",
+    "multiplicative": "lstm",
+    "nas": "lstm",
     "oscillator": "oscillators",
     "slow_context": "light",
+    "twin_gate": "light",
     "slstm": "memories",
 }
 

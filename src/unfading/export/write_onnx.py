@@ -262,8 +262,8 @@ class _Writer:
         steps = g.add("Range", zero, g.add("Squeeze", g.add("Shape", x, start=0, end=1)), self.constants.int(1))
         own = g.add("Less", g.add("Unsqueeze", steps, self.constants.int([1])), self.lengths)
         lowest = self.constants.float(-np.inf)
-        kept = g.add("Where", g.add("Unsqueeze", own, self.constants.int([2])), x, lowest)
-        return g.add("ReduceMax", kept, self.constants.int([0]), keepdims=0)
+        of_own = g.add("Where", g.add("Unsqueeze", own, self.constants.int([2])), x, lowest)
+        return g.add("ReduceMax", of_own, self.constants.int([0]), keepdims=0)
 
     def _last(self, x: str) -> str:
         """The output at each row's last step."""
