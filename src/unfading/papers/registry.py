@@ -17,6 +17,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import unfading.papers
@@ -35,7 +36,7 @@ READS = {"incremental/fig7": "har", "incremental/fig8": "har", "incremental/step
 
 def items() -> dict[str, Callable[..., Any]]:
     """Every item by name: papers in alphabetical order, and within a paper tables, figures, then the rest."""
-    return dict(_functions(KINDS))
+    return _functions(KINDS)
 
 
 def claims(name: str) -> list[Order | Ranking]:
@@ -45,15 +46,19 @@ def claims(name: str) -> list[Order | Ranking]:
 
 
 @cache  # walking the folders takes longer than most items
-def _functions(kinds: tuple[Any, ...]) -> dict[str, Callable[..., Any]]:
+def _modules() -> list[ModuleType]:
+    infos = pkgutil.walk_packages(unfading.papers.__path__, f"{unfading.papers.__name__}.")
+    return [importlib.import_module(info.name) for info in infos]
+
+
+def _functions(kinds: Sequence[Any]) -> dict[str, Callable[..., Any]]:
     """The public functions of the papers' modules that can be called without arguments and return one of these types."""
     functions: dict[str, Callable[..., Any]] = {}
-    for info in pkgutil.walk_packages(unfading.papers.__path__, f"{unfading.papers.__name__}."):
-        module = importlib.import_module(info.name)
+    for module in _modules():
         for name, value in vars(module).items():
             own = inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
             if own and _returns(value, kinds):
-                functions[f"{info.name.split('.')[2]}/{name}"] = value
+                functions[f"{module.__name__.split('.')[2]}/{name}"] = value
     return dict(sorted(functions.items(), key=lambda pair: _order(pair[0])))
 
 
