@@ -397,7 +397,8 @@ def _options(cell: "type[Cell]") -> dict[str, tuple[Any, str]]:
     from inspect import Parameter, signature
 
     descriptions = _descriptions(cell)
-    options = [each for each in signature(cell).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
+    named = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    options = [each for each in list(signature(cell).parameters.values())[2:] if each.kind in named]
     return {each.name: (each.default, descriptions.get(each.name, "")) for each in options}
 
 
