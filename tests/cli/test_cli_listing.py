@@ -72,6 +72,13 @@ def test_an_unknown_task_is_refused_with_the_nearest_name():
         listing.tasks("addin")
 
 
+def test_the_prose_about_a_cell_fits_80_columns(capsys):
+    listing.show_cell("STAR")
+    lines = capsys.readouterr().out.splitlines()
+    assert "    h_t = tanh((1 - k_t) * h_{t-1} + k_t * z_t)" in lines
+    assert max(len(line) for line in lines if not line.startswith("    ")) <= 80
+
+
 def test_every_cell_has_a_page_that_describes_it():
     index = (ROOT / "docs" / "cells" / "index.md").read_text()
     for cell in (*catalogue.cells(), *catalogue.convolutional_cells()):

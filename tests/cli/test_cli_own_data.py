@@ -115,6 +115,10 @@ def test_predict_names_what_it_cannot_do(trained, tmp_path):
         ((str(key_folder(folder)), "--data", str(tmp_path / "x.npy")), "the model reads sequences with 1 channels; got 2"),
         ((str(tmp_path), "--data", str(tmp_path / "x.npy")), "it has no record.json"),
         ((str(key_folder(folder)), "--data", str(tmp_path / "x.npy"), "-o", "y.xls"), "-o takes a .npy or .csv file"),
+        (
+            (str(key_folder(folder)), "--data", str(tmp_path / "x.npy"), "-o", str(tmp_path / "none" / "y.csv")),
+            "Create it first.",
+        ),
     ):
         answer = run("predict", *arguments)
         assert answer.returncode == 2

@@ -337,3 +337,17 @@ def test_released_forms():
     assert (cell.heads_from_input, cell.mean_over_heads, cell.memory_size) == (None, True, 16)
     with pytest.raises(ValueError, match="LSTM offers no released form"):
         unfading.LSTM.released(I, H)
+
+
+def test_a_cell_may_leave_out_bias_and_the_star_before_its_options():
+    class PlainCell(QuietCell):
+        def __init__(self, input_size, hidden_size, factor=1.0):
+            super().__init__(input_size, hidden_size)
+            self.factor = factor
+
+    layer = unfading.layer(PlainCell)
+    rnn = layer(I, H, 2, factor=0.5)
+    assert [cell.factor for cell in rnn.cells] == [0.5, 0.5]
+    assert rnn(torch.randn(T, B, I))[0].shape == (T, B, rnn.cells[1].output_size)
+    with pytest.raises(ValueError, match="PlainCell has no argument bias, so bias=False cannot be passed to it"):
+        layer(I, H, bias=False)

@@ -80,6 +80,25 @@ def test_what_cannot_be_read_is_named(given, sentence):
         read_sequences(given)
 
 
+def test_a_value_that_is_no_number_is_named_with_its_column():
+    class Table:
+        """A table as pandas has it: a column of objects makes all values objects."""
+
+        columns = ("a", "b")
+
+        def __init__(self, value):
+            self.value = value
+
+        def to_numpy(self):
+            return np.array([[1.0, 2.0], [3.0, self.value]], dtype=object)
+
+    with pytest.raises(TypeError, match=r"X must hold numbers; got a value at row 1, column 'b' that is none: .*'x'"):
+        read_sequences(Table("x"))
+    missing = type("NAType", (), {})()
+    with pytest.raises(ValueError, match=r"X has NaN at row 1, column 1 \('b'\)"):
+        read_sequences(Table(missing))
+
+
 def test_the_hash_covers_numbers_shape_and_dtype():
     hashes = {
         content_hash([X]),
@@ -130,6 +149,8 @@ def test_weights_of_classes():
     assert class_weights(None, labels) == ()
     with pytest.raises(ValueError, match="class_weight names 'c', which is no label of y"):
         class_weights({"c": 1.0}, labels)
+    with pytest.raises(ValueError, match="class_weight must have numbers of at least 0; got -1 for 'b'"):
+        class_weights({"b": -1}, labels)
     with pytest.raises(ValueError, match="class_weight must be 'balanced'"):
         class_weights("even", labels)
 

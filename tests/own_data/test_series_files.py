@@ -31,6 +31,11 @@ def test_all_columns_but_the_time_are_forecast(tmp_path):
     assert table.layout == "one series, 40 steps, one per row in the order of the file; forecast: a, b; not read: Date"
 
 
+def test_an_identifier_of_each_row_is_not_forecast(tmp_path):
+    path = write_csv(tmp_path / "x.csv", ["id", "a"], [[t, VALUES[t, 0]] for t in range(40)])
+    assert read_series_file(path, SeriesColumns(), "refuse").columns.targets == ("a",)
+
+
 def test_rows_without_a_target_at_the_end_are_steps_ahead(tmp_path):
     columns = SeriesColumns(("b",), ("a",), ("day",))
     table = read_series_file(one(tmp_path / "x.csv", ahead=5), columns, "refuse")

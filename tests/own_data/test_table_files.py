@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unfading.own_data.file_source import read_source, task_of
+from unfading.own_data.file_source import columns_of, read_source, task_of
 from unfading.own_data.preparation import Preparation
 from unfading.own_data.sequences import read_sequences
 from unfading.own_data.table_files import Columns, read_file
@@ -43,9 +43,11 @@ def test_a_long_table_has_one_row_per_step(tmp_path):
     assert np.array_equal(np.stack(read_file(long(tmp_path / "x.csv"), Columns(drop=("b",))).X)[:, :, 0], X)
 
 
-def test_an_identifier_that_does_not_repeat_is_no_series(tmp_path):
+def test_an_identifier_that_does_not_repeat_is_no_series_and_no_step(tmp_path):
     path = write_csv(tmp_path / "x.csv", ["id", "a", "b", "y"], [[i, 1.5, 2.5, i % 2] for i in range(4)])
-    assert read_file(path, Columns()).X.shape == (4, 3)
+    table = read_file(path, Columns())
+    assert table.X.tolist() == [[1.5, 2.5]] * 4
+    assert table.layout.endswith("target 'y'; 'id' is not read")
     assert [len(x) for x in read_file(path, Columns(series="id")).X] == [1] * 4
 
 
@@ -104,6 +106,7 @@ def test_parquet_without_pyarrow_says_so(tmp_path, monkeypatch):
         ("1,2\n3,4\n", Columns(), "begins with numbers. Its first line must name the columns"),
         ("a,b,label\n", Columns(), "has 1 lines"),
         ("label\nx\ny\n", Columns(), "has no column of values"),
+        ("a,a,label\n1,2,x\n", Columns(), "has two columns named 'a'"),
         ("series,a,label\ns,1,x\ns,2,y\n", Columns(), "the target changes inside the series s"),
     ],
 )
@@ -132,10 +135,43 @@ def test_a_file_for_predictions_needs_no_target(tmp_path):
     assert read_file(tmp_path / "x.csv", Columns("label"), targets=False).X.tolist() == [[1.0, 2.0]]
 
 
+def test_an_empty_column_of_targets_is_not_read_for_predictions(tmp_path):
+    write_csv(tmp_path / "x.csv", ["t0", "t1", "label"], [[1, 2, ""]])
+    assert read_file(tmp_path / "x.csv", Columns("label"), targets=False).X.tolist() == [[1.0, 2.0]]
+
+
+def test_a_file_for_predictions_is_read_by_the_names_of_the_training_file(tmp_path):
+    task, _ = task_of(long(tmp_path / "x.csv"), Columns(), Preparation(), seed=0)
+    columns = columns_of(task.source)
+    rows = [["s0", 10.0, 1.0, "ignored"], ["s0", 20.0, 2.0, "ignored"]]
+    other = write_csv(tmp_path / "new.csv", ["series", "b", "a", "comment"], rows)
+    assert read_file(other, columns, targets=False).X[0].tolist() == [[1.0, 10.0], [2.0, 20.0]]
+    write_csv(other, ["series", "b", "c"], [["s0", 10.0, 1.0]])
+    with pytest.raises(ValueError, match="has no column 'a', which the training file had"):
+        read_file(other, columns, targets=False)
+
+
+def test_labels_of_arrays_may_be_text(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    np.savez(tmp_path / "x.npz", x=X, y=Y)
+    assert read_file(tmp_path / "x.npy", Columns(str(tmp_path / "y.npy"))).y.tolist() == Y.tolist()
+    assert read_file(tmp_path / "x.npz", Columns()).y.tolist() == Y.tolist()
+    with pytest.raises(ValueError, match="no numbers of at most 64 bits"):
+        read_file(tmp_path / "y.npy", Columns())
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "x.parquet").write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"x\.parquet cannot be read as Parquet: "):
+        read_file(tmp_path / "x.parquet", Columns())
+
+
 def test_the_data_of_a_file_are_read_again_from_the_fields_of_the_task(tmp_path):
     path = wide(tmp_path / "x.csv")
     task, _ = task_of(path, Columns(), Preparation(test=0.3), seed=5)
     assert read_source(task.source, task.classes).content == task.content
-    write_csv(path, ["t0", "label"], [[1.0, "sideways"]])
+    write_csv(path, ["t0", "t1", "t2", "t3", "label"], [[1.0, 1.0, 1.0, 1.0, "sideways"]])
     with pytest.raises(ValueError, match="has changed since the run was trained: it has the new label 'sideways'"):
         read_source(task.source, task.classes)

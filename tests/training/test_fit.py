@@ -88,6 +88,11 @@ def test_sequences_of_other_channels_are_refused():
         model.predict(np.ones((4, 5, 3)))
 
 
+def test_an_unknown_setting_is_refused_with_the_nearest_name():
+    with pytest.raises(TypeError, match=r"unknown setting 'hiden'\. Did you mean 'hidden'"):
+        fit(np.ones((4, 3)), ["a", "b", "a", "b"], hiden=3)
+
+
 def test_without_validation_all_rows_train():
     model = fit(X, LABELS, "Elman", validation=0.0, hidden=4, epochs=2)
     assert model.run.split == "full"

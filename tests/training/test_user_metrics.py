@@ -140,7 +140,7 @@ CLASSES = {"task": "copying", "task_options": {"T": 3}}
         ({}, [lambda prediction, target: 0.0], "a function with a name"),
         ({}, [type("f1", (), {})], "cannot be named f1"),
         ({}, ["f1"], "the metric f1 compares classes, and Adding has none. Use mae, rmse."),
-        ({}, ["mase"], "Adding is no task of forecasts"),
+        ({}, ["mase"], "which Adding does not compute. Use mae"),
         (CLASSES, ["rmse"], "the metric rmse compares numbers, and Copying has classes"),
         (CLASSES, [f"{OWN_METRICS}:two_numbers"], "must return one number; got ndarray of shape .2."),
         (CLASSES, [f"{OWN_METRICS}:failing"], r"the metric failing raised KeyError: 'nothing' \(.*own_metrics.py, line 16\)"),

@@ -53,6 +53,10 @@ PAGES = {
     "slow_context": "light",
     "twin_gate": "light",
     "slstm": "memories",
+    "bistable": "memories",
+    "multiplicative": "lstm",
+    "nas": "lstm",
+    "twin_gate": "light",
 }
 
 
@@ -169,7 +173,7 @@ def show_cell(
         "multiply-adds": f"{entry.multiply_adds_per_step:,} per step, {entry.multiply_adds_per_sequence:,} per sequence",
         "saved for backward": "-" if saved is None else f"{saved:,} bytes per step and batch row",
     }
-    print(f"{entry.name}: {summary} {entry.paper}.\n\n{equation}\n\nOptions")
+    print(f"{fill(f'{entry.name}: {summary} {entry.paper}.', WIDTH)}\n\n{_wrapped(equation)}\n\nOptions")
     for option, (default, text) in options.items():
         print(f"  {option}={default!r}")
         if text:
@@ -182,6 +186,16 @@ def show_cell(
     print(f"\nExample\n  unfading train --task {task} --cell {name}")
     if (page := _page_of(cell)) is not None:
         print(f"  layer = unfading.{entry.name}({input_size}, {hidden_size})\n\nIts page is {page}.")
+
+
+def _wrapped(text: str) -> str:
+    """The text with its paragraphs wrapped. Equations, which are indented, and lists stay as they are."""
+    from textwrap import fill
+
+    return "\n\n".join(
+        each if any(line.startswith((" ", "- ")) for line in each.splitlines()) else fill(each, WIDTH)
+        for each in text.split("\n\n")
+    )
 
 
 def _units(entry: "Entry") -> str:
@@ -401,7 +415,8 @@ def _options(cell: "type[Cell]") -> dict[str, tuple[Any, str]]:
     from inspect import Parameter, signature
 
     descriptions = _descriptions(cell)
-    options = [each for each in signature(cell).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
+    named = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    options = [each for each in list(signature(cell).parameters.values())[2:] if each.kind in named]
     return {each.name: (each.default, descriptions.get(each.name, "")) for each in options}
 
 

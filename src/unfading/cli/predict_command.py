@@ -41,6 +41,8 @@ def predict(
 
     if output is not None and output.suffix not in (".npy", ".csv"):
         raise ValueError(f"-o takes a .npy or .csv file; got {output}.")
+    if output is not None and not output.parent.is_dir():
+        raise ValueError(f"cannot write {output}: there is no folder {output.parent}. Create it first.")
     trained = load_with_code(Path(model)) if allow_code else load(model)
     task = trained.task
     if isinstance(task, ForecastTask):

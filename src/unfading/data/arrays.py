@@ -26,14 +26,14 @@ class PickledArray(ValueError):
     """An array of Python objects, which are stored as pickles."""
 
 
-def read_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy file; what is not an array of numbers raises a ValueError."""
+def read_npy(path: Path, *, text: bool = False) -> NDArray[Any]:
+    """The array of an .npy file; what is not an array of numbers, or of text if that is allowed, raises a ValueError."""
     with path.open("rb") as stream:
-        return _read(stream, path.stat().st_size)
+        return _read(stream, path.stat().st_size, text)
 
 
-def read_npz(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Those of the named arrays that an .npz file has; a damaged file raises a ValueError."""
+def read_npz(path: Path, names: Collection[str], *, text: bool = False) -> dict[str, NDArray[Any]]:
+    """Those of the named arrays that an .npz file has; a damaged file raises a ValueError. `text` allows arrays of text."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -44,7 +44,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
                     if entry.file_size > MOST_COMPRESSED * max(entry.compress_size, 1):
                         raise ValueError(f"array {name!r} claims {entry.file_size} bytes")
                     with archive.open(entry) as stream:
-                        arrays[name] = _read(stream, entry.file_size)
+                        arrays[name] = _read(stream, entry.file_size, text)
             return arrays
     except ValueError:
         raise
@@ -52,7 +52,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
         raise ValueError(sentence(error)) from None
 
 
-def _read(stream: IO[bytes], size: int) -> NDArray[Any]:
+def _read(stream: IO[bytes], size: int, text: bool) -> NDArray[Any]:
     try:
         version = npy.read_magic(stream)
         header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
@@ -61,7 +61,7 @@ def _read(stream: IO[bytes], size: int) -> NDArray[Any]:
         raise ValueError(f"its header cannot be read: {sentence(error)}") from None
     if dtype.hasobject:
         raise PickledArray("it holds Python objects")
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+    if not (text and dtype.kind == "U") and (dtype.kind not in "biuf" or dtype.itemsize > 8):
         raise ValueError(f"its entries are {str(dtype)[:40]}, no numbers of at most 64 bits")
     left = size - stream.tell()
     if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != left:

@@ -52,8 +52,12 @@ class Layer(Recurrent[State]):
                 raise TypeError(unknown(f"option of {type(self).__name__}", name, inspect.signature(type(self)).parameters))
         check_flag("bias", bias)
         check_count("hidden_size", hidden_size)
+        takes_bias = "bias" in inspect.signature(self.cell).parameters
+        if not takes_bias and not bias:
+            raise ValueError(f"{self.cell.__name__} has no argument bias, so bias=False cannot be passed to it. Leave it out.")
+        arguments = {"bias": bias, **options} if takes_bias else options
         super().__init__(
-            lambda size: self.cell(size, hidden_size, bias=bias, **options),  # type: ignore[call-arg]
+            lambda size: self.cell(size, hidden_size, **arguments),
             input_size,
             num_layers,
             batch_first,
@@ -140,8 +144,8 @@ def layer(cell: type[Cell]) -> type[Layer]:
     """The layer class of a cell class: `STAR = layer(STARCell)`. Its signature and docstring include those of the cell.
 
     The cell's constructor must be `(input_size, hidden_size, *, bias=True, <options with defaults>)`, or that of a
-    convolutional cell, `(in_channels, hidden_channels, *, bias=True, kernel_size=3, <options with defaults>)`. One cell has
-    one layer class: later calls return the same.
+    convolutional cell, `(in_channels, hidden_channels, *, bias=True, kernel_size=3, <options with defaults>)`. `bias` may be
+    left out of both. One cell has one layer class: later calls return the same.
     """
     if not inspect.isclass(cell) or not issubclass(cell, Cell):
         raise TypeError(f"layer takes a subclass of unfading.Cell; got {cell!r}.")
@@ -182,5 +186,7 @@ def _argument_texts(owner: type) -> dict[str, str]:
 
 
 def _options(cell: type[Cell]) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(cell).parameters
-    return {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY and n != "bias"}
+    """The arguments of a cell after its two sizes, except bias. A layer takes them by keyword, with or without a `*`."""
+    rest = list(inspect.signature(cell).parameters.values())[2:]
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {p.name: p.replace(kind=named[0]) for p in rest if p.kind in named and p.name != "bias"}

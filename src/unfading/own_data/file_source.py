@@ -15,11 +15,13 @@ from unfading.own_data.targets import Label, Labels
 def task_of(path: Path, columns: Columns, preparation: Preparation, seed: int) -> tuple[ArrayTask, TableData]:
     """The task of a file, with its data attached, and what the file holds."""
     table = read_file(path, columns)
+    # Columns as they were found, so that a file for predictions is read in the same way.
     source = {
         "file": str(path),
         "target": columns.target,
-        "series": columns.series,
+        "series": table.columns.series,
         "drop": list(columns.drop),
+        "inputs": list(table.columns.inputs),
         "validation": preparation.validation,
         "test": preparation.test,
         "seed": seed,
@@ -29,7 +31,8 @@ def task_of(path: Path, columns: Columns, preparation: Preparation, seed: int) -
 
 def columns_of(source: Mapping[str, Any]) -> Columns:
     """The columns with which a file was read."""
-    return Columns(source["target"], source["series"], tuple(source["drop"]))
+    # Runs of earlier versions have no inputs.
+    return Columns(source["target"], source["series"], tuple(source["drop"]), tuple(source.get("inputs", ())))
 
 
 def read_source(source: Mapping[str, Any], classes: Sequence[Label] | None) -> ArrayData:

@@ -54,19 +54,40 @@ def plain_array(values: Any, name: str) -> Array:
     """The numbers of a NumPy array, a tensor, a table or nested lists as a NumPy array of numbers."""
     if hasattr(values, "detach"):  # a torch tensor, maybe with a gradient or on a GPU
         values = values.detach().cpu()
+    names = column_names(values)
     if hasattr(values, "to_numpy"):  # pandas, polars, pyarrow
         values = values.to_numpy()
     if hasattr(values, "toarray"):
         raise TypeError(f"{name} is a sparse matrix, and sequences are dense. Use {name}.toarray().")
     try:
         array = np.asarray(values)
-        if array.dtype.kind == "O":
-            array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must hold numbers; got {type(values).__name__} ({error}).") from None
+    if array.dtype.kind == "O":
+        array = _numbers(array, name, names)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must hold real numbers; got entries of {array.dtype}. Encode other values as numbers first.")
     return array
+
+
+def _numbers(array: Array, name: str, columns: Sequence[str] | None) -> Array:
+    """The numbers of an array of Python objects; NaN where a value is None or missing as pandas writes it."""
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    numbers = np.full(array.shape, np.nan)
+    for at, value in np.ndenumerate(array):
+        if value is None or type(value).__name__ == "NAType":
+            continue
+        try:
+            numbers[at] = float(value)
+        except (TypeError, ValueError) as error:
+            place = f"{list(at)}" if columns is None or len(at) != 2 else f"row {at[0]}, column {columns[at[1]]!r}"
+            # scikit-learn asks for the words of this error.
+            reason = str(error)[:200]
+            raise TypeError(f"{name} must hold numbers; got a value at {place} that is none: {reason}.") from None
+    return numbers
 
 
 def column_names(X: Any) -> Sequence[str] | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from unfading.own_data.sequences import check_finite
 from unfading.own_data.table_files import (
+    SERIES_NAMES,
     check_column,
     column_numbers,
     read_table,
@@ -107,7 +108,7 @@ def _targets(
     if twice is not None:
         raise ValueError(f"the column {twice!r} is named twice, among the targets, covariates and the series. Name it once.")
     others = [name for name in table if name not in named]
-    targets = list(columns.targets) or [name for name in others if name.lower() not in TIME_NAMES]
+    targets = list(columns.targets) or [name for name in others if name.lower() not in (*TIME_NAMES, *SERIES_NAMES)]
     if not targets:
         raise ValueError(f"{path} has no column to forecast. Name it with --target.")
     return targets, [name for name in others if name not in targets]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unfading.data.arrays import read_npy, read_npz
 from unfading.errors import unknown
+from unfading.files.checked_json import sentence
 from unfading.own_data.sequences import Array, check_finite
 from unfading.tasks.series import read_series
 
@@ -27,14 +28,6 @@ TARGET_NAMES = ("label", "target", "class", "y")
 MISSING = {"", "?", "na", "nan", "null", "none"}
 
 
-class TableData(NamedTuple):
-    """The content of a file."""
-
-    X: Any  # as `read_sequences` takes it
-    y: Array | None  # None if the file has no targets
-    layout: str  # what was found, for the user
-
-
 class Columns(NamedTuple):
     """Which columns of a file hold what; None leaves it to the names in the file.
 
@@ -42,11 +35,23 @@ class Columns(NamedTuple):
         target: column of the target; for .npy the file of the targets, for .npz the name of the array.
         series: column that says to which series a row belongs.
         drop: columns that are not read.
+        inputs: the columns of values, in the order in which a model reads them; none for all that hold nothing else. If they
+            are given, so is the series.
     """
 
     target: str | None = None
     series: str | None = None
     drop: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+
+
+class TableData(NamedTuple):
+    """The content of a file."""
+
+    X: Any  # as `read_sequences` takes it
+    y: Array | None  # None if the file has no targets, or they are not asked for
+    layout: str  # what was found, for the user
+    columns: Columns  # with the series and the inputs that were found
 
 
 def read_file(path: Path, columns: Columns, *, targets: bool = True) -> TableData:
@@ -55,27 +60,16 @@ def read_file(path: Path, columns: Columns, *, targets: bool = True) -> TableDat
     Args:
         path: the file.
         columns: which columns hold what.
-        targets: the file must have targets.
+        targets: the file must have targets. Otherwise they are not read, and need not be there.
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist. Give a file of sequences: {', '.join(READERS)}.")
     if path.suffix.lower() not in READERS:
         raise ValueError(f"{path} has the unknown ending {path.suffix!r}. Known: {', '.join(READERS)}.")
-    if not targets and columns.target is not None and not _has_target(path, columns.target):
-        columns = columns._replace(target=None)
-    data = READERS[path.suffix.lower()](path, columns)
+    data = READERS[path.suffix.lower()](path, columns, targets)
     if targets and data.y is None:
         raise ValueError(f"{path} has no target. Name it with --target, a column or, for .npy, a file.")
     return data
-
-
-def _has_target(path: Path, target: str) -> bool:
-    """Whether a file for predictions has the column of targets, which it need not have."""
-    if path.suffix.lower() != ".csv":
-        return path.suffix.lower() in (".parquet", ".arff")
-    with path.open(encoding="utf-8-sig", errors="replace") as stream:
-        first = stream.readline()
-    return target in [name.strip().strip('"') for name in first.split(_delimiter(first))]
 
 
 # -- tables --------------------------------------------------------------------------------------------------------------------
@@ -105,7 +99,14 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
         raise ValueError(f"{path}, row {uneven}: {len(rows[uneven])} values, and the header names {len(names)} columns.")
     if all(_is_number(name) for name in names):
         raise ValueError(f"{path} begins with numbers. Its first line must name the columns.")
+    _check_names(path, names)
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise ValueError(f"{path} has two columns named {twice!r}. Give each column a name of its own.")
 
 
 def _delimiter(sample: str) -> str:
@@ -118,29 +119,55 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
         from pyarrow import parquet
     except ImportError:
         raise ValueError(f"{path}: reading Parquet needs pyarrow, which is not installed: pip install pyarrow.") from None
-    table = parquet.read_table(path)
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:  # pyarrow raises errors of many kinds for damaged bytes
+        raise ValueError(f"{path} cannot be read as Parquet: {sentence(error)}.") from None
+    _check_names(path, table.column_names)
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
-def _sequences_of_table(path: Path, columns: Columns) -> TableData:
-    return _table(path, read_table(path), columns)
+def _sequences_of_table(path: Path, columns: Columns, targets: bool) -> TableData:
+    return _table(path, read_table(path), columns, targets)
 
 
-def _table(path: Path, table: dict[str, list[Any]], columns: Columns) -> TableData:
+def _table(path: Path, table: dict[str, list[Any]], columns: Columns, targets: bool) -> TableData:
     """The sequences of a table, by the names of its columns."""
-    table = without_columns(path, table, columns.drop)
-    target = _named(path, columns.target, table, TARGET_NAMES)
-    series = series_column(path, columns.series, table)
-    inputs = [name for name in table if name not in (target, series)]
+    if columns.inputs:
+        _check_inputs(path, columns, table)
+    else:
+        table = without_columns(path, table, columns.drop)
+        columns = columns._replace(series=series_column(path, columns.series, table))
+    optional = not targets and columns.target not in table
+    target = _named(path, None if optional else columns.target, table, TARGET_NAMES)
+    # Without a column of the series, one with such a name holds a name for each row.
+    unread = [] if columns.series is not None else [name for name in table if name.lower() in SERIES_NAMES and name != target]
+    inputs = list(columns.inputs) or [name for name in table if name not in (target, columns.series, *unread)]
     if not inputs:
         raise ValueError(f"{path} has no column of values beside {target!r}.")
     values = np.stack([column_numbers(path, name, table[name]) for name in inputs], axis=1)
     check_finite(values, str(path), ("row", "column"), inputs)
-    labels = None if target is None else _targets(path, target, table[target])
+    labels = _targets(path, target, table[target]) if targets and target is not None else None
     content = "no target" if target is None else f"target {target!r}"
-    if series is None:
-        return TableData(values, labels, f"{len(values):,} rows of {len(inputs)} steps, one sequence per row; {content}")
-    return _long(path, values, labels, table[series], f"series by {series!r}, {len(inputs)} channels; {content}")
+    content += "".join(f"; {name!r} is not read" for name in unread)
+    columns = columns._replace(inputs=tuple(inputs))
+    if columns.series is None:
+        layout = f"{len(values):,} rows of {len(inputs)} steps, one sequence per row; {content}"
+        return TableData(values, labels, layout, columns)
+    X, labels = _long(path, values, labels, table[columns.series])
+    layout = f"{len(X):,} series by {columns.series!r}, {len(inputs)} channels; {content}"
+    return TableData(X, labels, layout, columns)
+
+
+def _check_inputs(path: Path, columns: Columns, table: dict[str, list[Any]]) -> None:
+    """Raise unless the table has the columns from which a model was trained."""
+    wanted = columns.inputs if columns.series is None else (columns.series, *columns.inputs)
+    missing = next((name for name in wanted if name not in table), None)
+    if missing is not None:
+        raise ValueError(
+            f"{path} has no column {missing!r}, which the training file had. Columns are matched by name; an array (.npy) has "
+            "none, and is read in its order."
+        )
 
 
 def without_columns(path: Path, table: dict[str, list[Any]], drop: Sequence[str]) -> dict[str, list[Any]]:
@@ -162,16 +189,16 @@ def rows_of_series(series: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
     return {str(names[i]): np.flatnonzero(index == i) for i in np.argsort(first)}
 
 
-def _long(path: Path, values: Array, labels: Array | None, series: list[Any], content: str) -> TableData:
-    """One sequence per series; the order of its rows in the file is that of its steps."""
+def _long(path: Path, values: Array, labels: Array | None, series: list[Any]) -> tuple[list[Array], Array | None]:
+    """One sequence and target per series; the order of its rows in the file is that of its steps."""
     members = rows_of_series(series)
     X = [values[rows] for rows in members.values()]
     if labels is None:
-        return TableData(X, None, f"{len(X):,} {content}")
+        return X, None
     for name, rows in members.items():
         if (labels[rows] != labels[rows[0]]).any():
             raise ValueError(f"{path}: the target changes inside the series {name}. Give one target per series.")
-    return TableData(X, labels[[rows[0] for rows in members.values()]], f"{len(X):,} {content}")
+    return X, labels[[rows[0] for rows in members.values()]]
 
 
 def _named(path: Path, name: str | None, table: dict[str, list[Any]], usual: Sequence[str]) -> str | None:
@@ -228,42 +255,43 @@ def _is_number(value: Any) -> bool:
 # -- arrays and archives -------------------------------------------------------------------------------------------------------
 
 
-def _npy(path: Path, columns: Columns) -> TableData:
-    y = None if columns.target is None else _array(Path(columns.target))
+def _npy(path: Path, columns: Columns, targets: bool) -> TableData:
+    y = _array(Path(columns.target), text=True) if targets and columns.target is not None else None
     x = _array(path)
-    return TableData(x, y, f"an array {list(x.shape)}" + ("" if y is None else f"; targets in {columns.target}"))
+    layout = f"an array {list(x.shape)}" + ("" if y is None else f"; targets in {columns.target}")
+    return TableData(x, y, layout, columns)
 
 
-def _array(path: Path) -> Array:
+def _array(path: Path, *, text: bool = False) -> Array:
     try:
-        return read_npy(path)
+        return read_npy(path, text=text)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist.") from None
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}.") from None
 
 
-def _npz(path: Path, columns: Columns) -> TableData:
+def _npz(path: Path, columns: Columns, targets: bool) -> TableData:
     target = columns.target or "y"
     try:
-        arrays = read_npz(path, ("x", "X", target))
+        arrays = {**read_npz(path, ("x", "X")), **(read_npz(path, (target,), text=True) if targets else {})}
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}.") from None
     x = arrays.get("x", arrays.get("X"))
     if x is None:
         raise ValueError(f"{path} has no array named x (or X), which holds the sequences.")
-    if columns.target is not None and target not in arrays:
+    if targets and columns.target is not None and target not in arrays:
         raise ValueError(f"{path} has no array named {target!r}.")
-    return TableData(x, arrays.get(target), f"an array {list(x.shape)}; targets in {target!r}")
+    return TableData(x, arrays.get(target), f"an array {list(x.shape)}; targets in {target!r}", columns)
 
 
-def _archive(path: Path, columns: Columns) -> TableData:
+def _archive(path: Path, columns: Columns, targets: bool) -> TableData:
     series = read_series(path)
     layout = f"{len(series.values):,} series of the archives; labels in the file"
-    return TableData(list(series.values), np.array(series.labels), layout)
+    return TableData(list(series.values), np.array(series.labels), layout, columns)
 
 
-def _arff(path: Path, columns: Columns) -> TableData:
+def _arff(path: Path, columns: Columns, targets: bool) -> TableData:
     names: list[str] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     start = next((i for i, line in enumerate(lines) if line.strip().lower() == "@data"), None)
@@ -279,11 +307,12 @@ def _arff(path: Path, columns: Columns) -> TableData:
     uneven = next((i for i, row in enumerate(rows) if len(row) != len(names)), None)
     if uneven is not None or not rows:
         raise ValueError(f"{path}, row {uneven or 0}: wanted {len(names)} values, as many as attributes.")
+    _check_names(path, names)
     table: dict[str, list[Any]] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-    return _table(path, table, columns if columns.target is not None else columns._replace(target=names[-1]))
+    return _table(path, table, columns if columns.target is not None else columns._replace(target=names[-1]), targets)
 
 
-READERS: dict[str, Callable[[Path, Columns], TableData]] = {
+READERS: dict[str, Callable[[Path, Columns, bool], TableData]] = {
     ".csv": _sequences_of_table,
     ".tsv": _archive,
     ".parquet": _sequences_of_table,

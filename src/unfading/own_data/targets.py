@@ -1,5 +1,6 @@
 """A user's targets: labels of classes, or numbers."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -51,6 +52,9 @@ def class_weights(weights: Mapping[Any, float] | Literal["balanced"] | None, lab
         strange = [label for label in weights if label not in labels.classes]
         if strange:
             raise ValueError(f"class_weight names {strange[0]!r}, which is no label of y. Labels: {list(labels.classes)}.")
+        for label, weight in weights.items():
+            if not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
+                raise ValueError(f"class_weight must have numbers of at least 0; got {weight!r} for {label!r}.")
         return tuple(float(weights.get(label, 1.0)) for label in labels.classes)
     if weights != "balanced":
         raise ValueError(f"class_weight must be 'balanced', a dict of weights by label, or None; got {weights!r}.")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from unfading.allocation import one_sentence
 from unfading.cells.base import Cell
+from unfading.errors import unknown
 from unfading.own_data.array_task import Readout
 from unfading.own_data.own_task import OwnTask
 from unfading.own_data.preparation import Preparation, TaskType
@@ -13,6 +14,7 @@ from unfading.training.callbacks import Callback
 from unfading.training.loop import train_model
 from unfading.training.options import Listener, TrainOptions, displayed
 from unfading.training.run import Run
+from unfading.training.settings import FIELDS
 from unfading.training.train import train
 from unfading.training.trained_model import TrainedModel
 from unfading.training.user_metrics import Metric
@@ -95,6 +97,9 @@ def default_settings(task: OwnTask, batch: int | None = None) -> dict[str, Any]:
 
 def make_run(task: OwnTask, cell: str | type[Cell], settings: Mapping[str, Any]) -> Run:
     """The run of a task over a user's data, with the default settings for what is left out."""
+    for name in settings:
+        if name not in FIELDS:
+            raise TypeError(unknown("setting", name, FIELDS))
     values: dict[str, Any] = {**default_settings(task, settings.get("batch")), **settings}
     if settings.get("steps") is not None:
         values["epochs"] = settings.get("epochs")

@@ -77,8 +77,9 @@ class UserMetrics(NamedTuple):
         for each in set(self.names) - set(computed):
             if each == OF_FORECASTS:
                 raise ValueError(
-                    f"the metric mase needs the error of a naive forecast, and {name} is no task of forecasts. Use mae, or a "
-                    "function of your own that calls unfading.metrics.mase with a scale."
+                    f"the metric mase needs the error of a naive forecast, which {name} does not compute. Use mae, or "
+                    "a function of your own that calls unfading.metrics.mase with a scale. Of forecasts, backtest and "
+                    "`unfading train --forecast` print MASE."
                 )
             if each in OF_NUMBERS and classes:
                 raise ValueError(f"the metric {each} compares numbers, and {name} has classes. Use {', '.join(OF_CLASSES)}.")

@@ -58,7 +58,9 @@ class Sweep:
     def check(self) -> None:
         """Raise for a sweep that cannot be trained."""
         if self.run.split != "train":
-            raise ValueError("a sweep needs validation rows; this run is trained on all rows (split='full').")
+            raise ValueError(
+                "a sweep needs validation rows; this run is trained on all rows (split='full'). With --data, set --validation."
+            )
         check_space(self.run, self.space)
 
     def make_pruner(self) -> "BasePruner":
