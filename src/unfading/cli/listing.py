@@ -53,10 +53,6 @@ PAGES = {
     "slow_context": "light",
     "twin_gate": "light",
     "slstm": "memories",
-    "bistable": "memories",
-    "multiplicative": "lstm",
-    "nas": "lstm",
-    "twin_gate": "light",
 }
 
 
