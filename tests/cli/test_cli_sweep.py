@@ -146,6 +146,7 @@ def test_a_sweep_needs_a_task_or_a_file(storage):
     assert "--horizon: for forecasts of series only" in answer.stderr
 
 
+@pytest.mark.long  # `compare` on workers, in test_sweep.py, takes the same way
 def test_reproduce_takes_a_storage(storage, tmp_path):
     item = ["reproduce", "run", "incremental/fig5", "--budget", "smoke", "-o", "out", "--runs", "out/runs"]
     answer = run(*item, *storage, "--processes", "1")

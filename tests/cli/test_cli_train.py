@@ -263,6 +263,7 @@ def test_a_wrong_flag_is_one_sentence_and_nothing_is_made(unfading, tmp_path, ar
 
 
 @pytest.mark.parametrize("name", ["forecast", "own_cell", "own_data", "swap_lstm"])
+@pytest.mark.sample(2)
 def test_examples_run(name, tmp_path, monkeypatch, capsys):
     import runpy
 

@@ -32,6 +32,7 @@ each = pytest.mark.parametrize("cell", CELLS, ids=name)
 
 
 @each
+@pytest.mark.sample(30)
 def test_every_cell_agrees_with_the_reference(cell):
     agrees_with_the_reference(cell, 7, 5, hidden_size(cell), torch.float64, features=laws.I, bidirectional=True)
 

@@ -56,7 +56,7 @@ def test_a_log_ends_within_the_epochs_of_its_run():
 
 
 @pytest.mark.usefixtures("made")
-@pytest.mark.parametrize(("item", "rows"), [("cornn", "HAR-2"), ("lem", "adding")])
+@pytest.mark.parametrize(("item", "rows"), [("cornn", "HAR-2"), pytest.param("lem", "adding", marks=pytest.mark.long)])
 def test_a_row_trains_and_is_recorded(item, rows, tmp_path, capsys):
     name = f"oscillators/{item}"
     cli_reproduce.run_items((name,), output=tmp_path, budget="smoke", rows=(rows,), runs=tmp_path / "runs")

@@ -303,7 +303,8 @@ def test_tables_are_divided_or_spread(cell, short, divided_tables):
     compared(unfading.Recurrent(lambda size: cell(size, 36), 3), torch.randn(2, 5, 3), None)
 
 
-@pytest.mark.parametrize(("short", "memory"), [(14, 36), pytest.param(21, 100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("short", "memory"), [(14, 36), (21, 100)])
+@pytest.mark.long
 def test_the_memory_of_an_nru_is_divided(short, memory, divided_tables):
     divided_tables.setattr(stages, "SHORT", short)
     layer = unfading.NRU(3, 35, memory_size=memory)
