@@ -70,6 +70,22 @@ def test_naive_forecasts_of_the_same_windows_are_beside_the_scores(trained):
         assert float(scores[1]) == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-3)
 
 
+def test_scores_of_standardised_values_are_called_so(trained, tmp_path):
+    _, command, answer = trained
+    (line,) = [line for line in answer.stdout.splitlines() if "; a guess has" in line]
+    assert line.endswith("(standardised values)")
+    options = ("--scale", "none", "--horizon", "1", "--epochs", "1", "--runs", str(tmp_path))
+    unscaled = run(*command[:3], "--forecast", *COLUMNS, *FAST[:4], *options)
+    assert "; a guess has" in unscaled.stdout, unscaled.stderr
+    assert "(standardised values)" not in unscaled.stdout
+
+
+def test_the_trained_forecaster_is_diagnosed(trained):
+    answer = run("diagnose", "--run", str(key_folder(trained[0])), "--batch", "2")
+    assert answer.returncode in (0, 1), answer.stderr
+    assert "loss: ForecastTask.loss" in answer.stdout
+
+
 def test_the_last_line_says_how_to_load_and_to_predict(trained):
     folder, _, answer = trained
     where = key_folder(folder)
@@ -122,7 +138,7 @@ def test_without_a_test_part_the_validation_windows_are_scored(trained, tmp_path
         (["--forecast", "--target", "load", "--unscaled"], "Leave it out. Use --scale none."),
         (["--forecast", "--target", "load", "--readout", "last"], "--readout is for sequences with a target"),
         (["--forecast", "--target", "lod"], "unknown column 'lod'. Did you mean 'load'?"),
-        (["--forecast", "--target", "site"], "which is not a number"),
+        (["--forecast", "--target", "site"], "A column of dates or text cannot be forecast."),
         (["--forecast", "--target", "load", "--series", "site", "--context", "500"], "give no window to train on"),
         (["--target", "load", "temperature"], "--target is one column, unless --forecast is given; got load temperature"),
     ],

@@ -45,6 +45,14 @@ def test_the_scores_the_page_and_the_way_to_load_are_told(trained):
     assert answer.stdout.splitlines()[-1].startswith(f"load it: unfading.load('{key_folder(folder)}')")
 
 
+def test_a_run_that_has_trained_is_given_no_advice(trained, tmp_path):
+    _, command, answer = trained
+    assert "did not train" not in answer.stdout
+    untested = run(*command[:-1], str(tmp_path), "--test", "0")
+    assert untested.returncode == 0, untested.stderr
+    assert "did not train" not in untested.stdout
+
+
 def test_the_same_command_again_says_that_it_is_finished(trained):
     answer = run(*trained[1])
     assert answer.returncode == 0

@@ -66,7 +66,19 @@ def test_wrong_input_is_refused_in_one_sentence_and_nothing_is_stored(arguments,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("address", ["journal:sweeep.log", "sqlite:///sweeep.db", "sqlite:///nowhere/sweep.db"])
+@pytest.mark.parametrize("command", [["list"], ["report", "--name", "tiny"], ["work"]])
+def test_a_storage_that_does_not_exist_is_named_and_not_created(command, address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = run("sweep", *command, "--storage", address)
+    assert answer.returncode == 2
+    assert f"there is no storage {address}: the file" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_not_there_is_named(storage):
+    open_storage(storage[1])
     assert "has no study" in run("sweep", "work", *storage).stderr
     assert "has no study 'other'" in run("sweep", "report", *storage, "--name", "other").stderr
     assert "has no study" in run("sweep", "list", *storage).stdout

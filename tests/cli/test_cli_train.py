@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import run
+from unfading.report.summary import NEXT
 from unfading.training.loop import Training
 from unfading.training.run_dir import read_run
 from unfading.training.stopping import Stopped
@@ -42,6 +43,13 @@ def test_train_tells_what_it_did_and_runs_a_record_again(unfading, tmp_path):
     assert code == 0
     assert json.loads(out)["test"] == record["test"]
     assert read_run(tmp_path / "again" / "adding" / folder.name / "run.json").key == folder.name
+
+
+def test_a_run_that_does_not_train_ends_with_what_to_try(unfading):
+    code, out, _ = unfading("train", "--task", "adding,T=6", "--cell", "STAR", *QUICK, "--rate", "1e-6")
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if "did not train" in line]
+    assert line == f"  did not train: the score is not a tenth better than a guess. {NEXT['did not train']}"
 
 
 def test_every_flag_reaches_the_run(unfading, tmp_path):

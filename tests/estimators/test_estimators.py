@@ -48,6 +48,7 @@ QUICK = [
     "check_estimators_nan_inf",
     "check_dict_unchanged",
     "check_fit1d",
+    "check_fit2d_1sample",
 ]
 
 
@@ -58,6 +59,13 @@ def test_the_quick_part_of_the_contract_is_kept(kind):
     assert {check.func.__name__ for _, check in checks} == set(QUICK)
     for estimator, check in checks:
         check(estimator)
+
+
+def test_one_class_and_one_sequence_are_refused():
+    with pytest.raises(ValueError, match="the targets have one class, 'up'; a classification needs at least two"):
+        RecurrentClassifier(**FAST).fit(X, ["up"] * 60)
+    with pytest.raises(ValueError, match="one sample, a single sequence; training needs at least two"):
+        RecurrentRegressor(**FAST).fit(X[:1], [0.5])
 
 
 def test_a_classifier_learns_and_is_pickled():

@@ -151,12 +151,20 @@ def test_the_type_of_a_task_follows_from_its_targets(y, kind):
         ({"task": "clustering"}, LABELS, "unknown task 'clustering'"),
         ({"readout": "first"}, LABELS, "unknown readout 'first'"),
         ({"class_weight": "balanced"}, NUMBERS, "this is a regression"),
+        ({}, ["up"] * 60, "the targets have one class, 'up'; a classification needs at least two. Add rows of another class.$"),
+        ({}, [1] * 60, "one class, 1; .* If the targets are quantities, choose the task regression"),
         ({}, LABELS[:7], "X has 60 sequences, and y has 7 rows"),
     ],
 )
 def test_wrong_options_are_named(options, y, sentence):
     with pytest.raises(ValueError, match=sentence):
         task(y, **options)
+
+
+@pytest.mark.parametrize("y", [LABELS[:1], NUMBERS[:1]])
+def test_a_single_sequence_is_refused(y):
+    with pytest.raises(ValueError, match="the data have one sample, a single sequence; training needs at least two"):
+        Preparation().make_task(X[:1], y, seed=0)
 
 
 def test_the_examples_of_a_fit_are_not_held_after_it():

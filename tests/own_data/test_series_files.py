@@ -85,7 +85,11 @@ def test_the_data_of_a_file_are_read_again_from_the_fields_of_the_task(tmp_path)
         (SeriesColumns(("c",)), "unknown column 'c'"),
         (SeriesColumns(("a",), ("a",)), "the column 'a' is named twice"),
         (SeriesColumns(drop=("a", "b", "day")), "has no column to forecast. Name it with --target"),
-        (SeriesColumns(("Date",)), "'2020-0' in column 'Date', row 0, which is not a number"),
+        (
+            SeriesColumns(("Date",)),
+            "'2020-0' in column 'Date', row 0, .* not a number. A column of dates or text cannot be forecast",
+        ),
+        (SeriesColumns(("a",), ("Date",)), "not a number. A covariate must be a column of numbers"),
         (SeriesColumns(series="day", targets=("a",), past=("moon",)), "unknown column 'moon'"),
     ],
 )

@@ -161,6 +161,31 @@ def test_labels_of_arrays_may_be_text(tmp_path):
         read_file(tmp_path / "y.npy", Columns())
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        ([[1.0, np.nan]], [0], "NaN at row 0, column 1"),
+        ([[[1.0], [np.inf]]], [0], "at row 0, step 1, channel 0"),
+        ([1.0, 2.0], [0, 1], r"shape \[2\]; wanted \[sequences, steps\]"),
+        ([[]], [0], r"shape \[1, 0\]"),
+        ([[1.0, 2.0], [1.0, 2.0]], [1.0, np.nan], "NaN at row 1"),
+    ],
+)
+def test_wrong_values_of_arrays_are_named_with_the_file(tmp_path, x, y, sentence):
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    np.savez(tmp_path / "both.npz", x=x, y=y)
+    in_targets = np.isnan(y).any()
+    name = "y.npy" if in_targets else "x.npy"
+    with pytest.raises(ValueError, match=f"{name} has .*{sentence}"):
+        read_file(tmp_path / "x.npy", Columns(str(tmp_path / "y.npy")))
+    with pytest.raises(ValueError, match=rf"both\.npz, array '{name[0]}', has .*{sentence}"):
+        read_file(tmp_path / "both.npz", Columns())
+    if not in_targets:
+        with pytest.raises(ValueError, match=sentence):
+            read_file(tmp_path / "x.npy", Columns(), targets=False)
+
+
 def test_a_damaged_parquet_file_is_named(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "x.parquet").write_bytes(b"junk")

@@ -295,6 +295,19 @@ def test_the_table_fits_80_columns():
         assert words in text
 
 
+def test_a_run_without_test_rows_is_judged_by_its_validation_score():
+    kinds = {"solved": 0.01, "poor": 0.16, "unvalidated": None}
+    made = [synthetic_record(synthetic_run("STAR", seed), valid or 0.01, 0.0) for seed, valid in enumerate(kinds.values())]
+    made = [{**record, "test": None} for record in made]
+    made[2]["best"] = None
+    read = records.read(made)
+    assert [record.trained for record in read] == [True, False, None]
+    assert [summary.failure(record) for record in read] == [None, "did not train", None]
+    ((label, reason),) = summary.failures(*groups.group_by_task(read))
+    assert label == "STAR, seed 1"
+    assert reason.startswith("did not train: valid mse 0.1600, guess 0.1667. Try more --steps")
+
+
 def test_equal_records_give_equal_bytes(built):
     loaded = records.load([built.with_name("runs")])
     assert page.build(loaded) == page.build(list(reversed(loaded))) == built.read_text()

@@ -179,6 +179,14 @@ def test_a_users_classes_train_and_are_loaded_again(own, tmp_path):
     record = train(run, tmp_path / "runs")
     with pytest.raises(ValueError, match=r"names a user's own code \(mine:Mine\), which load does not execute"):
         unfading.load(tmp_path / "runs" / run.key)
+    for classes, sentence in (
+        ({"cell": unfading.STAR}, "cell= must be a subclass of unfading.Cell; got the layer STAR"),
+        ({"cell": "MyCell"}, "cell= must be a subclass of unfading.Cell; got 'MyCell'"),
+        ({"cell": cell(2, 4)}, "cell= must be a subclass of unfading.Cell; got "),
+        ({"task": cell}, "task= must be a subclass of unfading.Task, or a task; got "),
+    ):
+        with pytest.raises(TypeError, match=sentence):
+            unfading.load(tmp_path / "runs" / run.key, **{"cell": cell, "task": own.Mine, **classes})
     model = unfading.load(tmp_path / "runs" / run.key, cell=cell, task=own.Mine)
     assert type(model.rnn.cells[0]) is cell
     assert model.task == own.Mine(T=8)
@@ -237,6 +245,12 @@ def test_a_class_inside_a_function_is_refused():
 
     with pytest.raises(ValueError, match="is defined inside a function or a class"):
         Run(task="adding", cell=Inside, steps=2)
+
+
+def test_load_reads_a_folder_of_save_pretrained(tmp_path):
+    model = unfading.fit(X, LABELS, "Elman", hidden=2, steps=2, backend="reference", say=lambda text: None)
+    weights.save_model(model, tmp_path / weights.PRETRAINED)  # as save_pretrained does, with huggingface_hub
+    assert np.array_equal(unfading.load(tmp_path).outputs(X), model.outputs(X))
 
 
 def test_load_names_what_is_no_finished_run(tmp_path):

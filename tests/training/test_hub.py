@@ -37,7 +37,7 @@ def test_a_model_is_read_as_it_was_written(hub, model, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {"model.safetensors", "config.json", "README.md"}
     read = TrainedModel.from_pretrained(tmp_path / "mine")
     plain = unfading.load(tmp_path / "mine" / "model.safetensors")
-    for other in (read, plain):
+    for other in (read, plain, unfading.load(tmp_path / "mine")):
         assert np.array_equal(other.outputs(X), model.outputs(X))
         assert other.predict(X).tolist() == model.predict(X).tolist()
     card = weights.card(tmp_path / "mine" / "model.safetensors")
@@ -80,6 +80,7 @@ def test_a_cell_of_ones_own_needs_its_class(hub, tmp_path):
     with pytest.raises(ValueError, match="names a user's own code"):
         TrainedModel.from_pretrained(tmp_path / "mine")
     read = TrainedModel.from_pretrained(tmp_path / "mine", cell=DoublingCell)
+    assert type(unfading.load(tmp_path / "mine", cell=DoublingCell).rnn.cells[0]) is DoublingCell
     assert all(torch.equal(part, read.state_dict()[name]) for name, part in trained.state_dict().items())
 
 

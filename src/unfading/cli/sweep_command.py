@@ -136,7 +136,7 @@ def list_studies(*, storage: Storage, json: bool = False) -> None:
     from unfading.training.sweep.queue import Queue, definitions
     from unfading.training.sweep.storage import open_storage
 
-    opened = open_storage(storage)
+    opened = open_storage(storage, create=False)
     queues = [Queue(opened, name) for name in definitions(opened)]
     if json:
         print(dumps([{"name": queue.name, "trials": queue.counts()} for queue in queues]))
@@ -166,7 +166,7 @@ def report(
     from unfading.training.sweep.storage import open_storage
     from unfading.training.sweep.sweep_results import results
 
-    rows = results(Queue(open_storage(storage), name))
+    rows = results(Queue(open_storage(storage, create=False), name))
     files = sweep_page.write(rows, output, png=png)
     if json:
         print(dumps({**rows, "files": list(map(str, files))}))

@@ -252,15 +252,17 @@ def _print_result(result: dict[str, Any], folder: Path, run: "Run", *, json: boo
     if json:
         print(dumps(result if forecasts is None else {**result, "forecasts": forecasts.scores}))
         return
-    _print_record(result, folder)
+    task = run.make_task()
+    standardised = isinstance(task, ForecastTask) and task.scale != "none"
+    _print_record(result, folder, " (standardised values)" if standardised else "")
     if forecasts is not None:
-        scored = "test" if run.make_task().has_test else "validation"
+        scored = "test" if task.has_test else "validation"
         print(f"  forecasts of {len(forecasts.target):,} {scored} windows, in the units of the file")
         print("\n".join(f"    {line}" for line in str(forecasts).splitlines()))
     if report:
         _write_report(folder)
     where = str(folder / result["key"])
-    if isinstance(run.make_task(), ForecastTask):
+    if isinstance(task, ForecastTask):
         load = f"unfading.estimators.RecurrentForecaster.load({where!r})"
         print(f"load it: {load}; `unfading predict {where} --data FILE` forecasts the steps after the end of a file")
     else:
@@ -285,8 +287,15 @@ def _forecasts(result: dict[str, Any], folder: Path, run: "Run") -> "Backtest | 
     return backtest_task(model, task, run.cell.rpartition(":")[2], origins)
 
 
-def _print_record(record: dict[str, Any], folder: Path) -> None:
-    """Print the result of a run in a few lines."""
+def _print_record(record: dict[str, Any], folder: Path, unit: str) -> None:
+    """Print the result of a run in a few lines, and what to try if it did not train.
+
+    Args:
+        record: of the run.
+        folder: parent of its folder.
+        unit: added to the scores.
+    """
+    from unfading.report import records, summary
     from unfading.report.metric_tables import confusion_lines, further_scores
 
     run, sizes = record["run"], record["parameters"]
@@ -294,9 +303,9 @@ def _print_record(record: dict[str, Any], folder: Path) -> None:
     if record["test"] is not None:
         score = record["test"][record["measure"]]
         number = "not finite" if score is None else f"{score:.5g}"
-        print(f"  test {record['measure']}: {number}; a guess has {record['guess']:.5g}")
+        print(f"  test {record['measure']}: {number}; a guess has {record['guess']:.5g}{unit}")
     for name, (split, value) in further_scores(record).items():
-        print(f"  {split} {name}: {'not finite' if value is None else f'{value:.5g}'}")
+        print(f"  {split} {name}: {'not finite' if value is None else f'{value:.5g}'}{unit}")
     if "confusion_matrix" in record:
         print("\n".join(f"  {line}".rstrip() for line in confusion_lines(record["confusion_matrix"])))
     if record["best"] is not None:
@@ -308,6 +317,8 @@ def _print_record(record: dict[str, Any], folder: Path) -> None:
     pace = record["milliseconds_per_sequence"]
     print(f"  {record['seconds']:.1f} s of training" + ("" if pace is None else f", {pace:.3g} ms per test sequence"))
     print(f"  {folder / record['key']}")
+    if summary.failure(*records.read([record])) == "did not train":
+        print(f"  did not train: the score is not a tenth better than a guess. {summary.NEXT['did not train']}")
 
 
 def _print_metrics(records: "Sequence[dict[str, Any]]") -> None:

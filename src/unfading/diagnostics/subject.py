@@ -39,7 +39,9 @@ def trained_run(folder: Path, batch: int, *, allow_code: bool = False) -> Subjec
     tensors, _ = checkpoint.load(weights)
     parameters = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     model, task = trained_model(run, parameters, weights), run.make_task()
-    return Subject(model, task.batch(0, batch, split="valid", seed=run.seed, device="cpu"), task.loss)
+    rows = task.batch(0, batch, split="valid", seed=run.seed, device="cpu")
+    # Forecasts are float64.
+    return Subject(model, rows._replace(x=_as_in(model, rows.x), target=_as_in(model, rows.target)), task.loss)
 
 
 def cell_on_task(cell: str, task: str, *, layers: int, hidden: int, batch: int, seed: int) -> Subject:

@@ -210,9 +210,21 @@ def _check_shapes(carry: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     B, T = (carry[0].shape or (0,))[0], (inputs[0].shape or (0,))[0]
     for name, own, front in (("init", carry, [B]), ("xs", inputs, [T, B])):
         for each in own:
-            if list(each.shape[: len(front)]) != front or 0 in front:
-                axes = "[B, ...]" if name == "init" else "[T, B, ...]"
-                raise ValueError(f"{name} of scan has tensors {axes}, here of {front}, none of them 0; got {list(each.shape)}.")
+            shape = list(each.shape)
+            if len(shape) < len(front) or 0 in shape[: len(front)]:
+                wanted = (
+                    "[B, ...] with at least one row" if name == "init" else "[T, B, ...] with at least one step and one row"
+                )
+                raise ValueError(f"{name} of scan must have tensors {wanted}; got shape {shape}.")
+            if name == "xs" and shape[0] != T:
+                raise ValueError(
+                    f"all tensors in xs of scan must have the same number of steps, their first axis; got {T} and {shape[0]}."
+                )
+            if shape[len(front) - 1] != B:
+                raise ValueError(
+                    "all tensors in init and xs of scan must have the same number of rows B: [B, ...] in init, [T, B, ...] in "
+                    f"xs; got {B} in the first tensor of init, and shape {shape} in {name}."
+                )
             if each.dtype != dtype or each.device != device or not dtype.is_floating_point:
                 raise TypeError(
                     f"init and xs of scan have tensors of one floating-point type on one device, here {dtype} on {device}; got "

@@ -18,7 +18,7 @@ from unfading.own_data.array_task import (
     regression,
 )
 from unfading.own_data.sequences import PaddedSequences, read_sequences
-from unfading.own_data.targets import Labels, check_rows, class_weights, read_labels, read_numbers
+from unfading.own_data.targets import Labels, check_classes, check_rows, class_weights, read_labels, read_numbers
 
 TaskType = Literal["classification", "regression"]
 # Labels of more classes than this, in numbers, are taken for a quantity.
@@ -49,6 +49,8 @@ class Preparation(NamedTuple):
         """The task of these arrays, split with this seed."""
         labels = read_labels(y) if self.task_type(y) == "classification" else None
         data = self.split(X, y, seed, labels)
+        if labels is not None:
+            check_classes(labels)
         fields = {"readout": self.readout, **fields}
         if labels is None:
             if self.class_weight is not None:
@@ -80,6 +82,8 @@ class Preparation(NamedTuple):
         sequences: PaddedSequences = read_sequences(X)
         target: NDArray[Any] = read_numbers(y) if labels is None else labels.rows
         check_rows(len(sequences), target)
+        if len(target) < 2:  # scikit-learn asks for the words "one sample"
+            raise ValueError("the data have one sample, a single sequence; training needs at least two. Add sequences.")
         draw = np.random.default_rng(seed)
         test_rows = hold_out(target, self.test, draw, labelled=labels is not None)
         rest = np.setdiff1d(np.arange(len(target)), test_rows)

@@ -29,6 +29,9 @@ from unfading.own_data.time_series import Missing, Numbers, TimeSeries
 ENDINGS = (".csv", ".parquet")
 # Names of a column of times, which is not read unless it is named as something else.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds")
+# What to do about text in a column that the user has named.
+TEXT_IN_TARGET = "A column of dates or text cannot be forecast. Name a column of numbers with --target."
+TEXT_IN_COVARIATE = "A covariate must be a column of numbers."
 ADVICE = "Fill in the values first, or allow them with --missing mask."
 
 
@@ -77,7 +80,11 @@ def read_series_file(path: Path, columns: SeriesColumns, missing: Missing) -> Se
     series = series_column(path, columns.series, table)
     targets, unread = _targets(path, columns, series, table)
     groups = (targets, columns.past, columns.future)
-    numbers = [[column_numbers(path, name, table[name]) for name in names] for names in groups]
+    advice = (TEXT_IN_TARGET if columns.targets else None, TEXT_IN_COVARIATE, TEXT_IN_COVARIATE)
+    numbers = [
+        [column_numbers(path, name, table[name], about_text) for name in names]
+        for names, about_text in zip(groups, advice, strict=True)
+    ]
     rows = {"": np.arange(len(table[targets[0]]))} if series is None else rows_of_series(table[series])
     arrays, past, future = [], [], []
     for name, own in rows.items():

@@ -215,8 +215,15 @@ def check_column(path: Path, name: str, table: dict[str, list[Any]]) -> None:
         raise ValueError(f"{path}: {unknown('column', name, table)}")
 
 
-def column_numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float64]:
-    """The numbers of a column; NaN where a value is missing."""
+def column_numbers(path: Path, name: str, values: list[Any], advice: str | None = None) -> NDArray[np.float64]:
+    """The numbers of a column; NaN where a value is missing.
+
+    Args:
+        path: the file.
+        name: of the column.
+        values: as they are written in the file.
+        advice: what the user can do about text; None for leaving the column out.
+    """
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -227,8 +234,8 @@ def column_numbers(path: Path, name: str, values: list[Any]) -> NDArray[np.float
             continue
         if not _is_number(value):
             raise ValueError(
-                f"{path} has {str(value)[:30]!r} in column {name!r}, row {i}, which is not a number. Leave the column out with "
-                f"--drop {name}."
+                f"{path} has {str(value)[:30]!r} in column {name!r}, row {i}, which is not a number. "
+                f"{advice or f'Leave the column out with --drop {name}.'}"
             )
         numbers[i] = float(value)
     return numbers
@@ -258,6 +265,7 @@ def _is_number(value: Any) -> bool:
 def _npy(path: Path, columns: Columns, targets: bool) -> TableData:
     y = _array(Path(columns.target), text=True) if targets and columns.target is not None else None
     x = _array(path)
+    _check_arrays(x, str(path), y, str(columns.target))
     layout = f"an array {list(x.shape)}" + ("" if y is None else f"; targets in {columns.target}")
     return TableData(x, y, layout, columns)
 
@@ -271,6 +279,18 @@ def _array(path: Path, *, text: bool = False) -> Array:
         raise ValueError(f"{path} cannot be read: {error}.") from None
 
 
+def _check_arrays(x: Array, name: str, y: Array | None, name_of_targets: str) -> None:
+    """Raise for a shape that holds no sequences, and for numbers that are not finite, with the name of the file."""
+    if x.ndim not in (2, 3) or 0 in x.shape:
+        raise ValueError(
+            f"{name} has shape {list(x.shape)}; wanted [sequences, steps] or [sequences, steps, channels], "
+            "at least one sequence of one step."
+        )
+    check_finite(x, name, ("row", "column") if x.ndim == 2 else ("row", "step", "channel"))
+    if y is not None:
+        check_finite(y, name_of_targets, ("row", "output"))
+
+
 def _npz(path: Path, columns: Columns, targets: bool) -> TableData:
     target = columns.target or "y"
     try:
@@ -282,6 +302,7 @@ def _npz(path: Path, columns: Columns, targets: bool) -> TableData:
         raise ValueError(f"{path} has no array named x (or X), which holds the sequences.")
     if targets and columns.target is not None and target not in arrays:
         raise ValueError(f"{path} has no array named {target!r}.")
+    _check_arrays(x, f"{path}, array {'x' if 'x' in arrays else 'X'!r},", arrays.get(target), f"{path}, array {target!r},")
     return TableData(x, arrays.get(target), f"an array {list(x.shape)}; targets in {target!r}", columns)
 
 

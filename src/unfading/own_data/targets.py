@@ -35,6 +35,16 @@ def read_labels(y: Any, name: str = "y") -> Labels:
     return Labels(tuple(classes.tolist()), rows.reshape(-1).astype(np.int64))
 
 
+def check_classes(labels: Labels) -> None:
+    """Raise for labels of a single class."""
+    if len(labels.classes) < 2:
+        label = labels.classes[0]
+        other = "" if isinstance(label, str) else " If the targets are quantities, choose the task regression."
+        raise ValueError(
+            f"the targets have one class, {label!r}; a classification needs at least two. Add rows of another class.{other}"
+        )
+
+
 def read_numbers(y: Any, name: str = "y") -> NDArray[np.float32]:
     """The numbers of `y`, [N, outputs]."""
     values = plain_array(y, name)

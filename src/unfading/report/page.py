@@ -122,7 +122,8 @@ def _page(tasks: Sequence[TaskGroup], charts: Charts) -> str:
         sections=sections,
         summary_columns=COLUMNS,
         origins=_origins(records),
-        note=f"A run trained when it did not diverge and its test score is a tenth better than a guess. {NOTE}",
+        note="A run trained when it did not diverge and its test score, or its validation score if there are no test rows, is "
+        f"a tenth better than a guess. {NOTE}",
         score=score,
         spread=spread,
         plural=_plural,

@@ -66,6 +66,7 @@ class Record:
     # Metrics that the user asked for, of the test or else of validation.
     further: Mapping[str, float | None] = field(default_factory=dict)
     confusion: Mapping[str, Any] | None = None
+    tested: bool = True  # False for a task without test rows
 
     @property
     def seed(self) -> int:
@@ -73,12 +74,18 @@ class Record:
 
     @property
     def trained(self) -> bool | None:
-        """Whether it ended a tenth better than a guess without diverging; None if that is not known."""
+        """Whether it ended a tenth better than a guess without diverging; None if that is not known.
+
+        The score is that of the test, or of validation for a task without test rows.
+        """
         if self.status == "unfinished" or self.guess is None:
             return None
-        if self.status == "diverged" or self.test is None:
+        if self.status == "diverged":
             return False
-        return self.test >= self.guess + 0.1 * (1 - self.guess) if self.higher_is_better else self.test <= 0.9 * self.guess
+        score = self.test if self.tested else self.valid
+        if score is None:
+            return False if self.tested else None
+        return score >= self.guess + 0.1 * (1 - self.guess) if self.higher_is_better else score <= 0.9 * self.guess
 
 
 def load(paths: Iterable[Path]) -> list[Record]:
@@ -182,6 +189,7 @@ def _record(value: Any, where: str) -> Record:
         curve=_log_rows(value["curve"], where),
         further=_further(value),
         confusion=_confusion(value.get("confusion_matrix"), where),
+        tested=value["test"] is not None,
     )
 
 

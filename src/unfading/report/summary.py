@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from unfading.report import records as _records
 from unfading.report.groups import Summary, TaskGroup, group_by_task
+from unfading.report.records import Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,8 +93,17 @@ NEXT = {
     "diverged": "Try a smaller --rate, or --retries 3.",
     "diverged incremental": "Try --cell StableIncrementalRNN, which diverges far less often, or a smaller --rate.",
     "unfinished": "The same command with --resume continues it.",
-    "did not train": "Try more --steps, other rates (--rate 0.001 0.003 0.01), or `unfading diagnose --cell CELL --task TASK`.",
+    "did not train": "Try more --steps, another --rate (0.001, 0.003 or 0.01), or `unfading diagnose --run FOLDER`.",
 }
+
+
+def failure(record: Record) -> str | None:
+    """What went wrong with a run, a key of `NEXT`; None if nothing did, or if that is not known."""
+    if record.status == "diverged":
+        return "diverged incremental" if record.run["cell"].startswith(("IncrementalRNN", "SiRNN")) else "diverged"
+    if record.status == "unfinished":
+        return "unfinished"
+    return "did not train" if record.trained is False else None
 
 
 def failures(task: TaskGroup) -> list[tuple[str, str]]:
@@ -103,14 +113,21 @@ def failures(task: TaskGroup) -> list[tuple[str, str]]:
         for record in setting.records:
             label = f"{setting.label}, seed {record.seed}"
             returned = f", after {record.returns} returns to good weights with half the rate" if record.returns else ""
-            if record.status == "diverged":
-                kind = "diverged incremental" if setting.label.startswith(("IncrementalRNN", "SiRNN")) else "diverged"
-                reasons.append((label, f"diverged: {record.reason or 'no reason given'}{returned}. {NEXT[kind]}"))
-            elif record.status == "unfinished":
-                reasons.append((label, f"unfinished: at step {record.steps:,}, and no record yet. {NEXT['unfinished']}"))
-            elif record.trained is False:
-                scores = f"test {task.metric} {score(record.test)}, guess {score(record.guess)}"
-                reasons.append((label, f"did not train: {scores}{returned}. {NEXT['did not train']}"))
+            kind = failure(record)
+            if kind is None:
+                continue
+            if kind == "unfinished":
+                reason = f"unfinished: at step {record.steps:,}, and no record yet"
+            elif kind == "did not train":
+                scored = (
+                    f"test {task.metric} {score(record.test)}"
+                    if record.tested
+                    else f"valid {task.metric} {score(record.valid)}"
+                )
+                reason = f"did not train: {scored}, guess {score(record.guess)}{returned}"
+            else:
+                reason = f"diverged: {record.reason or 'no reason given'}{returned}"
+            reasons.append((label, f"{reason}. {NEXT[kind]}"))
     return reasons
 
 

@@ -17,9 +17,7 @@ except ImportError:
     raise ImportError("models on the Hub need huggingface_hub: pip install 'unfading[hub]'.") from None
 
 from unfading.training.trained_model import TrainedModel
-from unfading.training.weights import load, save_model
-
-FILE = "model.safetensors"
+from unfading.training.weights import PRETRAINED, load, save_model
 
 
 class HubModel(PyTorchModelHubMixin, TrainedModel):  # type: ignore[misc]  # huggingface_hub may not be there
@@ -35,7 +33,7 @@ class HubModel(PyTorchModelHubMixin, TrainedModel):  # type: ignore[misc]  # hug
         self._hub_mixin_config = {"library": "unfading", **self.run.to_json()}
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        save_model(self, save_directory / FILE)
+        save_model(self, save_directory / PRETRAINED)
 
     @classmethod
     def _from_pretrained(
@@ -50,9 +48,9 @@ class HubModel(PyTorchModelHubMixin, TrainedModel):  # type: ignore[misc]  # hug
         **classes: Any,
     ) -> Self:
         if Path(model_id).is_dir():
-            return cls(load(Path(model_id) / FILE, **classes))
+            return cls(load(Path(model_id) / PRETRAINED, **classes))
         options = {"revision": revision, "cache_dir": cache_dir, "force_download": force_download, "token": token}
-        path = hf_hub_download(repo_id=model_id, filename=FILE, local_files_only=local_files_only, **options)
+        path = hf_hub_download(repo_id=model_id, filename=PRETRAINED, local_files_only=local_files_only, **options)
         return cls(load(path, **classes))
 
     def generate_model_card(self, *arguments: Any, **options: Any) -> Any:

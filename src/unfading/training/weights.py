@@ -23,6 +23,7 @@ from unfading.data import store
 from unfading.files.checked_json import brief, sentence
 from unfading.files.schema import VERSION, Card, check, check_version
 from unfading.fuse.c import cache
+from unfading.layers.factory import Layer
 from unfading.layers.model import Model
 from unfading.tasks.base import Task
 from unfading.training import checkpoint
@@ -33,6 +34,8 @@ from unfading.training.run_dir import read_record, read_run, stored_code
 from unfading.training.trained_model import TrainedModel
 from unfading.training.user_code import UserCode
 
+# Name of the weights in a folder of `save_pretrained`.
+PRETRAINED = "model.safetensors"
 # Marks a file of weights; the library's other safetensors files have no kind.
 KIND = "weights"
 # An option above this number, and above the number of parameters, is refused.
@@ -79,20 +82,20 @@ def load(
     cell: type[Cell] | None = None,
     task: type[Task] | Task | None = None,
 ) -> TrainedModel:
-    """Load a trained model, on the CPU and in evaluation mode, from the folder of a run or from a file of weights.
+    """Load a trained model, on the CPU and in evaluation mode, from a folder or from a file of weights.
 
     A run of your own cell or task needs its class here; code that a file names is never executed.
 
     Args:
-        path_or_url: the folder of a run, runs/NAME/KEY, or a file of weights: a path, or an https address, which is downloaded
-            once into the cache folder.
+        path_or_url: the folder of a run, runs/NAME/KEY, or of `save_pretrained`; or a file of weights: a path, or an https
+            address, which is downloaded once into the cache folder.
         sha256: the SHA-256 of the whole file, compared before anything is read.
         cell: the class of your own cell.
         task: the class of your own task, or a task.
     """
     if "://" not in str(path_or_url) and Path(path_or_url).is_dir():
         if sha256 is not None:
-            raise ValueError("sha256= belongs to a file of weights, and this is the folder of a run. Leave it out.")
+            raise ValueError("sha256= belongs to a file of weights, and this is a folder. Leave it out.")
         return _load_folder(Path(path_or_url), cell, task)
     path = _local(str(path_or_url), sha256)
     if sha256 is not None and store.sha256(path) != sha256:
@@ -114,11 +117,16 @@ def load_with_code(folder: Path) -> TrainedModel:
 
 
 def _load_folder(folder: Path, cell: type[Cell] | None, task: type[Task] | Task | None) -> TrainedModel:
-    """The model of a run with the weights that validation chose, or the last ones."""
+    """The model of a run with the weights that validation chose, or the last ones; or that of `save_pretrained`."""
     if not (folder / "record.json").exists():
+        if (folder / PRETRAINED).exists():
+            return load(folder / PRETRAINED, cell=cell, task=task)
         if (folder / "last.safetensors").exists():
             raise ValueError(f"{folder} holds a run that has not finished. Continue it with --resume.")
-        raise ValueError(f"{folder} is not the folder of a run, runs/NAME/KEY: it has no record.json.")
+        raise ValueError(
+            f"{folder} is not the folder of a run, runs/NAME/KEY, nor one of save_pretrained: it has no record.json and no "
+            f"{PRETRAINED}."
+        )
     record = read_record(folder / "record.json")
     tensors, path = chosen_weights(folder)
     run = _described_run(folder / "record.json", record["run"], cell, task, stored_code(folder, record["run"]))
@@ -255,6 +263,7 @@ def _described_run(
                 f"{path} names a user's own code ({name}), which load does not execute. Give the class: "
                 f"load(..., {role}={own}), or allow the stored source with `unfading predict --allow-code`."
             )
+        _check_class(role, value)
         objects[role] = Given(_built(value, fields["task_options"]) if role == "task" else value)
         # The source stands for the class in the key of a run, and is not executed.
         sources.setdefault(place_of(name), UserCode(place_of(name), "", {}))
@@ -262,6 +271,20 @@ def _described_run(
         return Run.from_json(fields, sources, objects)
     except ValueError as error:
         raise ValueError(f"{path}: its card does not describe a run of this unfading: {sentence(error)}") from None
+
+
+def _check_class(role: str, value: Any) -> None:
+    """Raise unless this is a class of a cell, or a task or its class."""
+    if role == "task":
+        if not isinstance(value, Task) and not (isinstance(value, type) and issubclass(value, Task)):
+            raise TypeError(f"task= must be a subclass of unfading.Task, or a task; got {brief(value)}.")
+    elif isinstance(value, type) and issubclass(value, Layer):
+        raise TypeError(
+            f"cell= must be a subclass of unfading.Cell; got the layer {value.__name__}. Give the class of your cell, as you "
+            "gave it to unfading.layer."
+        )
+    elif not isinstance(value, type) or not issubclass(value, Cell):
+        raise TypeError(f"cell= must be a subclass of unfading.Cell; got {brief(value)}.")
 
 
 def _built(task: type[Task] | Task, options: Mapping[str, Any]) -> Task:

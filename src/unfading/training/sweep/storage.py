@@ -92,13 +92,18 @@ class Storage:
             self._thread.inside = False
 
 
-def open_storage(address: str) -> Storage:
-    """The storage at sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE. A file is created if it is missing."""
+def open_storage(address: str, *, create: bool = True) -> Storage:
+    """The storage at sqlite:///FILE, journal:FILE or postgresql://USER@HOST/DATABASE.
+
+    Args:
+        address: of the storage.
+        create: create a file that is missing. Otherwise it raises, and nothing is written.
+    """
     kind, _, rest = address.partition(":")
     if kind == "journal" and rest:
-        return _journal(Path(rest))
+        return _journal(_present(address, Path(rest), create))
     if kind == "sqlite" and rest.startswith("///") and rest.strip("/"):
-        return _sqlite(Path(rest[3:]))
+        return _sqlite(_present(address, Path(rest[3:]), create))
     if kind in ("postgresql", "postgres") and rest.startswith("//"):
         return _postgresql(f"postgresql+psycopg:{rest}")
     raise ValueError(f"a storage is {KINDS}; got {_without_password(address)!r}.")
@@ -183,6 +188,13 @@ def _optuna() -> Any:
     optuna = needed("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+def _present(address: str, path: Path, create: bool) -> Path:
+    """The path; raises if the file is missing and must not be created."""
+    if not create and not path.exists():
+        raise FileNotFoundError(f"there is no storage {address}: the file {path} does not exist. Check the address.")
+    return path
 
 
 def _check_folder(path: Path) -> None:

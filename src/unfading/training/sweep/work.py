@@ -74,7 +74,7 @@ class WorkOptions:
 
 def work(options: WorkOptions, say: Callable[[str], None]) -> None:
     """Train trials until all have finished. Trials of other workers are waited for, in case one has to be taken over."""
-    storage = open_storage(options.storage)
+    storage = open_storage(options.storage, create=options.wait > 0)  # a worker may wait for the first sweep
     queues: dict[str, Queue] = {}
     last = time.monotonic()
     with _exit_on_sigterm():
