@@ -158,16 +158,35 @@ def test_a_sweep_needs_a_task_or_a_file(storage):
     assert "--horizon: for forecasts of series only" in answer.stderr
 
 
+def scores(folder):
+    """The results of all runs in a folder."""
+    records = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/record.json")}
+    return {key: {part: record[part] for part in ("run", "steps", "best", "test")} for key, record in records.items()}
+
+
+@pytest.mark.parametrize(("rows", "count"), [(["--rows", "adding 100 FastRNN"], 1), ([], 3)])
 @pytest.mark.long  # `compare` on workers, in test_sweep.py, takes the same way
-def test_reproduce_takes_a_storage(storage, tmp_path):
-    item = ["reproduce", "run", "incremental/fig5", "--budget", "smoke", "-o", "out", "--runs", "out/runs"]
-    answer = run(*item, *storage, "--processes", "1")
+def test_reproduce_trains_each_run_once_through_a_storage_and_gets_the_same_results(rows, count, storage, tmp_path):
+    item = ["reproduce", "run", "incremental/fig5", "--budget", "smoke", *rows]
+    through = [*item, "-o", "out", "--runs", "out/runs", *storage, "--processes", "1"]
+    answer = run(*through)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count(": ran") == 3
-    studies = json.loads(run("sweep", "list", *storage, "--json").stdout)
-    # The workers of the queue have trained them, and nobody else: each run that has a record was a trial.
-    assert sum(study["trials"]["COMPLETE"] for study in studies) == len(list(tmp_path.glob("out/runs/*/record.json"))) == 3
-    assert all(sum(study["trials"].values()) == study["trials"]["COMPLETE"] for study in studies)
+    assert answer.stdout.count(": ran") == count
+    got = scores(tmp_path / "out/runs")
+
+    def trials():
+        return [study["trials"] for study in json.loads(run("sweep", "list", *storage, "--json").stdout)]
+
+    # The workers of the queue have trained them, and nobody else: each run that has a record was a trial, once.
+    assert sum(trial["COMPLETE"] for trial in trials()) == sum(sum(trial.values()) for trial in trials()) == len(got) == count
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/runs/*/record.json")}
+    again = run(*through)
+    assert again.returncode == 0, again.stderr
+    assert sum(sum(trial.values()) for trial in trials()) == count
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    here = run(*item, "-o", "here", "--runs", "here/runs")
+    assert here.returncode == 0, here.stderr
+    assert got == scores(tmp_path / "here/runs")
 
 
 def test_the_password_of_a_storage_is_not_recorded(monkeypatch):

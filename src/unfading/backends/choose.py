@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unfading.backends.time_checkpointing import run_in_segments
 from unfading.cells.base import Cell
+from unfading.cells.reset import with_resets
 from unfading.errors import FasterAsGraphs, NoKernel, OfThisCall, SlowLoopWarning, cannot_run, cell_name, unknown
 from unfading.lengths import zero_past
 from unfading.loop_options import LoopOptions
@@ -226,15 +227,20 @@ def _run(
     return _run(_without_kernel(cell, "auto"), cell, x, state, options, weights)
 
 
-def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:
-    """As `run`, but only `cell.output` of the states; without a gradient the states are not even stored."""
+def outputs(cell: Cell, x: Tensor, state: Any, options: LoopOptions, resets: Tensor | None = None) -> tuple[Tensor, Any]:
+    """As `run`, but only `cell.output` of the states; without a gradient the states are not even stored.
+
+    Args:
+        resets: [T, B], of a cell that reads them behind its input.
+    """
     implementation = choose(cell, options.backend, x.shape[1])
     # Without a gradient, on the CPU.
     if not (torch.is_grad_enabled() or x.is_cuda or traced()) and runs_compiled(implementation):
         compiler, cell_plan = cast(ModuleType, _fused_module), cast("partial[Any]", implementation).keywords["cell_plan"]
-        result: tuple[Tensor, Any] | None = compiler.fused_outputs(cell_plan, cell, x, state, cell.weights(), options)
+        result: tuple[Tensor, Any] | None = compiler.fused_outputs(cell_plan, cell, x, state, cell.weights(), options, resets)
         if result is not None:
             return result
+    x = x if resets is None else with_resets(x, resets)
     trajectory, final = _run(implementation, cell, x, state, options)
     return output_of(cell, trajectory, options.lengths), final
 

@@ -6,6 +6,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -16,15 +17,19 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
 
 from unfading.cells.base import Cell
+from unfading.cells.reset import with_resets
 from unfading.cells.wrap import outputs_first_part
 from unfading.errors import NoKernel, OfThisCall, cell_name
 from unfading.fuse.frames.frame_kernels import frame_kernels
 from unfading.fuse.frames.fused_frames import fused_frames
 from unfading.fuse.frames.pixels import check_compiles
+from unfading.fuse.ir.passes import input_apart
 from unfading.fuse.ir.program import InputKind
 from unfading.fuse.locality import locality
 from unfading.fuse.operator import LoopCall, loop_call, run_in_graph, run_loop
 from unfading.fuse.plan import (
+    NAMES,
+    PROGRAMS,
     FramePlan,
     Plan,
     autocast_precision,
@@ -105,18 +110,65 @@ def fused(
 
 
 def fused_outputs(
-    cell_plan: Plan | FramePlan, cell: Cell, x: Tensor, state: Any, weights: Any, options: LoopOptions
+    cell_plan: Plan | FramePlan,
+    cell: Cell,
+    x: Tensor,
+    state: Any,
+    weights: Any,
+    options: LoopOptions,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, Any] | None:
     """`cell.output` of every step and the final state, without a gradient, by the present plan of a cell.
 
     None for tensor subclasses, whose memory a kernel cannot read, on a GPU, where `fused` is as fast, and for frames.
+
+    Args:
+        resets: [T, B], of a cell that reads them behind its input.
     """
     if cell_plan.target != "c" or isinstance(cell_plan, FramePlan):
         return None
+    mask = None
+    if resets is not None:
+        apart = _with_mask_apart(cell_plan)
+        if apart is None:
+            x = with_resets(x, resets)
+        else:
+            cell_plan, mask = apart, resets.to(x.dtype).unsqueeze(2)
     inference = Inference(cell_plan, cell, weights)
-    if any_wrapped((x, *state, *inference.weights)):
+    if any_wrapped((x, *state, *inference.weights)) or (mask is not None and any_wrapped((mask,))):
         return None
-    return inference.outputs(x, state, options)
+    return inference.outputs(x, state, options, mask)
+
+
+def _with_mask_apart(cell_plan: Plan) -> Plan | None:
+    """The plan with the last feature of x, the mask of resets, as an input of its own: joining them would copy all of x.
+
+    None where the program does not read x, where the mask is not read by itself, and where it cannot be compiled.
+    """
+    if not cell_plan.local:
+        return None
+    (width,) = cell_plan.signature.inputs
+    key = _key_with_mask_apart(cell_plan.key, width - 1, cell_plan.signature.dtype)
+    if key is None:
+        return None
+    signature = cell_plan.signature._replace(inputs=(width - 1, 1), kinds=(SEQUENCE, SEQUENCE))
+    return cell_plan._replace(key=key, signature=signature)
+
+
+@cache
+def _key_with_mask_apart(key: str, features: int, dtype: torch.dtype) -> str | None:
+    program = input_apart(PROGRAMS[key], features)
+    if program is None:
+        return None
+    apart = program.key()
+    PROGRAMS.setdefault(apart, program)
+    names = NAMES[key]
+    NAMES.setdefault(apart, names._replace(inputs=(*names.inputs, "reset")))
+    try:
+        c_kernel(apart, dtype)
+    except NoKernel:
+        return None
+    return apart
 
 
 class Inference:
@@ -134,14 +186,17 @@ class Inference:
         # Whether the output is the first part of the state. The kernel then writes it into the output tensor.
         self.direct = outputs_first_part(cell) and cell.output_size == cell_plan.signature.states[0]
 
-    def outputs(self, x: Tensor, state: Any, options: LoopOptions) -> tuple[Tensor, Any]:
-        """`cell.output` of every step, and the final state."""
+    def outputs(self, x: Tensor, state: Any, options: LoopOptions, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """`cell.output` of every step, and the final state. A mask [T, B, 1] is the second input, beside x."""
         T, B = x.shape[:2]
         cell, states = self.cell, list(state)
         lengths, reverse, start = options[:3]
         # Shared inputs are read in the order of processing, in which the rows of a reversed chunk with lengths are not equal.
         steps = T if reverse and lengths is not None and cell.shared else self._steps(B)
-        whole = None if steps >= T or self._local(T, reverse) else bind_inputs(self.plan, cell, x, start)
+        if mask is not None:
+            whole: list[Tensor] | None = [x, mask]
+        else:
+            whole = None if steps >= T or self._local(T, reverse) else bind_inputs(self.plan, cell, x, start)
         loop = self.kernel.options(lengths, reverse)
         output = self.kernel.blank(state[0], (T, B, cell.output_size), loop)
         begins = range(0, T, steps)

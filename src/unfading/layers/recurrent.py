@@ -283,10 +283,11 @@ class Recurrent(NotScriptable, nn.Module, Generic[State]):
             for direction in range(self.directions):
                 i = depth * self.directions + direction
                 options = LoopOptions(lengths, direction == 1, start, self.backend, self.checkpoint_every)
-                read = output if resets is None else with_resets(output, _from_end(resets) if direction else resets)
+                marks = _from_end(resets) if resets is not None and direction else resets
                 if trajectories is None:
-                    side, final = outputs(cells[i], read, states[i], options)
+                    side, final = outputs(cells[i], output, states[i], options, marks)
                 else:
+                    read = output if marks is None else with_resets(output, marks)
                     trajectory, final = run(cells[i], read, states[i], options)
                     trajectories.append(trajectory)
                     side = output_of(cells[i], trajectory, lengths)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from unfading.fuse.c.emit_step import MEET, StepWriter
 from unfading.fuse.c.schedule import schedule
 from unfading.fuse.ir.differentiate import Outer, Reversed, Source, Total
+from unfading.fuse.ir.passes import resets_first
 from unfading.fuse.ir.program import Block, InputKind, Program, TensorId, TensorKind
 
 OWN = ("exp", "tanh", "sigmoid")  # defined in step.h
@@ -71,7 +72,8 @@ def c_file(name: str) -> str:
 
 def emit_forward(name: str, program: Program, *, team: bool = False) -> CFunction:
     """The loop of a forward program, for one thread or for a team."""
-    writer = StepWriter(name, program, schedule(program), backward=False, team=team)
+    program, resets = resets_first(program)
+    writer = StepWriter(name, program, schedule(program), backward=False, team=team, resets=resets)
     load, final, swap = [], [], []
     for i, n in _states(program).items():
         initial, last = writer.pointer(TensorKind.INITIAL, i), writer.pointer(TensorKind.FINAL, i)

@@ -9,9 +9,12 @@ loop, of the columns of every dot, and of the rows of every reduction, and the m
 another one computed.
 """
 
+from collections.abc import Sequence
+
 from unfading.fuse.c.indexing import entry_of, flatten_index, indices, plus
 from unfading.fuse.c.outline import LONG, Outline
 from unfading.fuse.c.schedule import StepSchedule
+from unfading.fuse.ir.passes import Reset
 from unfading.fuse.ir.program import (
     NUMBERS,
     REDUCTIONS,
@@ -67,7 +70,16 @@ MEET = "meet(member);"
 class StepWriter:
     """Writes the lines of a step, and collects the tensors that they need."""
 
-    def __init__(self, name: str, program: Program, schedule: StepSchedule, *, backward: bool, team: bool):
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        schedule: StepSchedule,
+        *,
+        backward: bool,
+        team: bool,
+        resets: Sequence[Reset] = (),
+    ):
         self.program, self.schedule, self.backward, self.team = program, schedule, backward, team
         self.shares: dict[tuple[str, str], int] = {}  # of a member of a team: (n, piece) -> number
         # The rows of a reduction that a thread computes.
@@ -83,7 +95,7 @@ class StepWriter:
         if not team and sum(len(lines) for stage in stages for _, lines in stage) > LONG:
             # A dot is one line already.
             stages = [[(v, lines if v.op is Op.DOT else [self.outline.call(lines)]) for v, lines in stage] for stage in stages]
-        self.lines: list[str] = []
+        self.lines = self._resets(resets)
         for stage in filter(None, stages):
             self.lines += [line for value, lines in stage for line in self._guarded(value, lines)]
             self.lines += [MEET] if team else []
@@ -148,6 +160,22 @@ class StepWriter:
         return f"from{number}", f"to{number}"
 
     # -- loops ------------------------------------------------------------------------------------------------------------
+
+    def _resets(self, resets: Sequence[Reset]) -> list[str]:
+        """Replace entries of the state, in place, in the rows in which a condition holds."""
+        lines = []
+        for condition in {reset.condition.id: reset.condition for reset in resets}.values():
+            row = _LoopWriter(self, condition.shape)
+            holds = EXPRESSIONS[condition.op].format(*map(row.read, condition.args))
+            lines += ["for (int r = 0; r < m; r++) {", *row.bases_declared(), *(f"  {line}" for line in row.body)]
+            lines.append(f"  if ({holds}) {{")
+            for reset in (each for each in resets if each.condition is condition):
+                loop = _LoopWriter(self, reset.state.shape)
+                leaf = reset.state.leaf
+                loop.write(self.base(leaf.kind, leaf.index), "=", plus(leaf.start, loop.flat), loop.read(reset.new))
+                lines += ["  {", *loop.of_row(), "  }"]
+            lines += ["  }", "}"]
+        return [*lines, MEET] if lines and self.team else lines
 
     def _other(self, value: Value) -> list[str]:
         return (
@@ -265,9 +293,12 @@ class _LoopWriter:
         return [f"  {_type(base)} {name} = {base};" for base, name in self.bases.items()]
 
     def written(self) -> list[str]:
+        return ["for (int r = 0; r < m; r++) {", *self.of_row(), "}"]
+
+    def of_row(self) -> list[str]:
+        """The loop over features, for row r."""
         axes = list(range(len(self.shape)))
-        inside = self.inside(axes, ["#pragma omp simd"], shared=self.step.team)
-        return ["for (int r = 0; r < m; r++) {", *self.bases_declared(), *inside, "}"]
+        return [*self.bases_declared(), *self.inside(axes, ["#pragma omp simd"], shared=self.step.team)]
 
     def inside(self, axes: list[int], pragma: list[str], *last: str, shared: bool = False) -> list[str]:
         """The body, and these lines after it, in loops over the axes. The pragma belongs to the innermost loop.

@@ -3,14 +3,35 @@
 `join_dots` serves both emitters and runs on every traced program. `narrow` serves a GPU, which keeps as many blocks of
 matrices on chip as it has room for: the smaller they are, the less room is left over. `states_as_stored` and `dots_of_pieces`
 serve a GPU too, on which joining pieces of a vector is slow. `dots_side_by_side` serves loops whose units are divided among
-multiprocessors.
+multiprocessors. `resets_first` and `input_apart` serve the forward loop on a CPU.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, count, pairwise
+from typing import NamedTuple
 
 from unfading.fuse.ir.builder import Builder
-from unfading.fuse.ir.program import NUMBERS, Block, Leaf, Op, Program, Slice, Store, TensorKind, Value, pieces_of
+from unfading.fuse.ir.program import (
+    COMPARISONS,
+    NUMBERS,
+    Block,
+    Leaf,
+    Op,
+    Program,
+    Slice,
+    Store,
+    TensorKind,
+    Value,
+    pieces_of,
+)
+
+
+class Reset(NamedTuple):
+    """Entries of a state that are replaced before a step, in the rows in which a condition holds."""
+
+    condition: Value  # a comparison of inputs and numbers, with one entry
+    new: Value  # entries of an input or of a weight, or a number
+    state: Value  # the leaf
 
 
 def join_dots(builder: Builder, program: Program) -> Program:
@@ -152,6 +173,69 @@ def dots_of_pieces(program: Program) -> Program:
     return program._replace(
         stores=tuple(store._replace(value=new.get(store.value.id, store.value)) for store in program.stores)
     )
+
+
+def resets_first(program: Program) -> tuple[Program, list[Reset]]:
+    """The program without the choices between a state and another vector that one entry of the input makes for a whole row.
+
+        h' = where(r > 0.5, h_0, h)        becomes        h, after the reset of the state itself, if nothing else reads h
+
+    The resets come before all other values of the step. A row that is not reset then costs one comparison, and no copy.
+    """
+    values = program.values()
+    readers: dict[int, int] = {}
+    for value in values:
+        for arg in value.args:
+            readers[arg.id] = readers.get(arg.id, 0) + 1
+    for store in program.stores:
+        readers[store.value.id] = readers.get(store.value.id, 0) + 1
+    states = [value for value in values if value.op is Op.LEAF and value.leaf.kind == TensorKind.STATE]
+    found: dict[int, Reset] = {}
+    for value in values:
+        reset = _as_reset(value)
+        if reset is not None and readers[reset.state.id] == 1 and not any(_overlap(reset.state, each) for each in states):
+            found[value.id] = reset
+    new = {number: reset.state for number, reset in found.items()}
+    return _with_new_values(program, new, _new_numbers(program)), list(found.values())
+
+
+def input_apart(program: Program, at: int) -> Program | None:
+    """The program with the entries of its only input from `at` on as a second input; None where a leaf has some of both."""
+    numbers = _new_numbers(program)
+    new: dict[int, Value] = {}
+    for value in program.values():
+        if value.op is Op.LEAF and value.leaf.kind == TensorKind.INPUT and value.leaf.stop > at:
+            kind, _, start, stop = value.leaf
+            if start < at:
+                return None
+            new[value.id] = Value(Op.LEAF, (), Leaf(kind, 1, start - at, stop - at), value.shape, next(numbers))
+    width = program.widths[TensorKind.INPUT, 0]
+    widths = {**program.widths, (TensorKind.INPUT, 0): at, (TensorKind.INPUT, 1): width - at}
+    return _with_new_values(program, new, numbers)._replace(widths=widths, kinds=2 * program.kinds)
+
+
+def _as_reset(value: Value) -> Reset | None:
+    if value.op is not Op.WHERE:
+        return None
+    condition, new, state = value.args
+    while condition.op in (Op.EXPAND, Op.RESHAPE):
+        condition = condition.args[0]
+    alike = state.op is Op.LEAF and state.leaf.kind == TensorKind.STATE and state.shape == value.shape
+    of_row = condition.op in COMPARISONS and condition.size == 1 and all(map(_is_given, condition.args))
+    return Reset(condition, new, state) if alike and of_row and _is_given(new) else None
+
+
+def _is_given(value: Value) -> bool:
+    """Whether a value is known before the step: a number, or entries of an input or of a weight."""
+    if value.op is Op.LEAF:
+        return value.leaf.kind in (TensorKind.INPUT, TensorKind.WEIGHT)
+    return value.op in NUMBERS or value.constant is not None
+
+
+def _overlap(one: Value, other: Value) -> bool:
+    """Whether two leaves have entries in common, and are not the same."""
+    a, b = one.leaf, other.leaf
+    return one is not other and a.index == b.index and a.start < b.stop and b.start < a.stop
 
 
 def _new_numbers(program: Program) -> Iterator[int]:
