@@ -14,11 +14,12 @@ from unfading.training import names
 
 
 def test_cells_as_a_table_and_as_json():
-    table = run("cells")
+    sizes = ("--hidden-size", "16", "--input-size", "3", "--length", "100")
+    table = run("cells", *sizes)
     assert table.returncode == 0
     assert "…" not in table.stdout  # nothing is cut
     assert max(len(line) for line in table.stdout.splitlines()) <= 80
-    answer = run("cells", "--json", "--hidden-size", "16", "--input-size", "3", "--length", "100")
+    answer = run("cells", "--json", *sizes)
     entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
     cells = [*catalogue.cells(), *catalogue.convolutional_cells()]
     assert set(entries) == {cell.__name__.removesuffix("Cell") for cell in cells}

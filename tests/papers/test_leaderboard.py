@@ -28,6 +28,7 @@ def test_every_cell_of_the_leaderboard_is_one_of_the_catalogue():
 
 
 @pytest.mark.parametrize("task", [name for name in ITEMS if name != "pixel_mnist"])  # which has the sizes of permuted MNIST
+@pytest.mark.sample(2)
 def test_no_other_number_of_units_comes_nearer_to_the_number_of_parameters(task):
     for row in ROWS[task]:
         wanted, hidden = SIZES[row.name.rpartition(", ")[2]], row.run.hidden

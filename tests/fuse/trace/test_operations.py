@@ -219,6 +219,7 @@ def differences(name, got, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("optimised", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "optimised"])
+@pytest.mark.sample(80)
 def test_special_numbers_give_what_torch_gives(name, dtype, optimised):
     numbers, setting = numbers_of(dtype)
     got = by_kernel(kernels(dtype, optimised)[name], signature(dtype), numbers, setting)

@@ -190,13 +190,13 @@ def resets_first(program: Program) -> tuple[Program, list[Reset]]:
     for store in program.stores:
         readers[store.value.id] = readers.get(store.value.id, 0) + 1
     states = [value for value in values if value.op is Op.LEAF and value.leaf.kind == TensorKind.STATE]
-    found: dict[int, Reset] = {}
+    resets: dict[int, Reset] = {}
     for value in values:
         reset = _as_reset(value)
         if reset is not None and readers[reset.state.id] == 1 and not any(_overlap(reset.state, each) for each in states):
-            found[value.id] = reset
-    new = {number: reset.state for number, reset in found.items()}
-    return _with_new_values(program, new, _new_numbers(program)), list(found.values())
+            resets[value.id] = reset
+    new = {number: reset.state for number, reset in resets.items()}
+    return _with_new_values(program, new, _new_numbers(program)), list(resets.values())
 
 
 def input_apart(program: Program, at: int) -> Program | None:
