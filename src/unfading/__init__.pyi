@@ -26,6 +26,7 @@ from unfading.cells import (
     legendre,
     lem,
     light_gru,
+    linear_unit,
     lipschitz,
     lstm,
     minimal,
@@ -64,6 +65,7 @@ from unfading.cells.janet import ForgetLSTMCell, JANETCell
 from unfading.cells.legendre import LMUCell
 from unfading.cells.lem import LEMCell
 from unfading.cells.light_gru import LiGRUCell, MGUCell
+from unfading.cells.linear_unit import GatedLRUCell, LRUCell
 from unfading.cells.lipschitz import LipschitzRNNCell
 from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
 from unfading.cells.matrix import BlockDiagonal, LowRank, linear
@@ -161,6 +163,8 @@ __all__ = [
     "FullUnitaryRNNCell",
     "GatedAntisymmetricRNN",
     "GatedAntisymmetricRNNCell",
+    "GatedLRU",
+    "GatedLRUCell",
     "GestureHead",
     "GORU",
     "GORUCell",
@@ -190,6 +194,8 @@ __all__ = [
     "LMUCell",
     "load",
     "LowRank",
+    "LRU",
+    "LRUCell",
     "LSTM",
     "LSTMCell",
     "MeanFrame",
@@ -767,6 +773,31 @@ class GatedAntisymmetricRNN(Layer[antisymmetric.State]):
         sigma: float = 1.0,
     ) -> None: ...
 
+class GatedLRU(Layer[linear_unit.State]):
+    """Linear recurrent unit whose input sets how fast the time of each unit runs."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+        max_phase: float = 0.6283185307179586,
+    ) -> None: ...
+
 class GORU(Layer[rotation.State]):
     """Gated orthogonal recurrent unit."""
 
@@ -1041,6 +1072,31 @@ class LMU(Layer[legendre.State]):
         dtype: torch.dtype | None = None,
         memory_size: int = 32,
         theta: float = 100.0,
+    ) -> None: ...
+
+class LRU(Layer[linear_unit.State]):
+    """Linear recurrent unit, in a block with layer norm, a gated readout and a skip connection."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        learn_initial_state: bool = False,
+        checkpoint_every: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+        max_phase: float = 0.6283185307179586,
     ) -> None: ...
 
 class LSTM(Layer[lstm.State]):

@@ -20,6 +20,7 @@ from unfading.cells.janet import ForgetLSTMCell, JANETCell
 from unfading.cells.legendre import LMUCell
 from unfading.cells.lem import LEMCell
 from unfading.cells.light_gru import LiGRUCell, MGUCell
+from unfading.cells.linear_unit import GatedLRUCell, LRUCell
 from unfading.cells.lipschitz import LipschitzRNNCell
 from unfading.cells.lstm import LSTMCell, PeepholeLSTMCell
 from unfading.cells.minimal import MinGRUCell, MinLSTMCell
@@ -59,6 +60,7 @@ FastRNN = layer(FastRNNCell)
 ForgetLSTM = layer(ForgetLSTMCell)
 FullUnitaryRNN = layer(FullUnitaryRNNCell)
 GatedAntisymmetricRNN = layer(GatedAntisymmetricRNNCell)
+GatedLRU = layer(GatedLRUCell)
 GORU = layer(GORUCell)
 GRU = layer(GRUCell)
 IdentityRNN = layer(IdentityRNNCell)
@@ -70,6 +72,7 @@ LiGRU = layer(LiGRUCell)
 LinearRNN = layer(LinearRNNCell)
 LipschitzRNN = layer(LipschitzRNNCell)
 LMU = layer(LMUCell)
+LRU = layer(LRUCell)
 LSTM = layer(LSTMCell)
 MGU = layer(MGUCell)
 MinGRU = layer(MinGRUCell)

@@ -13,6 +13,8 @@
     standard     (b - m) / s, per channel  the incremental RNN
     pixelwise    (b - m) / s, per pixel    EdgeML
 
+`shift`, `rotate`, `zoom` and `flip` distort training images at random (`tasks/augment.py`), before they are cut into steps.
+
 Each paper uses its own permutation. Available are `incremental`, the incremental RNN's (numpy's RandomState(42); the paper says
 only "seed 42"), `nru`, from NRU's code (RandomState(50), drawn after the permutation of its 60,000 training rows), `urnn`
 (RandomState(92916)), and from the code of coRNN and of LEM and UnICORNN `cornn` and `lem` (torch's randperm, seeds 12008 and
@@ -33,6 +35,7 @@ from torch import Generator, Tensor
 from unfading.data import store
 from unfading.errors import check_count, unknown
 from unfading.tasks import image_files
+from unfading.tasks.augment import Augmentation
 from unfading.tasks.base import Batch
 from unfading.tasks.draw import stream
 from unfading.tasks.resident import Examples, Labelled, Part
@@ -50,6 +53,10 @@ class Images(Labelled):
     _: KW_ONLY
     scale: Scale = "unit"
     validation: Validation | int = "fifth"
+    shift: float = 0.0
+    rotate: float = 0.0
+    zoom: float = 0.0
+    flip: bool = False
 
     classes = 10
     channels: ClassVar[int] = 1
@@ -63,6 +70,17 @@ class Images(Labelled):
             check_count("validation", self.validation)
         elif self.validation not in self.splits:
             raise ValueError(unknown("validation", self.validation, self.splits) + " Or give a number of rows, an int.")
+        self.augmentation()
+
+    def augmentation(self) -> Augmentation:
+        """The distortions of training images."""
+        return Augmentation(shift=self.shift, rotate=self.rotate, zoom=self.zoom, flip=self.flip)
+
+    def augmented(self, rows: Examples, draw: Callable[[], Generator]) -> Examples:
+        distort = self.augmentation()
+        if not distort.active:
+            return rows
+        return rows._replace(x=self.as_sequences(distort(self.as_images(rows.x), draw())))
 
     def held_out(self, n: int) -> Tensor:
         if isinstance(self.validation, str):
@@ -72,8 +90,20 @@ class Images(Labelled):
         return torch.from_numpy(np.sort(np.random.RandomState(0).permutation(n)[: self.validation]))
 
     @abstractmethod
+    def as_images(self, x: Tensor) -> Tensor:
+        """Sequences [N, T, I] as images [N, channels, height, width]."""
+
+    @abstractmethod
+    def as_sequences(self, images: Tensor) -> Tensor:
+        """Images [N, channels, height, width] as sequences [N, T, I]; the features of a step are grouped by channel."""
+
+    @abstractmethod
+    def images(self, part: Part) -> tuple[Tensor, Tensor]:
+        """Bytes [N, channels, height, width], and the labels [N]."""
+
     def examples(self, part: Part) -> Examples:
-        """Bytes [N, T, I]; the features of a step are grouped by channel."""
+        images, labels = self.images(part)
+        return Examples(self.as_sequences(images), labels)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Bytes [B, T, I] as inputs [T, B, I]."""
@@ -131,9 +161,14 @@ class PixelMNIST(Images):
     input_size = 1
     splits = get_args(Validation)
 
-    def examples(self, part: Part) -> Examples:
-        images, labels = image_files.mnist(part)
-        return Examples(images.view(-1, 784, 1), labels)
+    def images(self, part: Part) -> tuple[Tensor, Tensor]:
+        return _mnist(part)
+
+    def as_images(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, 1, 28, 28)
+
+    def as_sequences(self, images: Tensor) -> Tensor:
+        return images.reshape(-1, 784, 1)
 
     def held_out(self, n: int) -> Tensor:
         if self.validation == "first_5000":
@@ -179,9 +214,21 @@ class PermutedMNIST(PixelMNIST):
         super().__post_init__()
         permutation(self.permutation)
 
-    def examples(self, part: Part) -> Examples:
-        plain = super().examples(part)
-        return plain._replace(x=plain.x[:, torch.from_numpy(permutation(self.permutation))])
+    def as_images(self, x: Tensor) -> Tensor:
+        return super().as_images(x[:, _order(self.permutation, x.device).argsort()])
+
+    def as_sequences(self, images: Tensor) -> Tensor:
+        return super().as_sequences(images)[:, _order(self.permutation, images.device)]
+
+
+@lru_cache(maxsize=8)
+def _order(name: str | int, device: torch.device) -> Tensor:
+    return torch.from_numpy(permutation(name)).to(device)
+
+
+def _mnist(part: Part) -> tuple[Tensor, Tensor]:
+    images, labels = image_files.mnist(part)
+    return images.unsqueeze(1), labels
 
 
 @dataclass(frozen=True)
@@ -211,6 +258,12 @@ class Noisy(Images):
             check_count("start", self.start, least=0)
             if self.start > self.T - self.height:
                 raise ValueError(f"start must be at most T - {self.height} = {self.T - self.height}; got {self.start}.")
+
+    def as_images(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.channels, -1)).transpose(1, 2)
+
+    def as_sequences(self, images: Tensor) -> Tensor:
+        return images.transpose(1, 2).flatten(2)
 
     def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
         x, generator = self.scaled(rows.x), draw()
@@ -252,8 +305,8 @@ class NoisyMNIST(Noisy):
     input_size = 28
     height = 28
 
-    def examples(self, part: Part) -> Examples:
-        return Examples(*image_files.mnist(part))
+    def images(self, part: Part) -> tuple[Tensor, Tensor]:
+        return _mnist(part)
 
 
 @dataclass(frozen=True)
@@ -269,9 +322,8 @@ class NoisyCIFAR(Noisy):
     height = 32
     channels = 3
 
-    def examples(self, part: Part) -> Examples:
-        images, labels = image_files.cifar10(part)
-        return Examples(images.transpose(1, 2).reshape(-1, 32, 96), labels)
+    def images(self, part: Part) -> tuple[Tensor, Tensor]:
+        return image_files.cifar10(part)
 
 
 @dataclass(frozen=True)
@@ -283,7 +335,13 @@ class Digits(Images):
     input_size = 1
     brightest = 16
 
-    def examples(self, part: Part) -> Examples:
+    def images(self, part: Part) -> tuple[Tensor, Tensor]:
         images, labels = image_files.digits()
         rows = slice(0, -(len(images) // 5)) if part == "train" else slice(-(len(images) // 5), None)
-        return Examples(images[rows].reshape(-1, 64, 1), labels[rows])
+        return images[rows].reshape(-1, 1, 8, 8), labels[rows]
+
+    def as_images(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, 1, 8, 8)
+
+    def as_sequences(self, images: Tensor) -> Tensor:
+        return images.reshape(-1, 64, 1)

@@ -70,6 +70,10 @@ class Resident(Task):
             return Batch(x, rows.target, rows.lengths)
         return Batch(x, rows.target.T, rows.lengths, rows.mask.T)
 
+    def augmented(self, rows: Examples, draw: Callable[[], Generator]) -> Examples:
+        """Training rows with random distortions; the rows themselves by default. `draw()` returns a generator for the batch."""
+        return rows
+
     def batch(self, index: int, size: int, *, split: Split, seed: int, device: torch.device | str) -> Batch:
         batches = self.length(split, size)
         check_count("index", index, least=0)
@@ -82,8 +86,10 @@ class Resident(Task):
             rows = rows[index * size : (index + 1) * size]
         else:
             raise ValueError(f"{split} has {batches} batches of {size}; got index {index}. Last: {batches - 1}.")
-        held = self.part_on("test" if split == "test" else "train", device)
-        return self.present(held.take(rows), lambda: stream(seed, split, index, device))
+        taken = self.part_on("test" if split == "test" else "train", device).take(rows)
+        if split in ("train", "full"):
+            taken = self.augmented(taken, lambda: stream(seed, split, index, device, purpose="augmentation"))
+        return self.present(taken, lambda: stream(seed, split, index, device))
 
     def length(self, split: Split, size: int) -> int:
         check_split(split)

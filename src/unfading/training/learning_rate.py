@@ -1,8 +1,8 @@
-"""Learning-rate schedules: a factor on the rate for each step, 1 at the start.
+"""Learning-rate schedules: a factor on the rate for each step, 1 at the start unless there is a warm-up.
 
     constant      1
     step          gamma^min(s // every, times)
-    cosine        floor + (1 - floor) (1 + cos(pi s / S)) / 2
+    cosine        floor + (1 - floor) (1 + cos(pi s / S)) / 2, times (s + 1) / (warmup S) where that is below 1
     polynomial    floor + (1 - floor) (1 - s / S)^power
 
 with s the number of steps taken and S the number of steps of the run.
@@ -62,15 +62,19 @@ class Cosine(LearningRateSchedule):
 
     Args:
         floor: the factor at the end.
+        warmup: share of the steps in which the rate rises from 0 along a straight line.
     """
 
     floor: float = 0.0
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
         check_share("floor", self.floor)
+        check_share("warmup", self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * step / steps)) / 2
+        fallen = self.floor + (1 - self.floor) * (1 + math.cos(math.pi * step / steps)) / 2
+        return fallen if step + 1 >= self.warmup * steps else fallen * (step + 1) / (self.warmup * steps)
 
 
 @dataclass(frozen=True)
