@@ -1075,7 +1075,7 @@ class LMU(Layer[legendre.State]):
     ) -> None: ...
 
 class LRU(Layer[linear_unit.State]):
-    """Linear recurrent unit, in a block with layer norm, a gated readout and a skip connection."""
+    """Linear recurrent unit, in a block with a norm, a gated readout and a skip connection."""
 
     def __init__(
         self,

@@ -1,20 +1,22 @@
-"""LRU and GatedLRU: blocks for deep stacks around a linear diagonal recurrence of complex units.
+"""LRU and GatedLRU: blocks for deep stacks around a linear recurrence of complex units that do not read each other.
 
     p_t = x_t where I = H, else W_p x_t + b_p
-    u_t = layer_norm(p_t)
-    LRU:       h_t = lambda * h_{t-1} + g * (B u_t),                lambda = exp(-nu + i theta),   g = sqrt(1 - |lambda|^2)
-    GatedLRU:  h_t = lambda^(r_t) * h_{t-1} + g_t * (B u_t),        r_t = sigmoid(W_r u_t + b_r),  g_t = sqrt(1 - |lambda|^(2 r_t))
+    z_t = B norm(p_t) + b
+    LRU:       h_t = lambda * h_{t-1} + g * z_t,              lambda = exp(-nu + i theta),   g = sqrt(1 - |lambda|^2)
+    GatedLRU:  h_t = lambda^r_t * h_{t-1} + g_t * z_t,        r_t = sigmoid(W_r norm(p_t) + b_r),
+               g_t = sqrt(1 - |lambda|^(2 r_t))
     v_t = gelu(Re(C h_t))
-    y_t = p_t + (W_v v_t + b_v) * sigmoid(W_s v_t + b_s)            the output
+    y_t = p_t + (W_v v_t + b_v) * sigmoid(W_s v_t + b_s)      the output
 
-h has H complex units, nu > 0 and theta > 0 are exponentials of parameters. The recurrence is linear and mixes no units, so a GPU
-runs it as a scan; everything nonlinear lies between layers, where nothing is sequential. LRU: Orvieto et al. 2023, eq. 5 to 8, in
-the block of their section 2, with layer norm before the recurrence and without the term D u_t, which the sum with p_t replaces.
-|lambda| starts uniform on the ring from r_min to r_max, theta in [0, max_phase], B and C with entries of variance 1 / (2 H).
+norm subtracts the mean over units and divides by the standard deviation. h, z, B and b are complex; nu > 0 and theta > 0 are
+exponentials of parameters. Nonlinear functions stand between layers only, where nothing is sequential, and a GPU runs the
+recurrence as a scan. LRU: Orvieto et al. 2023, eq. 5 to 8, in the block of their figure 1, with the norm before the recurrence;
+the sum with p_t replaces their term D u_t. |lambda| starts on the ring from r_min to r_max, uniform in its square, theta
+uniform in [0, max_phase], and the entries of B and C have variance 1 / (2 H).
 
-GatedLRU is ours. The input sets how fast the time of each unit runs: r_t = 1 is a step of LRU, and at r_t = 0 a unit keeps its
-state and reads nothing. Its modulus without the phase is the gate of De et al. 2024 (RG-LRU), where a second gate multiplies the
-input. b_r starts at 0.
+GatedLRU is ours. The input sets how fast the time of a unit runs: r_t = 1 is a step of LRU, and at r_t = 0 the unit keeps its
+state and reads nothing. Without the phase, |lambda|^r_t is the decay of De et al. 2024 (RG-LRU), which has a second gate, on
+the input. b_r starts at 0.
 """
 
 import math
@@ -25,32 +27,24 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from unfading.cells.base import Cell
-from unfading.cells.base import Inputs as AnyInputs
 from unfading.cells.base import Weights as AnyWeights
 from unfading.cells.recipe import Recipe
 from unfading.errors import check_positive
 from unfading.initialise import gaussian_, orthogonal_linear_, uniform_
 
-# Below this, 1 - |lambda|^(2 r) counts as zero: the derivative of the root is infinite there.
-LEAST_SHARE = 1e-12
+# Below this, 1 - |lambda|^(2 r) is constant: the derivative of its root is infinite at zero.
+LEAST = 1e-12
 
 
 class Inputs(NamedTuple):
-    re: Tensor  # [T, B, H] g Re(B u)
-    im: Tensor  # [T, B, H] g Im(B u)
+    z: Tensor  # [T, B, 2 H] Re z, Im z; GatedLRU: [T, B, 3 H], then the argument of r
     p: Tensor  # [T, B, H]
-
-
-class GatedInputs(NamedTuple):
-    re: Tensor  # [T, B, H]
-    im: Tensor  # [T, B, H]
-    p: Tensor  # [T, B, H]
-    r: Tensor  # [T, B, H]
 
 
 class Weights(NamedTuple):
     re: Tensor  # [H] Re lambda
     im: Tensor  # [H] Im lambda
+    g: Tensor  # [H]
 
 
 class GatedWeights(NamedTuple):
@@ -59,15 +53,16 @@ class GatedWeights(NamedTuple):
 
 
 class State(NamedTuple):
-    re: Tensor  # [B, H] Re h
-    im: Tensor  # [B, H] Im h
-    p: Tensor  # [B, H] the input of the block, for its output
+    h: Tensor  # [B, 2 H] Re h, Im h
+    p: Tensor  # [B, H] what the output adds
 
 
-class LinearUnitCell(Cell[AnyInputs, State, AnyWeights]):
+class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
     """The common part of both forms: everything except lambda."""
 
     recipe = Recipe(rates={"nu": 0.25, "theta": 0.25})
+    rows: int
+    """H-fold rows of the matrix of the input."""
 
     def __init__(
         self,
@@ -81,49 +76,45 @@ class LinearUnitCell(Cell[AnyInputs, State, AnyWeights]):
     ):
         super().__init__(input_size, hidden_size)
         if not 0 <= r_min < r_max < 1:
-            raise ValueError(f"r_min and r_max must satisfy 0 <= r_min < r_max < 1; got r_min={r_min}, r_max={r_max}.")
+            raise ValueError(f"r_min and r_max must satisfy 0 <= r_min < r_max < 1; got r_min={r_min} and r_max={r_max}.")
         check_positive("max_phase", max_phase)
         self.r_min, self.r_max, self.max_phase = r_min, r_max, max_phase
-        self.build(bias)
-        self.reset_parameters()
-
-    def build(self, bias: bool) -> None:
-        """Create the parameters."""
-        H = self.output_size
-        self.enter = nn.Identity() if self.input_size == H else nn.Linear(self.input_size, H, bias=bias)
-        self.norm = nn.LayerNorm(H, bias=bias)
-        self.from_input = nn.Linear(H, 2 * H, bias=False)  # Re B, Im B
-        self.nu = nn.Parameter(torch.empty(H))  # log nu
-        self.theta = nn.Parameter(torch.empty(H))  # log theta
+        H = hidden_size
+        self.enter = nn.Identity() if input_size == H else nn.Linear(input_size, H, bias=bias)
+        self.from_input = nn.Linear(H, self.rows * H, bias=bias)
+        self.nu = nn.Parameter(torch.empty(H))  # its logarithm, as of theta
+        self.theta = nn.Parameter(torch.empty(H))
         self.C = nn.Linear(2 * H, H, bias=False)  # Re C, -Im C
         self.to_output = nn.Linear(H, 2 * H, bias=bias)  # W_v, W_s
+        self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        H = self.output_size
         if isinstance(self.enter, nn.Linear):
             orthogonal_linear_(self.enter, blocks=1, generator=generator)
-        self.norm.reset_parameters()
-        gaussian_(self.from_input.weight, math.sqrt(1 / (2 * H)), generator=generator)
-        gaussian_(self.C.weight, math.sqrt(1 / (2 * H)), generator=generator)
+        for layer in (self.from_input, self.C):
+            gaussian_(layer.weight, math.sqrt(1 / (2 * self.output_size)), generator=generator)
         orthogonal_linear_(self.to_output, blocks=2, generator=generator)
+        if self.from_input.bias is not None:
+            nn.init.zeros_(self.from_input.bias)
         with torch.no_grad():
-            share = uniform_(self.nu, 0.5, generator=generator) + 0.5  # U(0, 1), as the next
-            square = self.r_min**2 + share * (self.r_max**2 - self.r_min**2)
-            self.nu.copy_((-0.5 * square.log()).log())
+            share = uniform_(self.nu, 0.5, generator=generator) + 0.5
+            self.nu.copy_(torch.log(-torch.log(self.r_min**2 + share * (self.r_max**2 - self.r_min**2)) / 2))
             share = uniform_(self.theta, 0.5, generator=generator) + 0.5
-            self.theta.copy_((self.max_phase * share).clamp_min(1e-6).log())
+            self.theta.copy_(torch.log(self.max_phase * share.clamp_min(1e-6)))
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        p = self.enter(x)
+        return Inputs(self.from_input(functional.layer_norm(p, (self.output_size,))), p)
 
     def initial_state(self, batch: int) -> State:
-        return State(*(self.nu.new_zeros(batch, self.output_size) for _ in State._fields))
+        return State(self.nu.new_zeros(batch, 2 * self.output_size), self.nu.new_zeros(batch, self.output_size))
 
     def output(self, state: State) -> Tensor:
-        v = functional.gelu(self.C(torch.cat([state.re, state.im], dim=-1)))
-        value, gate = self.to_output(v).chunk(2, dim=-1)
-        return state.p + value * torch.sigmoid(gate)
+        return state.p + functional.glu(self.to_output(functional.gelu(self.C(state.h))), dim=-1)
 
 
-class LRUCell(LinearUnitCell[Inputs, Weights]):
-    """Linear recurrent unit, in a block with layer norm, a gated readout and a skip connection.
+class LRUCell(LinearUnitCell[Weights]):
+    """Linear recurrent unit, in a block with a norm, a gated readout and a skip connection.
 
     Args:
         r_min: least initial modulus of lambda.
@@ -132,24 +123,21 @@ class LRUCell(LinearUnitCell[Inputs, Weights]):
     """
 
     paper = "Orvieto 2023"
-
-    def project(self, x: Tensor, start: int = 0) -> Inputs:
-        p = self.enter(x)
-        re, im = self.from_input(self.norm(p)).chunk(2, dim=-1)
-        g = torch.sqrt(-torch.expm1(-2 * torch.exp(self.nu)))
-        return Inputs(g * re, g * im, p)
+    rows = 2
 
     def weights(self) -> Weights:
-        modulus, theta = torch.exp(-torch.exp(self.nu)), torch.exp(self.theta)
-        return Weights(modulus * torch.cos(theta), modulus * torch.sin(theta))
+        nu, theta = torch.exp(self.nu), torch.exp(self.theta)
+        modulus = torch.exp(-nu)
+        return Weights(modulus * torch.cos(theta), modulus * torch.sin(theta), torch.sqrt(-torch.expm1(-2 * nu)))
 
     def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
-        re = weights.re * state.re - weights.im * state.im + inputs.re
-        im = weights.im * state.re + weights.re * state.im + inputs.im
-        return State(re, im, inputs.p)
+        (re, im), (z_re, z_im) = state.h.chunk(2, dim=-1), inputs.z.chunk(2, dim=-1)
+        new_re = weights.re * re - weights.im * im + weights.g * z_re
+        new_im = weights.im * re + weights.re * im + weights.g * z_im
+        return State(torch.cat([new_re, new_im], dim=-1), inputs.p)
 
 
-class GatedLRUCell(LinearUnitCell[GatedInputs, GatedWeights]):
+class GatedLRUCell(LinearUnitCell[GatedWeights]):
     """Linear recurrent unit whose input sets how fast the time of each unit runs.
 
     Args:
@@ -159,27 +147,15 @@ class GatedLRUCell(LinearUnitCell[GatedInputs, GatedWeights]):
     """
 
     paper = "unfading"
-
-    def build(self, bias: bool) -> None:
-        super().build(bias)
-        self.to_rate = nn.Linear(self.output_size, self.output_size, bias=bias)
-
-    def reset_parameters(self, generator: Generator | None = None) -> None:
-        super().reset_parameters(generator)
-        orthogonal_linear_(self.to_rate, blocks=1, generator=generator)
-
-    def project(self, x: Tensor, start: int = 0) -> GatedInputs:
-        p = self.enter(x)
-        u = self.norm(p)
-        re, im = self.from_input(u).chunk(2, dim=-1)
-        r = torch.sigmoid(self.to_rate(u))
-        g = torch.sqrt((-torch.expm1(-2 * torch.exp(self.nu) * r)).clamp_min(LEAST_SHARE))
-        return GatedInputs(g * re, g * im, p, r)
+    rows = 3
 
     def weights(self) -> GatedWeights:
         return GatedWeights(torch.exp(self.nu), torch.exp(self.theta))
 
-    def step(self, inputs: GatedInputs, state: State, weights: GatedWeights) -> State:
-        modulus, phase = torch.exp(-weights.nu * inputs.r), weights.theta * inputs.r
+    def step(self, inputs: Inputs, state: State, weights: GatedWeights) -> State:
+        (re, im), (z_re, z_im, a) = state.h.chunk(2, dim=-1), inputs.z.chunk(3, dim=-1)
+        r = torch.sigmoid(a)
+        modulus, phase = torch.exp(-weights.nu * r), weights.theta * r
+        g = torch.sqrt((-torch.expm1(-2 * weights.nu * r)).clamp_min(LEAST))
         c, s = modulus * torch.cos(phase), modulus * torch.sin(phase)
-        return State(c * state.re - s * state.im + inputs.re, s * state.re + c * state.im + inputs.im, inputs.p)
+        return State(torch.cat([c * re - s * im + g * z_re, s * re + c * im + g * z_im], dim=-1), inputs.p)
