@@ -98,6 +98,7 @@ TITLES = {
     "star": "STAR (Turkoglu et al. 2019)",
     "nru": "NRU (Chandar et al. 2019)",
     "oscillators": "coRNN, UnICORNN and LEM (Rusch & Mishra 2021, Rusch et al. 2022)",
+    "past_best": "Past the best published results, with our own settings",
 }
 VERDICTS = ("beaten", "held", "missed", "refuted", "open", "measured", "data not available", "not run")
 

@@ -1,0 +1,47 @@
+"""Targets: the best published result of each task, and a stack of ours with no more parameters than the network that had it.
+
+Adam, clipped at norm 1, cosine decay after a short warm-up, distorted training images (`tasks/augment.py`), and the validation
+rows, permutation and noise of the network that holds the record. Settings were chosen by validation scores of short runs. The
+weights with the best validation score are tested.
+"""
+
+from typing import Any
+
+from unfading.papers.row import Row, two_sigma
+from unfading.training.run import Run
+
+Options = dict[str, Any]
+
+IMAGES = 10_000  # test rows of MNIST and CIFAR
+DIGITS: Options = {"shift": 2.0, "rotate": 10.0, "zoom": 0.1}
+PHOTOS: Options = {"shift": 3.0, "flip": True}
+
+
+def targets() -> list[Row]:
+    """Our own settings against the best published results, at no more parameters."""
+    permuted = _run(
+        "permuted_mnist", {"permutation": "lem", "validation": 3_000, **DIGITS}, {"r_min": 0.98}, hidden=72, layers=4,
+        epochs=34,
+    )  # fmt: skip
+    pixel = _run("pixel_mnist", {"validation": 3_000, **DIGITS}, {"r_min": 0.95}, hidden=72, layers=4, epochs=20)
+    noisy = _run(
+        "noisy_cifar", {"scale": "unit", "fixed_noise": True, "validation": 2_000, **PHOTOS}, {"r_min": 0.997, "r_max": 0.9999},
+        hidden=44, layers=3, epochs=20,
+    )  # fmt: skip
+    return [
+        _row("permuted MNIST", permuted, 98.4, "UnICORNN, 3 layers of 256 units, 133,632 parameters"),
+        _row("pixel MNIST", pixel, 99.4, "coRNN, 256 units, 131,584 parameters"),
+        _row("noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters"),
+    ]
+
+
+def _run(task: str, task_options: Options, cell_options: Options, **own: Any) -> Run:
+    return Run(
+        task=task, task_options=task_options, cell="LRU", cell_options=cell_options, batch=100, rate=3e-3, schedule="cosine",
+        schedule_options={"warmup": 0.05}, rates={"nu": 0.25, "theta": 0.25}, retries=3, **own,
+    )  # fmt: skip
+
+
+def _row(name: str, run: Run, published: float, holder: str) -> Row:
+    note = f"published for {holder}"
+    return Row(run, published, two_sigma(published, IMAGES), note, name=f"{name} {run.cell}", seeds=3)
