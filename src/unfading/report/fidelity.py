@@ -20,6 +20,8 @@ ROWS = "papers-rows.jsonl"
 OVERVIEW = "fidelity.svg"
 # Items of the leaderboard, which has a page of its own.
 LEADERBOARD = "leaderboard/"
+# Items with our own settings, whose targets are the best published numbers.
+PAST_BEST = "past_best/"
 # Columns of a table of rows.
 COLUMNS = ["row", "published", "ours", "seeds", "trained", "parameters", "time", "verdict", "marks"]
 HEAD = """# The papers, reproduced
