@@ -13,6 +13,8 @@ from unfading.training.run import Run
 Options = dict[str, Any]
 
 IMAGES = 10_000  # test rows of MNIST and CIFAR
+# The adding problem counts as solved at a mean squared error of 0.01; training stops at half of it on validation.
+SOLVED, STOP = 0.01, 0.005
 DIGITS: Options = {"shift": 2.0, "rotate": 10.0, "zoom": 0.1}
 PHOTOS: Options = {"shift": 3.0, "flip": True}
 
@@ -28,18 +30,27 @@ def targets() -> list[Row]:
         "noisy_cifar", {"scale": "unit", "fixed_noise": True, "validation": 2_000, **PHOTOS}, {"r_min": 0.997, "r_max": 0.9999},
         hidden=44, layers=3, epochs=20,
     )  # fmt: skip
+    adding = _run(
+        "adding", {"T": 10_000}, {"r_min": 0.9995, "r_max": 0.999995}, cell="GatedLRU", hidden=24, layers=2, batch=32, rate=1e-2,
+        steps=2_000, valid_every=100, stop_at=STOP,
+    )  # fmt: skip
     return [
         _row("permuted MNIST", permuted, 98.4, "UnICORNN, 3 layers of 256 units, 133,632 parameters"),
         _row("pixel MNIST", pixel, 99.4, "coRNN, 256 units, 131,584 parameters"),
         _row("noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters"),
-    ]
+        Row(
+            adding, 0.0, SOLVED, f"LEM, 128 units, 67,072 parameters, solves it: an error of at most {SOLVED} in 2 of 3 seeds",
+            name="adding 10,000 GatedLRU", unit="error", share=0.6,
+        ),
+    ]  # fmt: skip
 
 
 def _run(task: str, task_options: Options, cell_options: Options, **own: Any) -> Run:
-    return Run(
-        task=task, task_options=task_options, cell="LRU", cell_options=cell_options, batch=100, rate=3e-3, schedule="cosine",
-        schedule_options={"warmup": 0.05}, rates={"nu": 0.25, "theta": 0.25}, retries=3, **own,
-    )  # fmt: skip
+    fields: Options = {
+        "cell": "LRU", "batch": 100, "rate": 3e-3, "rates": {"nu": 0.25, "theta": 0.25}, "schedule": "cosine",
+        "schedule_options": {"warmup": 0.05}, "retries": 3, **own,
+    }  # fmt: skip
+    return Run(task=task, task_options=task_options, cell_options=cell_options, **fields)
 
 
 def _row(name: str, run: Run, published: float, holder: str) -> Row:
