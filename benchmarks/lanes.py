@@ -46,13 +46,15 @@ def error(layer: nn.Module, backend: str, T: int, B: int) -> float:
     With exact products: in tf32, the projection alone decides on which side of zero some entries of a ReLU are.
     """
     exact, before = copy.deepcopy(layer).double(), torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
     x = torch.randn(T, B, 256, device="cuda")
-    with unfading.use_backend("reference"):
-        want = gradients(exact, x.double())
-    with unfading.use_backend(backend):
-        got = gradients(layer, x)
-    torch.backends.cuda.matmul.fp32_precision = before
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        with unfading.use_backend("reference"):
+            want = gradients(exact, x.double())
+        with unfading.use_backend(backend):
+            got = gradients(layer, x)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
     return max(((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-30)).item() for a, b in zip(got, want, strict=True))
 
 
