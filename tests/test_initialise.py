@@ -1,5 +1,6 @@
 """Initial values: each function keeps its promise, with a generator on any device, in any dtype."""
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -80,3 +81,15 @@ def test_fixed_alpha_and_beta_are_exact_and_not_learned():
     assert_close(cell.weights().alpha.item(), 0.001, rtol=1e-12, atol=0)
     assert cell.weights().beta.item() == 1.0
     assert "logits" not in dict(cell.named_parameters())
+
+
+@pytest.mark.parametrize("cell", [unfading.MinGRU, unfading.MinLSTM])
+def test_units_of_linear_cells_remember_for_one_to_max_lag_steps(cell):
+    """At x = 0 a step keeps the share k of h, so a unit remembers for 1 / (1 - k) steps."""
+    torch.manual_seed(0)
+    layer = cell(1, 5_000, max_lag=101)
+    kept = layer(torch.zeros(1, 1, 1), (torch.ones(1, 1, 5_000),))[0].flatten()
+    steps = 1 / (1 - kept)
+    assert 2 <= steps.min() < 2.2
+    assert 100.5 < steps.max() < 101.01
+    assert abs(steps.mean() - 51.5) < 1.5  # uniform

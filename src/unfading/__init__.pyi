@@ -1167,6 +1167,7 @@ class MinGRU(Layer[minimal.State]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         positive: bool = False,
+        max_lag: int | None = None,
     ) -> None: ...
 
 class MinimalRNN(Layer[input_candidate.State]):
@@ -1212,6 +1213,7 @@ class MinLSTM(Layer[minimal.State]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         positive: bool = False,
+        max_lag: int | None = None,
     ) -> None: ...
 
 class MultiplicativeLSTM(Layer[multiplicative.State]):

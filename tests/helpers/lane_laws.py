@@ -22,8 +22,7 @@ DIAGONAL = [unfading.IndRNNCell, unfading.UnICORNNCell, unfading.BRCell]
 
 
 class MaskedInputs(NamedTuple):
-    keep: Tensor
-    add: Tensor
+    a: Tensor
     mask: Tensor  # [1, B, H]
 
 
@@ -36,7 +35,7 @@ class MaskedCell(unfading.MinGRUCell):
         return MaskedInputs(*super().project(x, start), x[:1, :, :1].sigmoid().expand(1, x.shape[1], self.output_size))
 
     def step(self, inputs, state, weights):
-        return type(state)(inputs.mask * inputs.keep * state.h + inputs.add)
+        return super().step(inputs, type(state)(inputs.mask * state.h), weights)
 
 
 @pytest.mark.parametrize("cell", [*LINEAR, *DIAGONAL], ids=name)

@@ -6,24 +6,26 @@
               h_t = f_t / (f_t + i_t) * h_{t-1} + i_t / (f_t + i_t) * g(W_h x_t + b_h)
 
 Feng et al. 2024, section 3, with g(a) = a; the form that the authors compute in logarithms has
-g(a) = a + 1/2 for a >= 0 and sigmoid(a) below, which is positive (`positive=True`). All of this except the last line is
-computed for the whole sequence at once, by `project`. A single layer cannot look at its state to decide what to keep; the
-paper stacks several. Matrices start orthogonal. b_z = -1 and b_f = 1, so that a unit begins by remembering; the paper does not
-say how its biases start.
+g(a) = a + 1/2 for a >= 0 and sigmoid(a) below, which is positive (`positive=True`). `project` computes the matrix products of
+the whole sequence. The gates are computed in the step, so that a compiled loop reads their arguments and nothing else. A single
+layer cannot look at its state to decide what to keep; the paper stacks several. Matrices start orthogonal. b_z = -1 and
+b_f = 1, so that a unit begins by remembering; the paper does not say how its biases start, and has no `max_lag`.
 """
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
 from unfading.cells.base import Cell
-from unfading.initialise import orthogonal_linear_
+from unfading.cells.recipe import Recipe
+from unfading.errors import check_max_lag
+from unfading.initialise import chrono_, orthogonal_linear_
 
 
 class Inputs(NamedTuple):
-    keep: Tensor  # [T, B, H] the factor of h
-    add: Tensor  # [T, B, H]
+    a: Tensor  # [T, B, 2 H] or [T, B, 3 H]: the gates before their sigmoid, then the candidate
 
 
 class Weights(NamedTuple):
@@ -38,25 +40,31 @@ class LinearGateCell(Cell[Inputs, State, Weights]):
     """The common part of both forms: everything except the gates."""
 
     paper = "Feng 2024"
+    recipe = Recipe(length_options=("max_lag",))
 
-    def __init__(self, input_size: int, hidden_size: int, *, rows: int, bias: bool, positive: bool):
+    def __init__(self, input_size: int, hidden_size: int, *, rows: int, bias: bool, positive: bool, max_lag: int | None):
         super().__init__(input_size, hidden_size)
-        self.positive = positive
+        check_max_lag(max_lag, bias)
+        self.positive, self.max_lag = positive, max_lag
         self.from_input = nn.Linear(input_size, rows * hidden_size, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        H = self.output_size
-        orthogonal_linear_(self.from_input, blocks=self.from_input.out_features // H, generator=generator)
+        blocks = self.from_input.out_features // self.output_size
+        orthogonal_linear_(self.from_input, blocks=blocks, generator=generator)
         if self.from_input.bias is not None:
-            self.from_input.bias.detach()[:H].fill_(self.first_bias)
+            self.initial_gates(list(self.from_input.bias.detach().chunk(blocks)), generator)
 
-    first_bias: float
-    """Initial bias of the first gate."""
+    @abstractmethod
+    def initial_gates(self, biases: list[Tensor], generator: Generator | None) -> None:
+        """Initialise the biases of the gates, which come before that of the candidate."""
 
     def candidate(self, a: Tensor) -> Tensor:
         """g(a)"""
         return torch.where(a >= 0, a + 0.5, torch.sigmoid(a)) if self.positive else a
+
+    def project(self, x: Tensor, start: int = 0) -> Inputs:
+        return Inputs(self.from_input(x))
 
     def weights(self) -> Weights:
         return Weights()
@@ -64,25 +72,37 @@ class LinearGateCell(Cell[Inputs, State, Weights]):
     def initial_state(self, batch: int) -> State:
         return State(self.from_input.weight.new_zeros(batch, self.output_size))
 
-    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
-        return State(inputs.keep * state.h + inputs.add)
-
 
 class MinGRUCell(LinearGateCell):
     """Minimal gated recurrent unit.
 
     Args:
         positive: the candidate is g(a) of the authors' form in logarithms instead of a.
+        max_lag: longest dependency expected, in steps. Chrono initialisation: b_z = -log U[1, max_lag - 1], so that units
+            remember for 1 to max_lag steps. None for b_z = -1.
     """
 
-    first_bias = -1.0
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        positive: bool = False,
+        max_lag: int | None = None,
+    ):
+        super().__init__(input_size, hidden_size, rows=2, bias=bias, positive=positive, max_lag=max_lag)  # z, h
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, positive: bool = False):
-        super().__init__(input_size, hidden_size, rows=2, bias=bias, positive=positive)  # z, h
+    def initial_gates(self, biases: list[Tensor], generator: Generator | None) -> None:
+        b_z, _ = biases
+        if self.max_lag is None:
+            b_z.fill_(-1.0)
+        else:
+            chrono_(b_z, self.max_lag, generator=generator).neg_()
 
-    def project(self, x: Tensor, start: int = 0) -> Inputs:
-        z, a = self.from_input(x).chunk(2, dim=-1)
-        return Inputs(torch.sigmoid(-z), torch.sigmoid(z) * self.candidate(a))
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        z, a = inputs.a.chunk(2, dim=-1)
+        return State(torch.sigmoid(-z) * state.h + torch.sigmoid(z) * self.candidate(a))
 
 
 class MinLSTMCell(LinearGateCell):
@@ -90,15 +110,31 @@ class MinLSTMCell(LinearGateCell):
 
     Args:
         positive: the candidate is g(a) of the authors' form in logarithms instead of a.
+        max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
+            that units remember for 1 to max_lag steps. None for b_f = 1 and b_i = 0.
     """
 
-    first_bias = 1.0
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        positive: bool = False,
+        max_lag: int | None = None,
+    ):
+        super().__init__(input_size, hidden_size, rows=3, bias=bias, positive=positive, max_lag=max_lag)  # f, i, h
 
-    def __init__(self, input_size: int, hidden_size: int, *, bias: bool = True, positive: bool = False):
-        super().__init__(input_size, hidden_size, rows=3, bias=bias, positive=positive)  # f, i, h
+    def initial_gates(self, biases: list[Tensor], generator: Generator | None) -> None:
+        b_f, b_i, _ = biases
+        if self.max_lag is None:
+            b_f.fill_(1.0)
+        else:
+            chrono_(b_f, self.max_lag, generator=generator)
+            b_i.copy_(-b_f)
 
-    def project(self, x: Tensor, start: int = 0) -> Inputs:
-        f, i, a = self.from_input(x).chunk(3, dim=-1)
+    def step(self, inputs: Inputs, state: State, weights: Weights) -> State:
+        f, i, a = inputs.a.chunk(3, dim=-1)
         # f / (f + i) = sigmoid(log f - log i), which has no quotient of two small numbers.
         keep = torch.nn.functional.logsigmoid(f) - torch.nn.functional.logsigmoid(i)
-        return Inputs(torch.sigmoid(keep), torch.sigmoid(-keep) * self.candidate(a))
+        return State(torch.sigmoid(keep) * state.h + torch.sigmoid(-keep) * self.candidate(a))
