@@ -1,8 +1,11 @@
-"""Targets: the best published result of each task, and a stack of ours with no more parameters than the network that had it.
+"""Targets: published results, and for each a stack of ours with no more parameters than the network that had it.
+
+They are the best published results of their tasks, except on pixel MNIST: there LEM has 99.5 % with 66,560 parameters, half of
+coRNN's.
 
 Adam, clipped at norm 1, cosine decay after a short warm-up, distorted training images (`tasks/augment.py`), and the validation
-rows, permutation and noise of the network that holds the record. Settings were chosen by validation scores of short runs. The
-weights with the best validation score are tested.
+rows, permutation and noise of the published network. Settings were chosen by validation scores of short runs. The weights with
+the best validation score are tested.
 """
 
 from typing import Any
@@ -30,16 +33,16 @@ def targets() -> list[Row]:
         hidden=44, layers=3, epochs=20,
     )  # fmt: skip
     adding = _run(
-        "adding", {"T": 10_000}, {"r_min": 0.9995, "r_max": 0.999995}, cell="GatedLRU", hidden=24, layers=2, batch=32,
-        rate=1e-2, steps=2_000, valid_every=100, stop_at=STOP,
+        "adding", {"T": 10_000}, {"max_lag": 10_000}, cell="MinGRU", hidden=32, layers=2, batch=32, rate=1e-2, rates={},
+        steps=1_500, valid_every=100, stop_at=STOP,
     )  # fmt: skip
     return [
         _row("permuted MNIST", permuted, 98.4, "UnICORNN, 3 layers of 256 units, 133,632 parameters"),
-        _row("pixel MNIST", pixel, 99.4, "coRNN, 256 units, 131,584 parameters"),
+        _row("pixel MNIST", pixel, 99.4, "coRNN, 256 units, 131,584 parameters; LEM has 99.5 % with 66,560"),
         _row("noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters"),
         Row(
             adding, 0.0, SOLVED, f"LEM, 128 units, 67,072 parameters, solves it: an error of at most {SOLVED} in 2 of 3 seeds",
-            name="adding 10,000 GatedLRU", unit="error", share=0.6,
+            name="adding 10,000 MinGRU", unit="error", share=0.6,
         ),
     ]  # fmt: skip
 
