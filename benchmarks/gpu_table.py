@@ -61,9 +61,9 @@ def ms(timing: Pass | PeerPass | None) -> str:
     return "-" if timing is None else milliseconds(timing.ms)
 
 
-def put_into(page: str, table: str) -> str:
+def put_into(page: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with the table between its marks."""
-    return page[: page.index(BEGIN) + len(BEGIN)] + f"\n{table}\n" + page[page.index(END) :]
+    return page[: page.index(begin) + len(begin)] + f"\n{table}\n" + page[page.index(end) :]
 
 
 def main() -> None:
