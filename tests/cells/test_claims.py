@@ -6,10 +6,12 @@ from torch.func import jacrev
 from torch.testing import assert_close
 
 from tests.helpers import laws
-from tests.helpers.variants import every_cell_that_claims
+from tests.helpers.variants import every_cell_that_claims, name
 from unfading.cells.incremental import IncrementalRNNCell
+from unfading.cells.linear_unit import GatedLRUCell, LRUCell
 from unfading.cells.lstm import LSTMCell, State
 from unfading.initialise import orthogonal_
+from unfading.reference import scan
 
 N = 12
 
@@ -193,3 +195,73 @@ def test_incremental_starts_with_the_given_standard_deviation(rank, usual):
         cell = IncrementalRNNCell(3, 300, rank=rank, std=std)
         for factor in cell.U.factors:
             assert factor.std().item() == pytest.approx(usual if std is None else std, rel=0.02)
+
+
+# LRU and GatedLRU: complex units that do not read each other.
+
+
+def complex_state(h):
+    return torch.complex(*h.chunk(2, dim=-1))
+
+
+def eigenvalues(cell):
+    return torch.exp(torch.complex(-torch.exp(cell.nu), torch.exp(cell.theta))).detach()
+
+
+def steps_of(cell, z, h, *, argument=None):
+    """The states after the inputs z [T, 1, N], complex, from the state h; argument of r is that of GatedLRU's gate."""
+    parts = [z.real, z.imag] if argument is None else [z.real, z.imag, argument]
+    inputs = cell.project(torch.zeros(len(z), 1, N, dtype=torch.float64))._replace(z=torch.cat(parts, dim=-1))
+    state = cell.initial_state(1)._replace(h=torch.cat([h.real, h.imag], dim=-1))
+    return complex_state(scan(cell, inputs, state, cell.weights())[0].h).detach()
+
+
+def noise(*shape):
+    return torch.randn(*shape, dtype=torch.complex128)
+
+
+def test_lru_without_input_turns_and_decays_by_its_eigenvalues():
+    """h_t = lambda^t h_0, so that a gradient over t steps has the factor |lambda|^t, exactly and for any input."""
+    cell, h, t = LRUCell(N, N, bias=False).double(), noise(1, N), 500
+    found = steps_of(cell, torch.zeros(t, 1, N, dtype=torch.complex128), h)
+    powers = eigenvalues(cell) ** torch.arange(1, t + 1)[:, None, None]
+    assert_close(found, powers * h, rtol=1e-11, atol=0)
+    inputs = noise(t, 1, N)
+    difference = steps_of(cell, inputs, h) - steps_of(cell, inputs, torch.zeros_like(h))
+    assert_close(difference, powers * h, rtol=0, atol=1e-12)
+
+
+def test_gated_lru_with_a_closed_gate_keeps_its_state_and_reads_nothing():
+    cell, h = GatedLRUCell(N, N).double(), noise(1, N)
+    closed = steps_of(cell, noise(100, 1, N), h, argument=torch.full((100, 1, N), -60.0, dtype=torch.float64))
+    # g is at least 1e-6, since its derivative at 0 is infinite.
+    assert_close(closed, h.expand_as(closed), rtol=0, atol=1e-4)
+
+
+def test_gated_lru_with_an_open_gate_is_lru():
+    gated, plain = GatedLRUCell(N, N).double(), LRUCell(N, N).double()
+    with torch.no_grad():
+        plain.nu.copy_(gated.nu)
+        plain.theta.copy_(gated.theta)
+    z, h = noise(20, 1, N), noise(1, N)
+    opened = steps_of(gated, z, h, argument=torch.full((20, 1, N), 60.0, dtype=torch.float64))
+    assert_close(opened, steps_of(plain, z, h), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", [LRUCell, GatedLRUCell], ids=name)
+def test_the_variance_of_linear_units_does_not_depend_on_their_eigenvalues(cell):
+    """For white noise z of variance 1 it is the sum of the squared weights of all z in h_T, 1 - |lambda|^(2 S), where S is the
+    sum of the r_t (T in LRU). It tends to 1 for every lambda."""
+    T, instance = 60, cell(N, N, r_min=0.5, r_max=0.97).double()
+    argument = torch.randn(T, 1, N, dtype=torch.float64) if cell is GatedLRUCell else None
+    passed = T if argument is None else torch.sigmoid(argument).sum(0)
+    weights = []
+    for k in range(T):
+        impulse = torch.zeros(T, 1, N, dtype=torch.complex128)
+        impulse[k] = 1
+        weights.append(steps_of(instance, impulse, torch.zeros(1, N, dtype=torch.complex128), argument=argument)[-1])
+    variance = torch.stack(weights).abs().square().sum(0)
+    modulus = eigenvalues(instance).abs()
+    assert_close(variance, (1 - modulus ** (2 * passed)).expand_as(variance), rtol=1e-11, atol=0)
+    assert modulus.max() - modulus.min() > 0.2
+    assert variance.min() > 0.8

@@ -121,6 +121,7 @@ OTHER = {
     "heads": 5,
     "kernel_size": 5,
     "padding": 0,
+    "r_max": 0.95,
 }
 
 

@@ -15,7 +15,7 @@ from unfading import catalogue
 from unfading.cells.wrap import RecurrentDropoutCell, ZoneoutCell
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-without_matrix = {"BR", "EquilibriumRNN", "IndRNN", "MinGRU", "MinLSTM", "UnICORNN"}
+without_matrix = {"BR", "EquilibriumRNN", "GatedLRU", "IndRNN", "LRU", "MinGRU", "MinLSTM", "UnICORNN"}
 
 
 def with_matrix():

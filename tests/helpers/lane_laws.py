@@ -17,7 +17,7 @@ from tests.helpers.variants import name
 from tests.user.oscillator import RotatingCell
 from unfading.fuse.plan import plan, triton_kernel
 
-LINEAR = [unfading.MinGRUCell, unfading.MinLSTMCell, RotatingCell]
+LINEAR = [unfading.MinGRUCell, unfading.MinLSTMCell, unfading.LRUCell, unfading.GatedLRUCell, RotatingCell]
 DIAGONAL = [unfading.IndRNNCell, unfading.UnICORNNCell, unfading.BRCell]
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import scipy.linalg
+import scipy.special
 
 from tests.helpers.twins_common import PHI, affine, relu, sigmoid, states, whole
 from tests.helpers.twins_structured import modrelu
@@ -291,3 +292,44 @@ def nas(p, o, x):
         hs.append(h)
         cs.append(c)
     return states(hs, cs)
+
+
+def complex_rows(weight):
+    """The complex array whose real parts are the first half of the rows and whose imaginary parts the second."""
+    real, imaginary = np.split(weight, 2)
+    return real + 1j * imaginary
+
+
+def linear_unit(p, x, rate):
+    """The loop of LRU and GatedLRU: rate(u) is the time that passes in one step, for each unit. u is the input after norm."""
+    H = len(p["nu"])
+    B, b = complex_rows(p["from_input.weight"][: 2 * H]), complex_rows(p.get("from_input.bias", np.zeros(2 * H))[: 2 * H])
+    exponent = -np.exp(p["nu"]) + 1j * np.exp(p["theta"])
+    h, hs, entered = np.zeros(H, dtype=complex), [], []
+    for x_t in x:
+        entering = p["enter.weight"] @ x_t + p.get("enter.bias", 0.0) if "enter.weight" in p else x_t
+        u = (entering - entering.mean()) / np.sqrt(entering.var() + 1e-5)
+        power = np.exp(exponent * rate(u))
+        h = power * h + np.sqrt(1 - np.abs(power) ** 2) * (B @ u + b)
+        hs.append(np.concatenate([h.real, h.imag]))
+        entered.append(entering)
+    return states(hs, entered)
+
+
+def lru(p, o, x):
+    return linear_unit(p, x, lambda u: 1.0)
+
+
+def gated_lru(p, o, x):
+    W, b = (each[-len(p["nu"]) :] for each in (p["from_input.weight"], p.get("from_input.bias", np.zeros_like(p["nu"]))))
+    return linear_unit(p, x, lambda u: sigmoid(W @ u + b))
+
+
+def linear_unit_output(p, hs, entered):
+    """The nonlinear part of the block, for all steps: gelu by the error function, a gated linear unit, a skip connection."""
+    h = np.array(hs)[:, : len(p["nu"])] + 1j * np.array(hs)[:, len(p["nu"]) :]
+    real, minus_imaginary = np.split(p["C.weight"], 2, axis=1)
+    read = (h @ (real - 1j * minus_imaginary).T).real
+    v = read * (1 + scipy.special.erf(read / np.sqrt(2))) / 2
+    values, gates = np.split(v @ p["to_output.weight"].T + p.get("to_output.bias", 0.0), 2, axis=1)
+    return entered + values * sigmoid(gates)

@@ -34,9 +34,11 @@ COMPUTED = {
     "BR": {"w"},
     "SpectralRNN": {"U", "V"},
     "FullUnitaryRNN": {"skew"},
+    "GatedLRU": {"nu"},
     "ExpRNN": {"skew"},
     "IndRNN": {"u"},
     "LipschitzRNN": {"M_A", "M_W"},
+    "LRU": {"nu"},
     "UnICORNN": {"c", "w"},
 }
 

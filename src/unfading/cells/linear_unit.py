@@ -11,8 +11,9 @@
 norm subtracts the mean over units and divides by the standard deviation. h, z, B and b are complex; nu > 0 and theta > 0 are
 exponentials of parameters. Nonlinear functions stand between layers only, where nothing is sequential, and a GPU runs the
 recurrence as a scan. LRU: Orvieto et al. 2023, eq. 5 to 8, in the block of their figure 1, with the norm before the recurrence;
-the sum with p_t replaces their term D u_t. |lambda| starts on the ring from r_min to r_max, uniform in its square, theta
-uniform in [0, max_phase], and the entries of B and C have variance 1 / (2 H).
+the sum with p_t replaces their term D u_t, b is ours, and their g is a parameter that starts at this value. |lambda| starts
+on the ring from r_min to r_max, uniform in its square, theta uniform in [0, max_phase]. The real and imaginary parts of B and
+C start with variance 1 / (2 H); theirs of C have 1 / H.
 
 GatedLRU is ours. The input sets how fast the time of a unit runs: r_t = 1 is a step of LRU, and at r_t = 0 the unit keeps its
 state and reads nothing. Without the phase, |lambda|^r_t is the decay of De et al. 2024 (RG-LRU), which has a second gate, on
@@ -97,10 +98,9 @@ class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
         if self.from_input.bias is not None:
             nn.init.zeros_(self.from_input.bias)
         with torch.no_grad():
-            share = uniform_(self.nu, 0.5, generator=generator) + 0.5
-            self.nu.copy_(torch.log(-torch.log(self.r_min**2 + share * (self.r_max**2 - self.r_min**2)) / 2))
-            share = uniform_(self.theta, 0.5, generator=generator) + 0.5
-            self.theta.copy_(torch.log(self.max_phase * share.clamp_min(1e-6)))
+            square = self.r_min**2 + _share(self.nu, generator) * (self.r_max**2 - self.r_min**2)
+            self.nu.copy_(torch.log(-torch.log(square) / 2))
+            self.theta.copy_(torch.log(self.max_phase * _share(self.theta, generator)))
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         p = self.enter(x)
@@ -111,6 +111,12 @@ class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
 
     def output(self, state: State) -> Tensor:
         return state.p + functional.glu(self.to_output(functional.gelu(self.C(state.h))), dim=-1)
+
+
+def _share(parameter: Tensor, generator: Generator | None) -> Tensor:
+    """Uniform between 0 and 1, in at least float32: half precision rounds |lambda| to 1. Not 0, whose logarithm is infinite."""
+    draw = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+    return (uniform_(draw, 0.5, generator=generator) + 0.5).clamp_min(1e-6)
 
 
 class LRUCell(LinearUnitCell[Weights]):

@@ -11,7 +11,7 @@ from unfading.fuse.ir.program import Op, TensorKind
 from unfading.fuse.ir.recurrence import AffineMap, affine_map, recurrence
 from unfading.fuse.plan import PROGRAMS, plan
 
-LINEAR = {"MinGRUCell", "MinLSTMCell", "EquilibriumRNNCell"}
+LINEAR = {"EquilibriumRNNCell", "GatedLRUCell", "LRUCell", "MinGRUCell", "MinLSTMCell"}
 DIAGONAL = {"BRCell", "IndRNNCell", "UnICORNNCell"}
 
 
