@@ -53,7 +53,7 @@ def test_tasks_as_a_table_and_as_json(made):
     assert entries["pixel_mnist"]["found"] is True
 
 
-@pytest.mark.parametrize("name", ["adding", "har2", "ptb_words"])
+@pytest.mark.parametrize("name", ["adding", "har2", "ptb_words", "noisy_cifar", "digits"])
 def test_a_task_is_described_with_its_options_and_an_example(made, capsys, name):
     listing.tasks(name)
     text = capsys.readouterr().out

@@ -42,6 +42,7 @@ def runs(**changes):
         {"cell": "IncrementalRNN"},
         {"cell_options": {"zoneout": 0.2}},
         {"retries": 1},
+        {"schedule_options": {"warmup": 0.3}},
         {"compress": {"sparsity": 0.5, "bits": 8}},
     ],
     ids=str,

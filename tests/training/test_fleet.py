@@ -19,7 +19,14 @@ STEPS = 20
 # Fields in which runs of a fleet may differ.
 DIFFERENT = [
     {"seed": 0, "rate": 0.01},
-    {"seed": 1, "rate": 0.002, "steps": 13, "clip_norm": 0.05, "schedule": "cosine"},
+    {
+        "seed": 1,
+        "rate": 0.002,
+        "steps": 13,
+        "clip_norm": 0.05,
+        "schedule": "cosine",
+        "schedule_options": {"warmup": 0.4},
+    },
     {
         "seed": 2,
         "rate": 0.03,

@@ -2,12 +2,16 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.helpers.trained import small
 from unfading.errors import unknown
+from unfading.training.active_run import ActiveRun
+from unfading.training.captured_step import RATES_AHEAD, StepClock
 from unfading.training.learning_rate import SCHEDULES, Constant, Cosine, Polynomial, StepDecay
 from unfading.training.optimise import OPTIMISERS, SGD, Adam, AMSGrad, RMSProp, clip_norms, clip_values, norms
 
@@ -163,12 +167,19 @@ def rates(make, steps=20):
     return rates
 
 
+def _warmed_up(optimiser, steps, schedule):
+    """The schedule, times a line that is 1 / steps at the first step and 1 from step number `steps`."""
+    line = torch.optim.lr_scheduler.LinearLR(optimiser, 1 / steps, total_iters=steps - 1)
+    return torch.optim.lr_scheduler.ChainedScheduler([schedule, line])
+
+
 SCHEDULED = {
     "constant": (Constant(), lambda o: torch.optim.lr_scheduler.ConstantLR(o, factor=1.0)),
     "step": (StepDecay(every=6, gamma=0.3), lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.3)),
     "step-once": (StepDecay(every=6, times=1), lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [6], 0.1)),
     "cosine": (Cosine(), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20)),
     "cosine-floor": (Cosine(floor=0.2), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20, eta_min=0.2)),
+    "cosine-warmup": (Cosine(warmup=0.3), lambda o: _warmed_up(o, 6, torch.optim.lr_scheduler.CosineAnnealingLR(o, 20))),
     "line": (Polynomial(), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 20)),
     "polynomial": (Polynomial(power=2.5), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 20, 2.5)),
     "line-floor": (Polynomial(floor=0.3), lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.3, 20)),
@@ -179,7 +190,7 @@ SCHEDULED = {
 def test_schedules_agree_with_torch(ours, theirs):
     # torch multiplies by quotients; twenty of them differ by some units in the last place.
     assert [ours.factor(step, 20) for step in range(20)] == pytest.approx(rates(theirs), rel=1e-12)
-    assert ours.factor(0, 20) == 1.0
+    assert ours.factor(0, 20) == (1.0 if not getattr(ours, "warmup", 0.0) else pytest.approx(1 / 6))
 
 
 def test_every_schedule_is_compared_and_ends_at_its_floor():
@@ -187,6 +198,49 @@ def test_every_schedule_is_compared_and_ends_at_its_floor():
     assert Cosine(floor=0.2).factor(20, 20) == pytest.approx(0.2)
     assert Polynomial(floor=0.2, power=3.0).factor(20, 20) == pytest.approx(0.2)
     assert Polynomial(floor=0.2, power=3.0).factor(10, 20) == pytest.approx(0.2 + 0.8 / 8)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20, 333])
+@pytest.mark.parametrize("warmup", [1e-9, 0.05, 0.3, 0.77, 1])
+@pytest.mark.parametrize("floor", [0.0, 0.2])
+def test_a_warm_up_is_a_straight_rise_to_the_cosine(steps, warmup, floor):
+    schedule, cosine = Cosine(floor=floor, warmup=warmup), Cosine(floor=floor)
+    shares = [schedule.factor(step, steps) / cosine.factor(step, steps) for step in range(steps)]
+    assert shares == pytest.approx([min(1.0, (step + 1) / (warmup * steps)) for step in range(steps)], rel=1e-12)
+    assert all(0 < schedule.factor(step, steps) <= 1 for step in range(steps))
+    # From the end of the warm-up on the factors are those of the cosine, to the last digit.
+    for step in range(math.ceil(warmup * steps), steps + 1):
+        assert schedule.factor(step, steps) == cosine.factor(step, steps)
+    # No step rises or falls by more than the line and the cosine do.
+    factors = [0.0, *(schedule.factor(step, steps) for step in range(steps + 1))]
+    largest = max(1 / max(1.0, warmup * steps), math.pi / (2 * steps))
+    assert max(abs(b - a) for a, b in pairwise(factors)) <= largest + 1e-12
+
+
+def test_no_warm_up_is_the_cosine_alone():
+    for floor in (0.0, 0.2):
+        for step in range(101):
+            earlier = floor + (1 - floor) * (1 + math.cos(math.pi * step / 100)) / 2
+            assert Cosine(floor, warmup=0).factor(step, 100) == Cosine(floor).factor(step, 100) == earlier
+
+
+def test_a_captured_step_reads_the_rates_of_every_run_from_its_clock():
+    """Beyond the steps whose rates are sent at a time, and with runs of several lengths."""
+    runs = [
+        small(steps=2 * RATES_AHEAD, rate=0.1, schedule="cosine", schedule_options={"warmup": 0.6}),
+        small(steps=RATES_AHEAD + 5, rate=0.2, schedule="cosine", schedule_options={"floor": 0.1, "warmup": 0.01}),
+        small(steps=2 * RATES_AHEAD, rate=0.3),
+    ]
+    active = [ActiveRun(run, run.make_task()) for run in runs]
+    clock = StepClock(active, torch.device("cpu"))
+    for step in (0, 1, 2, RATES_AHEAD - 1, RATES_AHEAD, RATES_AHEAD + 1, 2 * RATES_AHEAD - 1):
+        clock.set(step, [0, 1, 2])
+        steps = [min(step, each.total - 1) for each in active]
+        want = [[run.rate * run.make_schedule().factor(at, run.steps)] for run, at in zip(runs, steps, strict=True)]
+        assert clock.rates().tolist() == want
+    clock.set(0, [0, 1, 2])
+    clock.tick()
+    assert clock.rates()[0].item() == active[0].rate(1) > active[0].rate(0) > 0
 
 
 CASES = {
@@ -207,6 +261,10 @@ CASES = {
     "gamma": (lambda: StepDecay(gamma=0), ValueError, "gamma must be above 0"),
     "times": (lambda: StepDecay(times=0), ValueError, "times must be at least 1"),
     "floor": (lambda: Cosine(floor=2.0), ValueError, r"floor must lie in \[0, 1\]"),
+    "warmup": (lambda: Cosine(warmup=1.5), ValueError, r"warmup must lie in \[0, 1\]; got 1.5"),
+    "warmup negative": (lambda: Cosine(warmup=-0.1), ValueError, r"warmup must lie in \[0, 1\]; got -0.1"),
+    "warmup nan": (lambda: Cosine(warmup=math.nan), ValueError, "warmup must be finite; got nan"),
+    "warmup kind": (lambda: Cosine(warmup="short"), TypeError, "warmup must be a number; got 'short'"),
     "floor of a polynomial": (lambda: Polynomial(floor=-1.0), ValueError, r"floor must lie in \[0, 1\]"),
     "power": (lambda: Polynomial(power=0), ValueError, "power must be above 0"),
 }

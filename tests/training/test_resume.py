@@ -44,6 +44,18 @@ def test_a_run_on_a_text_resumes_with_its_carried_state(made, tmp_path, monkeypa
     assert outcome(tmp_path / run.key) == expected
 
 
+def test_a_run_on_distorted_images_resumes_with_the_same_distortions(made, tmp_path, monkeypatch):
+    distortions = {"shift": 1.0, "rotate": 20.0, "zoom": 0.1, "flip": True}
+    schedule = {"schedule": "cosine", "schedule_options": {"warmup": 0.5}}
+    run = small(task="digits", task_options=distortions, steps=8, valid_every=4, **schedule)
+    expected = train_outcome(run, tmp_path / "whole")
+    stopped_after(3, monkeypatch, lambda: train(run, tmp_path))
+    train(run, tmp_path, resume=True)
+    assert outcome(tmp_path / run.key) == expected
+    plain = train_outcome(small(task="digits", task_options={}, steps=8, valid_every=4, **schedule), tmp_path / "plain")
+    assert plain["curve"] != expected["curve"]
+
+
 def test_a_resumed_run_is_tested_with_the_best_weights_from_before_the_stop(tmp_path, monkeypatch):
     run = small(task=f"{OWN}:Worsens", task_options={}, valid_every=4)
     expected = train_outcome(run, tmp_path / "whole")

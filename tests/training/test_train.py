@@ -1,5 +1,7 @@
 """Training: equal to a loop written by hand, reproducible, selected by validation only, and truncated as asked."""
 
+from math import cos, pi
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -46,6 +48,10 @@ BY_HAND = {
     "clip by norm": ({"clip_norm": 0.05}, {"clip": lambda p: torch.nn.utils.clip_grad_norm_(p, 0.05)}),
     "clip by value": ({"clip_value": 0.01}, {"clip": lambda p: torch.nn.utils.clip_grad_value_(p, 0.01)}),
     "cosine": ({"schedule": "cosine"}, {"schedule": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 24)}),
+    "cosine after a warm-up": (
+        {"schedule": "cosine", "schedule_options": {"warmup": 0.25}},
+        {"schedule": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda s: min(1, (s + 1) / 6) * cos(pi * s / 48) ** 2)},
+    ),
     "rates": (
         {"rates": {"W_h": 0.1, "head.*": 0.0}},
         {"factors": {"rnn.cells.0.W_h": 0.1, "head.answer.weight": 0, "head.answer.bias": 0}},

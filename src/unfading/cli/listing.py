@@ -45,6 +45,7 @@ PAGES = {
     "legendre": "memories",
     "lem": "oscillators",
     "light_gru": "light",
+    "linear_unit": "linear",
     "lipschitz": "oscillators",
     "minimal": "diagonal",
     "multiplicative": "lstm",

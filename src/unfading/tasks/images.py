@@ -48,7 +48,16 @@ LEAST_DEVIATION = 1e-6
 
 @dataclass(frozen=True)
 class Images(Labelled):
-    """Images of ten classes, stored as bytes and scaled batch by batch."""
+    """Images of ten classes, stored as bytes and scaled batch by batch.
+
+    Args:
+        scale: how bytes become inputs: "unit", "signed", "standard" or "pixelwise".
+        validation: the held-out training rows: a random "fifth", or a number of rows.
+        shift: largest random shift of a training image, in pixels along each axis.
+        rotate: largest random rotation of a training image, in degrees.
+        zoom: largest random change of the size of a training image, as a share of the size, below 1.
+        flip: mirror half of the training images left to right, at random.
+    """
 
     _: KW_ONLY
     scale: Scale = "unit"
@@ -239,7 +248,6 @@ class Noisy(Images):
         T: total number of steps.
         fixed_noise: use the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; otherwise fresh noise.
         start: step at which the image starts, or "random" for one that is drawn for every row. Noise comes before and after it.
-        validation: the held-out training rows: a random "fifth", or a number of rows.
     """
 
     T: int = 1000

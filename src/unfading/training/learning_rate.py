@@ -62,7 +62,7 @@ class Cosine(LearningRateSchedule):
 
     Args:
         floor: the factor at the end.
-        warmup: share of the steps in which the rate rises from 0 along a straight line.
+        warmup: share of the steps, at the start, in which the rate is multiplied by a factor that rises linearly from 0 to 1.
     """
 
     floor: float = 0.0
