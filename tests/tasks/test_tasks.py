@@ -20,6 +20,7 @@ from unfading.tasks.synthetic import Adding
 
 # Of each option, another value. An option that no one can turn has no place in a task.
 OTHER = {
+    "readout": "pooled",
     "start": 3,
     "dropout": 0.5,
     "T": 45,
@@ -42,6 +43,9 @@ OTHER = {
     "digit_size": 4,
     "digits": 3,
     "speed": 5,
+    "shift": 2.0,
+    "rotate": 15.0,
+    "zoom": 0.2,
 }
 # What differs only on the published files; test_images.py turns it there.
 ON_REAL_DATA = {"validation"}

@@ -11,11 +11,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from unfading.own_data.array_task import Readout
 from unfading.own_data.own_task import OwnTask
 from unfading.own_data.preparation import Preparation
 from unfading.own_data.sequences import check_finite, column_names, read_sequences
 from unfading.own_data.targets import read_labels, read_numbers
+from unfading.tasks.base import Readout
 from unfading.training.callbacks import Callback
 from unfading.training.fit import fit_run, make_run
 from unfading.training.options import TrainOptions

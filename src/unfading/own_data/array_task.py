@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -15,13 +15,9 @@ from unfading.errors import check_share, unknown
 from unfading.own_data.own_task import OwnTask
 from unfading.own_data.sequences import PaddedSequences, content_hash
 from unfading.own_data.targets import Label, Labels
-from unfading.tasks.base import Batch, Head, LastStep, MeanOverTime, PooledOverTime, accuracy, cross_entropy
+from unfading.tasks.base import READOUTS, Batch, Readout, accuracy, cross_entropy
 from unfading.tasks.resident import CPU, Examples, Part
 from unfading.tasks.scaling import Rescaled, Standardise
-
-# What the head reads: the output at the last step of each sequence, its mean over the steps, or both and its maximum.
-Readout = Literal["last", "mean", "pooled"]
-READOUTS: dict[Readout, type[Head]] = {"last": LastStep, "mean": MeanOverTime, "pooled": PooledOverTime}
 
 
 class Rows(NamedTuple):

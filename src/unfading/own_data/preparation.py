@@ -11,7 +11,6 @@ from unfading.own_data.array_task import (
     ARRAY_TASKS,
     ArrayData,
     ArrayTask,
-    Readout,
     Rows,
     classification,
     hold_out,
@@ -19,6 +18,7 @@ from unfading.own_data.array_task import (
 )
 from unfading.own_data.sequences import PaddedSequences, read_sequences
 from unfading.own_data.targets import Labels, check_classes, check_rows, class_weights, read_labels, read_numbers
+from unfading.tasks.base import Readout
 
 TaskType = Literal["classification", "regression"]
 # Labels of more classes than this, in numbers, are taken for a quantity.

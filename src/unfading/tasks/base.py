@@ -260,3 +260,8 @@ class PooledOverTime(Head):
         past = torch.arange(output.shape[0], device=output.device).unsqueeze(1) >= lengths
         largest = output.masked_fill(past.unsqueeze(-1), -torch.inf).amax(dim=0)
         return self.read(torch.cat([last, mean, largest], dim=-1))
+
+
+# What the head reads: the output at the last step of each sequence, its mean over the steps, or both and its maximum.
+Readout = Literal["last", "mean", "pooled"]
+READOUTS: dict[Readout, type[Head]] = {"last": LastStep, "mean": MeanOverTime, "pooled": PooledOverTime}

@@ -12,21 +12,28 @@ For DSA the papers state 4,560 examples each for training and testing, but not w
 to 4 and tests on 5 to 8; `"segments"` trains on the first half of each recording and tests on the second. "subjects" is the
 default: it tests on unseen people, which the published accuracies, 84 to 88 %, make the more likely choice. Validation is the
 last fifth of each training recording.
+
+With `rotate`, training windows are rotated at random (`tasks/worn.py`), before they are normalised: people do not wear a device
+in the same orientation. `readout` decides what the head reads: the output at the "last" step as in the papers, its "mean" over
+time, or "pooled", which is both and the maximum over time.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
 from unfading.data import store
 from unfading.errors import check_count, unknown
 from unfading.files.checked_json import sentence
+from unfading.tasks.base import READOUTS, Readout
 from unfading.tasks.resident import Examples, Part
 from unfading.tasks.scaling import Normalise, Normalised
+from unfading.tasks.worn import check_rotation, worn_differently
 
 Table = NDArray[np.float32]  # [lines, columns]
 
@@ -37,13 +44,40 @@ FOLDS = 5
 
 
 @dataclass(frozen=True)
-class HAR6(Normalised):
+class Worn(Normalised):
+    """Recordings from devices that people wear, whose orientation differs between people."""
+
+    devices: ClassVar[int] = 1
+
+    _: KW_ONLY
+    rotate: float = 0.0
+    readout: Readout = "last"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rotation(self.rotate)
+        if self.readout not in READOUTS:
+            raise ValueError(unknown("readout", self.readout, READOUTS))
+
+    def head(self, size: int) -> nn.Module:
+        return READOUTS[self.readout](size, self.classes)
+
+    def augmented(self, rows: Examples, draw: Callable[[], Generator]) -> Examples:
+        if not self.rotate:
+            return rows
+        return rows._replace(x=worn_differently(rows.x, self.rotate, self.devices, draw()))
+
+
+@dataclass(frozen=True)
+class HAR6(Worn):
     """Classify six activities from windows of 128 steps (2.56 s) of nine inertial signals.
 
     Args:
         normalise: subtract mean and divide by standard deviation per "channel" or per "step" and channel; or "none".
         validation: the held-out training windows: those of the last four "people", a random "fifth", or, for an int from 0 to
             4, those of every fifth person, from this one on.
+        rotate: largest angle, in degrees, of a random rotation of each training window; 0 for none.
+        readout: what the head reads: the output at the "last" step, its "mean" over time, or "pooled".
     """
 
     paper: ClassVar[str] = "Anguita 2013"
@@ -101,6 +135,8 @@ class HAR2(HAR6):
         normalise: subtract mean and divide by standard deviation per "channel" or per "step" and channel; or "none".
         validation: the held-out training windows: those of the last four "people", a random "fifth", or, for an int from 0 to
             4, those of every fifth person, from this one on.
+        rotate: largest angle, in degrees, of a random rotation of each training window; 0 for none.
+        readout: what the head reads: the output at the "last" step, its "mean" over time, or "pooled".
     """
 
     paper: ClassVar[str] = "Kusupati 2018"
@@ -108,11 +144,19 @@ class HAR2(HAR6):
 
 
 @dataclass(frozen=True)
-class DSA19(Normalised):
-    """Classify nineteen activities from segments of 125 steps (5 s) of 45 signals; 8 people, 60 segments each."""
+class DSA19(Worn):
+    """Classify nineteen activities from segments of 125 steps (5 s) of 45 signals; 8 people, 60 segments each.
+
+    Args:
+        split_by: test on other "subjects" than those of training, or on later "segments" of the same.
+        normalise: subtract mean and divide by standard deviation per "channel" or per "step" and channel; or "none".
+        rotate: largest angle, in degrees, of a random rotation of each device in a training segment; 0 for none.
+        readout: what the head reads: the output at the "last" step, its "mean" over time, or "pooled".
+    """
 
     paper: ClassVar[str] = "Altun 2010"
     dataset: ClassVar[str] = "dsa"
+    devices: ClassVar[int] = 5
 
     split_by: Literal["subjects", "segments"] = "subjects"
     normalise: Normalise = "channel"

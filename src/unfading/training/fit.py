@@ -7,9 +7,9 @@ from typing import Any, Literal
 from unfading.allocation import one_sentence
 from unfading.cells.base import Cell
 from unfading.errors import unknown
-from unfading.own_data.array_task import Readout
 from unfading.own_data.own_task import OwnTask
 from unfading.own_data.preparation import Preparation, TaskType
+from unfading.tasks.base import Readout
 from unfading.training.callbacks import Callback
 from unfading.training.loop import train_model
 from unfading.training.options import Listener, TrainOptions, displayed
