@@ -105,6 +105,22 @@ def test_validation_scores_stand_beside_the_authors_at_equal_epochs():
     assert leaderboard_page._spread([str(i) for i in range(1, 101)]) == [str(i) for i in range(1, 101, 11)]
 
 
+def test_own_settings_against_published_results_have_their_section_and_count_as_ours():
+    published, equal = own(), entry("STAR")
+    past = own(item="past_best/targets", row="HAR-2 LRU", cell="LRU")
+    results = [*runs(equal, 0.9), *runs(past, *[0.96] * 3)]
+    page = leaderboard_page.page([published, equal, past, *results])
+    section = page[page.index("## Past the best published") : page.index("## Equal parameters")]
+    assert [row[:4] for row in cells(section, "past_best/targets")] == [
+        ["past_best/targets", "HAR-2 LRU", "97.20 %", "96.00 % ± 0"]
+    ]
+    assert page.count("| past_best/targets |") == 1
+    (summary,) = cells(page, "HAR-2")
+    # The published number stays that of the authors' row; ours is the best of all sections.
+    assert summary[1:] == ["97.20 %", "CoRNN (oscillators/cornn)", "96.00 % ± 0", "HAR-2 LRU", "1.20 points"]
+    assert "Past the best published" not in leaderboard_page.page([published, equal])
+
+
 def test_the_page_of_results_leaves_the_leaderboard_out():
     row = entry("STAR")
     assert "leaderboard/har2" not in fidelity.page([own(), row, *runs(row, 0.9)])

@@ -38,8 +38,8 @@ Tasks that need long memory, and cells of the library: first the best of each ta
 published numbers, cells at equal numbers of parameters and equal terms, and cells at their authors' own settings. Numbers are
 means over seeds ± their standard deviation, in per cent correct, or as an error on adding (mean squared) and copying (cross
 entropy). Within a row validation chose the settings, never the test. Which row is best is read from test scores, as on every
-leaderboard: the best of many rows is a little too good. An empty place was not trained. "short" marks a run of a tenth of the
-steps, "3 seeds" one with fewer than asked.
+leaderboard: the best of many rows is a little too good. "Our best" is that of any cell in our tables, also of a baseline. An
+empty place was not trained. "short" marks a run of a tenth of the steps, "3 seeds" one with fewer than asked.
 
 ```sh
 unfading leaderboard list
@@ -51,9 +51,10 @@ unfading leaderboard page
 """
 PAST = """## Past the best published
 
-Stacks of our choice with no more parameters than the network that holds the published record: `unfading reproduce run
-past_best/targets`. Training images are distorted at random, which the published networks did without; settings were chosen by
-validation scores of short runs. A target that is not reached stays here with the best that was.
+Stacks of our choice with no more parameters than the network that has the published number: `unfading reproduce run
+past_best/targets`. On pixel MNIST that is coRNN; LEM has 99.50 % with half of its parameters. Training images are distorted at
+random, which the published networks did without; settings were chosen by validation scores of short runs. A target that is not
+reached stays here with our best result.
 
 """
 EQUAL = """## Equal parameters
@@ -88,7 +89,7 @@ def page(lines: Sequence[Line]) -> str:
     equal = [answer for answer in answers if answer[0]["item"].startswith(LEADERBOARD)]
     own = _distinct([answer for answer in answers if _is_own(answer[0])])
     past = [answer for answer in answers if answer[0]["item"].startswith(PAST_BEST)]
-    parts = [HEAD, _best(equal, own, past), *([PAST, _rows(past)] if past else []), EQUAL, *_equal(equal), OWN]
+    parts = [HEAD, _best(answers, own), *([PAST, _rows(past)] if past else []), EQUAL, *_equal(equal), OWN]
     for place, task in TASKS.items():
         rows = sorted((answer for answer in own if answer[0]["place"] == place), key=_rank)
         if rows:
@@ -126,12 +127,12 @@ def _rows(answers: Sequence[Answer]) -> str:
     return markdown_table(table, left=2) + "\n"
 
 
-def _best(equal: Sequence[Answer], own: Sequence[Answer], past: Sequence[Answer]) -> str:
-    """For each task the best published number, our best, and what is missing."""
+def _best(answers: Sequence[Answer], own: Sequence[Answer]) -> str:
+    """For each task the best published number, our best with any cell, and what is missing."""
     table = [["task", "best published", "source", "our best", "row", "missing"]]
     for place, task in TASKS.items():
         rows = [row for row, _ in own if row["place"] == place]
-        results = sorted((answer for answer in (*own, *equal, *past) if answer[0]["place"] == place), key=_rank)
+        results = sorted((answer for answer in answers if answer[0]["place"] == place), key=_rank)
         published, source = "", ""
         best = None
         if rows:
