@@ -52,9 +52,9 @@ unfading leaderboard page
 PAST = """## Past the best published
 
 Stacks of our choice with no more parameters than the network that has the published number: `unfading reproduce run
-past_best/targets`. On pixel MNIST that is coRNN; LEM has 99.50 % with half of its parameters. Training images are distorted at
-random, which the published networks did without; settings were chosen by validation scores of short runs. A target that is not
-reached stays here with our best result.
+past_best/targets`. On pixel MNIST that is coRNN; LEM has 99.50 % with half of its parameters. Training images are distorted and
+training windows of HAR-2 rotated at random, which the published networks did without; settings were chosen by validation scores
+of short runs. A target that is not reached stays here with our best result.
 
 """
 EQUAL = """## Equal parameters
