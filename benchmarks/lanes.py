@@ -46,7 +46,7 @@ def error(layer: nn.Module, backend: str, T: int, B: int) -> float:
     With exact products: in tf32, the projection alone decides on which side of zero some entries of a ReLU are.
     """
     exact, before = copy.deepcopy(layer).double(), torch.backends.cuda.matmul.fp32_precision
-    x = torch.randn(T, B, 256, device="cuda")
+    x = torch.randn(T, B, layer.input_size, device="cuda")
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     try:
         with unfading.use_backend("reference"):
@@ -70,8 +70,8 @@ def captured(layer: nn.Module, x: Tensor) -> Callable[[], object]:
     return graph.replay
 
 
-def milliseconds(run: Callable[[], object], rounds: int) -> float:
-    """The median time of a forward and a backward pass."""
+def milliseconds(run: Callable[[], object], rounds: int = 5) -> float:
+    """The median time of a call on a GPU."""
     run(), run()
     times = []
     for _ in range(rounds):
@@ -82,6 +82,14 @@ def milliseconds(run: Callable[[], object], rounds: int) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
     return median(times)
+
+
+def write(line: dict[str, Any], out: Path | None) -> None:
+    """Print a JSON line, and append it to a file."""
+    print(json.dumps(line), flush=True)
+    if out is not None:
+        with out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def main(out: Path | None = None, rounds: int = 7, matmul: str = "tf32") -> None:
@@ -115,10 +123,7 @@ def main(out: Path | None = None, rounds: int = 7, matmul: str = "tf32") -> None
             line |= _times("cudnn lstm", lstm, x, rounds)
         except RuntimeError as refusal:  # cuDNN has no loop of 65,536 steps
             line["cudnn lstm ms"] = str(refusal)
-        print(json.dumps(line), flush=True)
-        if out is not None:
-            with out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        write(line, out)
 
 
 def _times(name: str, layer: nn.Module, x: Tensor, rounds: int) -> dict[str, float]:

@@ -76,11 +76,12 @@ def ratio(line: Line, over: str, under: str, way: str) -> float | None:
 
 
 def ratios(line: Line, over: str, under: str) -> str:
-    values = [plain(ratio(line, over, under, way)) for way in (PYTHON, GRAPH)]
+    values = [ratio_text(ratio(line, over, under, way)) for way in (PYTHON, GRAPH)]
     return joined(values)
 
 
-def plain(value: float | None) -> str:
+def ratio_text(value: float | None) -> str:
+    """A ratio with two digits, or three from 10 on."""
     return "-" if value is None else number(value, 2 if value < 10 else 3)
 
 
@@ -129,7 +130,7 @@ def newton_table() -> str:
         rows.append(
             [
                 f"{line['T']:,}", str(line["B"]), str(line["u"]), f"{exponent:.2f}", corrections(line, ""),
-                number(line["fused ms"]), number(line["newton ms"]), plain(ratio(line, "fused", "newton", PYTHON)),
+                number(line["fused ms"]), number(line["newton ms"]), ratio_text(ratio(line, "fused", "newton", PYTHON)),
                 number(line["one correction ms"]),
             ]
         )  # fmt: skip
@@ -193,8 +194,8 @@ def requirements_table() -> str:
             "MinGRU, T = 65,536, B = 1",
             "sequential loop : scan",
             f"at least {REQUIRED_SPEEDUP:g}",
-            *map(plain, speedups),
-            said(held),
+            *map(ratio_text, speedups),
+            verdict(held),
         ]
     ]
     for cell in DIAGONAL:
@@ -206,8 +207,8 @@ def requirements_table() -> str:
                 f"{cell}, T = 784, B = 128",
                 "fused : cuDNN's LSTM",
                 f"at most {REQUIRED_SHARE:g}",
-                *map(plain, shares),
-                said(held),
+                *map(ratio_text, shares),
+                verdict(held),
             ]
         )
     total, project = scan[f"scan {GRAPH}"], scan[f"project {GRAPH}"]
@@ -215,11 +216,11 @@ def requirements_table() -> str:
     return (
         f"{table(['case', 'ratio', 'required', 'CUDA graph', 'from Python', ''], rows)}\n\n"
         f"Of the {number(total)} ms of MinGRU's scan as a CUDA graph, {number(project)} are the projection, which "
-        f"every loop needs. Without it, the ratio is {plain(alone)}."
+        f"every loop needs. Without it, the ratio is {ratio_text(alone)}."
     )
 
 
-def said(held: bool) -> str:
+def verdict(held: bool) -> str:
     return "held" if held else "missed"
 
 

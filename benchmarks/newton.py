@@ -11,14 +11,13 @@ J_t along the guess. Forward pass only, without a gradient. Prints one JSON line
 number of corrections in float32 and in float64, also with every guess clipped to the range of tanh.
 """
 
-import json
 import math
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import torch
 import tyro
+from lanes import milliseconds, write
 from torch import Tensor
 
 import unfading
@@ -85,22 +84,8 @@ def lyapunov(u: Tensor, h: Tensor) -> float:
     return (u * (1 - h * h)).abs().clamp_min(1e-30).log().mean().item()
 
 
-def milliseconds(run: Any, rounds: int = 5) -> float:
-    """The median time of a call."""
-    run()
-    times = []
-    for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return median(times)
-
-
 def finite(value: float) -> float | None:
-    """None for what is no number: the corrections overflowed."""
+    """None for infinity and NaN, which corrections give when they overflow."""
     return value if math.isfinite(value) else None
 
 
@@ -172,10 +157,7 @@ def main(out: Path | None = None, device: Literal["cuda", "cpu"] = "cuda") -> No
         scales = (0.5, 0.9, 0.99, 1.1, 1.2, 1.5)
         lines = (counted(both, T, u) for both in exact for u in scales for T in (64, 256, 1024, 4096, 8192))
     for line in lines:
-        print(json.dumps(line), flush=True)
-        if out is not None:
-            with out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        write(line, out)
 
 
 if __name__ == "__main__":

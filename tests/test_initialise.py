@@ -84,7 +84,7 @@ def test_fixed_alpha_and_beta_are_exact_and_not_learned():
 
 
 @pytest.mark.parametrize("cell", [unfading.MinGRU, unfading.MinLSTM])
-def test_units_of_linear_cells_remember_for_one_to_max_lag_steps(cell):
+def test_units_of_linear_cells_remember_for_two_to_max_lag_steps(cell):
     """At x = 0 a step keeps the share k of h, so a unit remembers for 1 / (1 - k) steps."""
     torch.manual_seed(0)
     layer = cell(1, 5_000, max_lag=101)

@@ -774,7 +774,7 @@ class GatedAntisymmetricRNN(Layer[antisymmetric.State]):
     ) -> None: ...
 
 class GatedLRU(Layer[linear_unit.State]):
-    """Linear recurrent unit whose input sets how fast the time of each unit runs."""
+    """Linear recurrent unit with a gate, computed from the input, on the time step of each unit."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ def uniform_(tensor: Tensor, bound: float, *, generator: Generator | None = None
 
 @torch.no_grad()
 def chrono_(tensor: Tensor, max_lag: int, *, generator: Generator | None = None) -> Tensor:
-    """log U[1, max_lag - 1]: a gate bias that spreads the forgetting times over [1, max_lag] (Tallec & Ollivier 2018).
+    """log U[1, max_lag - 1]: a gate bias that spreads the forgetting times over [2, max_lag] (Tallec & Ollivier 2018).
 
     A gate sigmoid(b) that multiplies the old state keeps it for about 1 + e^b steps.
     """

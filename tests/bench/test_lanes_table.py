@@ -9,9 +9,14 @@ from tests.helpers.benchmarks import script
 from tests.helpers.paths import ROOT
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """The scripts import each other."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
 @pytest.fixture
-def table(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # its scripts import each other
+def table():
     return script("lanes_table")
 
 

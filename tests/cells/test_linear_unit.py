@@ -83,6 +83,7 @@ def test_the_least_random_number_gives_finite_parameters(cell, monkeypatch):
         ({"r_min": 0.9, "r_max": 0.9}, "r_min=0.9 and r_max=0.9"),
         ({"r_min": -0.1}, "r_min=-0.1"),
         ({"r_max": 1.0}, "r_max=1.0"),
+        ({"r_max": math.nan}, "r_max must be finite; got nan"),
         ({"max_phase": 0.0}, "max_phase"),
     ],
     ids=str,

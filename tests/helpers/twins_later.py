@@ -301,7 +301,7 @@ def complex_rows(weight):
 
 
 def linear_unit(p, x, rate):
-    """The loop of LRU and GatedLRU: rate(u) is the time that passes in one step, for each unit. u is the input after norm."""
+    """The loop of LRU and GatedLRU: rate(u) is the time step of each unit. u is the input after norm."""
     H = len(p["nu"])
     B, b = complex_rows(p["from_input.weight"][: 2 * H]), complex_rows(p.get("from_input.bias", np.zeros(2 * H))[: 2 * H])
     exponent = -np.exp(p["nu"]) + 1j * np.exp(p["theta"])

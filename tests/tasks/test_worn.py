@@ -5,6 +5,7 @@ import pytest
 import scipy.linalg
 import torch
 
+from unfading.tasks import DSA19, HAR2
 from unfading.tasks.worn import check_rotation, worn_differently
 
 
@@ -60,6 +61,15 @@ def test_the_formula_of_the_docstring():
         cross = np.array([[0, -unit[2], unit[1]], [unit[2], 0, -unit[0]], [-unit[1], unit[0], 0]])
         R = scipy.linalg.expm(np.radians(90 * (2 * share - 1)) * cross)
         np.testing.assert_allclose(turned, v @ R.T, atol=1e-6)  # axes and angles are drawn in float32
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("task", [HAR2, DSA19])
+def test_training_windows_alone_are_rotated(task):
+    plain, rotated = task(), task(rotate=20.0)
+    for split in ("train", "full", "valid", "test"):
+        one, other = (each.batch(0, 4, split=split, seed=0, device="cpu").x for each in (plain, rotated))
+        assert torch.equal(one, other) == (split in ("valid", "test"))
 
 
 @pytest.mark.parametrize("degrees", [-1.0, 181.0, float("nan"), "20"])

@@ -50,7 +50,7 @@ class ConvLSTMCell(ConvolutionalCell[Inputs, State, Weights]):
         dilation: distance between the pixels that a kernel reads, in both convolutions.
         groups: number of groups of channels that do not read each other, in both convolutions.
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
-            that channels remember for 1 to max_lag steps. None for b_f = 1 and other biases 0.
+            that channels remember for 2 to max_lag steps. None for b_f = 1 and other biases 0.
     """
 
     paper = "Shi 2015"
@@ -113,7 +113,7 @@ class ConvForgetLSTMCell(ConvolutionalCell[Inputs, ForgetState, Weights]):
         dilation: distance between the pixels that a kernel reads, in both convolutions.
         groups: number of groups of channels that do not read each other, in both convolutions.
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that channels
-            remember for 1 to max_lag steps. None for b_f = 1.
+            remember for 2 to max_lag steps. None for b_f = 1.
     """
 
     paper = "Turkoglu 2019"

@@ -45,7 +45,7 @@ class ConvSTARCell(ConvolutionalCell[Inputs, State, Weights]):
         dilation: distance between the pixels that a kernel reads, in both convolutions.
         groups: number of groups of channels that do not read each other, in both convolutions.
         max_lag: longest dependency expected, in steps. Initialises the gate's bias so that forgetting times are spread over
-            [1, max_lag]; None initialises it to zero.
+            [2, max_lag]; None initialises it to zero.
     """
 
     paper = "Turkoglu 2019"

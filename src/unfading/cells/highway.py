@@ -46,7 +46,7 @@ class RecurrentHighwayCell(Cell[Inputs, State, Weights]):
         depth: L, micro-steps per time step.
         coupled: tie the carry gate to the transform gate, c = 1 - t.
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_t = -log U[1, max_lag - 1] (and b_c = -b_t),
-            so that units remember for 1 to max_lag steps. None for b_t = -2 (and b_c = 2), as the authors use on Penn Treebank.
+            so that units remember for 2 to max_lag steps. None for b_t = -2 (and b_c = 2), as the authors use on Penn Treebank.
     """
 
     paper = "Zilly 2017"

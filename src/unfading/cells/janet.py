@@ -73,7 +73,7 @@ class JANETCell(ForgetGateCell):
 
     Args:
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
-            remember for 1 to max_lag steps. None for b_f = 1.
+            remember for 2 to max_lag steps. None for b_f = 1.
         beta: subtracted inside the gate on the candidate, so that more is written than forgotten.
         heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
             recurrent matrix is block-diagonal, and W_h contains its blocks, [2H, H / heads].
@@ -108,7 +108,7 @@ class ForgetLSTMCell(ForgetGateCell):
 
     Args:
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1], so that units
-            remember for 1 to max_lag steps. None for b_f = 1.
+            remember for 2 to max_lag steps. None for b_f = 1.
         heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
             recurrent matrix is block-diagonal, and W_h contains its blocks, [2H, H / heads].
     """

@@ -15,7 +15,7 @@ the sum with p_t replaces their term D u_t, b is ours, and their g is a paramete
 on the ring from r_min to r_max, uniform in its square, theta uniform in [0, max_phase]. The real and imaginary parts of B and
 C start with variance 1 / (2 H); theirs of C have 1 / H.
 
-GatedLRU is ours. The input sets how fast the time of a unit runs: r_t = 1 is a step of LRU, and at r_t = 0 the unit keeps its
+GatedLRU is ours. r_t is a gate on the time step of each unit: r_t = 1 is a step of LRU, and at r_t = 0 the unit keeps its
 state and reads nothing. Without the phase, |lambda|^r_t is the decay of De et al. 2024 (RG-LRU), which has a second gate, on
 the input. b_r starts at 0.
 """
@@ -30,7 +30,7 @@ from torch.nn import functional
 from unfading.cells.base import Cell
 from unfading.cells.base import Weights as AnyWeights
 from unfading.cells.recipe import Recipe
-from unfading.errors import check_positive
+from unfading.errors import check_number, check_positive
 from unfading.initialise import gaussian_, orthogonal_linear_, uniform_
 
 # Below this, 1 - |lambda|^(2 r) is constant: the derivative of its root is infinite at zero.
@@ -63,7 +63,7 @@ class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
 
     recipe = Recipe(rates={"nu": 0.25, "theta": 0.25})
     rows: int
-    """H-fold rows of the matrix of the input."""
+    """Rows of the matrix of the input, divided by H."""
 
     def __init__(
         self,
@@ -76,6 +76,8 @@ class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
         max_phase: float = math.pi / 5,
     ):
         super().__init__(input_size, hidden_size)
+        check_number("r_min", r_min)
+        check_number("r_max", r_max)
         if not 0 <= r_min < r_max < 1:
             raise ValueError(f"r_min and r_max must satisfy 0 <= r_min < r_max < 1; got r_min={r_min} and r_max={r_max}.")
         check_positive("max_phase", max_phase)
@@ -83,7 +85,7 @@ class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
         H = hidden_size
         self.enter = nn.Identity() if input_size == H else nn.Linear(input_size, H, bias=bias)
         self.from_input = nn.Linear(H, self.rows * H, bias=bias)
-        self.nu = nn.Parameter(torch.empty(H))  # its logarithm, as of theta
+        self.nu = nn.Parameter(torch.empty(H))  # holds log nu; theta holds log theta
         self.theta = nn.Parameter(torch.empty(H))
         self.C = nn.Linear(2 * H, H, bias=False)  # Re C, -Im C
         self.to_output = nn.Linear(H, 2 * H, bias=bias)  # W_v, W_s
@@ -98,9 +100,9 @@ class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
         if self.from_input.bias is not None:
             nn.init.zeros_(self.from_input.bias)
         with torch.no_grad():
-            square = self.r_min**2 + _share(self.nu, generator) * (self.r_max**2 - self.r_min**2)
+            square = self.r_min**2 + _uniform(self.nu, generator) * (self.r_max**2 - self.r_min**2)
             self.nu.copy_(torch.log(-torch.log(square) / 2))
-            self.theta.copy_(torch.log(self.max_phase * _share(self.theta, generator)))
+            self.theta.copy_(torch.log(self.max_phase * _uniform(self.theta, generator)))
 
     def project(self, x: Tensor, start: int = 0) -> Inputs:
         p = self.enter(x)
@@ -113,7 +115,7 @@ class LinearUnitCell(Cell[Inputs, State, AnyWeights]):
         return state.p + functional.glu(self.to_output(functional.gelu(self.C(state.h))), dim=-1)
 
 
-def _share(parameter: Tensor, generator: Generator | None) -> Tensor:
+def _uniform(parameter: Tensor, generator: Generator | None) -> Tensor:
     """Uniform between 0 and 1, in at least float32: half precision rounds |lambda| to 1. Not 0, whose logarithm is infinite."""
     draw = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
     return (uniform_(draw, 0.5, generator=generator) + 0.5).clamp_min(1e-6)
@@ -144,7 +146,7 @@ class LRUCell(LinearUnitCell[Weights]):
 
 
 class GatedLRUCell(LinearUnitCell[GatedWeights]):
-    """Linear recurrent unit whose input sets how fast the time of each unit runs.
+    """Linear recurrent unit with a gate, computed from the input, on the time step of each unit.
 
     Args:
         r_min: least initial modulus of lambda.

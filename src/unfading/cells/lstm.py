@@ -92,7 +92,7 @@ class LSTMCell(_Gates[Weights]):
 
     Args:
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
-            that units remember for 1 to max_lag steps. None for b_f = 1 and other biases 0.
+            that units remember for 2 to max_lag steps. None for b_f = 1 and other biases 0.
         normalise: layer norm of each gate inside the step.
         heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
             recurrent matrix is block-diagonal, and W_h contains its blocks, [4H, H / heads].
@@ -136,7 +136,7 @@ class PeepholeLSTMCell(_Gates[PeepholeWeights]):
 
     Args:
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
-            that units remember for 1 to max_lag steps. None for b_f = 1 and other biases 0.
+            that units remember for 2 to max_lag steps. None for b_f = 1 and other biases 0.
         heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
             recurrent matrix is block-diagonal, and W_h contains its blocks, [4H, H / heads].
     """

@@ -79,7 +79,7 @@ class MinGRUCell(LinearGateCell):
     Args:
         positive: the candidate is g(a) of the authors' form in logarithms instead of a.
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_z = -log U[1, max_lag - 1], so that units
-            remember for 1 to max_lag steps. None for b_z = -1.
+            remember for 2 to max_lag steps. None for b_z = -1.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class MinLSTMCell(LinearGateCell):
     Args:
         positive: the candidate is g(a) of the authors' form in logarithms instead of a.
         max_lag: longest dependency expected, in steps. Chrono initialisation: b_f = log U[1, max_lag - 1] and b_i = -b_f, so
-            that units remember for 1 to max_lag steps. None for b_f = 1 and b_i = 0.
+            that units remember for 2 to max_lag steps. None for b_f = 1 and b_i = 0.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class STARCell(Cell[Inputs, State, Weights]):
 
     Args:
         max_lag: longest dependency expected, in steps. Initialises the gate's bias so that forgetting times are spread over
-            [1, max_lag]; None initialises it to zero.
+            [2, max_lag]; None initialises it to zero.
         shift: constant that the released code adds inside the gate on the candidate (there 1).
         heads: number of groups of H / heads units. A unit's recurrent weights read only the units of its own group: the
             recurrent matrix is block-diagonal, and W_h contains its blocks, [H, H / heads].

@@ -5,8 +5,8 @@ coRNN's.
 
 Adam, clipped at norm 1, cosine decay after a short warm-up, distorted training images (`tasks/augment.py`) and rotated
 windows of sensors (`tasks/worn.py`), and the validation rows, permutation and noise of the published network. Settings were
-chosen by validation scores of short runs. The weights with the best validation score are tested, except on HAR-2, whose test
-people are not those of the training windows: there, folds of people judged the settings.
+chosen by validation scores of short runs. The weights with the best validation score are tested. On HAR-2, whose test
+people are not those of the training windows, settings were chosen on folds of people and the last weights are tested.
 """
 
 from typing import Any
