@@ -40,13 +40,13 @@ def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(loss, [x, *layer.parameters()])]
 
 
-def error(layer: nn.Module, backend: str, T: int, B: int) -> float:
+def error(layer: nn.Module, backend: str, T: int, B: int, H: int) -> float:
     """The largest difference from the reference loop in float64, relative to the largest entry of each tensor.
 
     With exact products: in tf32, the projection alone decides on which side of zero some entries of a ReLU are.
     """
     exact, before = copy.deepcopy(layer).double(), torch.backends.cuda.matmul.fp32_precision
-    x = torch.randn(T, B, layer.input_size, device="cuda")
+    x = torch.randn(T, B, H, device="cuda")
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     try:
         with unfading.use_backend("reference"):
@@ -109,7 +109,7 @@ def main(out: Path | None = None, rounds: int = 7, matmul: str = "tf32") -> None
         line: dict[str, Any] = {"cell": cell, "T": T, "B": B, "H": H, "matmul": matmul, **machine.about("lanes")}
         for backend in ("fused", "scan", "auto"):
             try:
-                line[f"error {backend}"] = error(layer, backend, min(T, 300), min(B, 8))
+                line[f"error {backend}"] = error(layer, backend, min(T, 300), min(B, 8), H)
             except RuntimeError as refusal:
                 line[f"{backend} ms"] = str(refusal)
                 continue
