@@ -15,7 +15,7 @@ from unfading.training.train import train
 ITEM = "past_best/targets"
 ROWS = {row.name: row for row in targets()}
 PUBLISHED = (*cornn(), *unicornn(), *lem())
-DISTORTIONS = {"shift", "rotate", "zoom", "flip"}
+DISTORTIONS = {"shift", "rotate", "zoom", "flip", "stretch"}
 READOUT = {"readout"}
 every_row = pytest.mark.parametrize("name", ROWS)
 

@@ -21,6 +21,7 @@ from unfading.tasks.synthetic import Adding
 # Of each option, another value. An option that no one can turn has no place in a task.
 OTHER = {
     "readout": "pooled",
+    "stretch": 0.2,
     "start": 3,
     "dropout": 0.5,
     "T": 45,

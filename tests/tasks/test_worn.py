@@ -1,4 +1,4 @@
-"""Random rotations of worn sensors: rigid, bounded, one for each device and recording, and in training alone."""
+"""Random rotations and speeds of worn sensors: rigid, bounded, one for each recording, and in training alone."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 
 from unfading.tasks import DSA19, HAR2
-from unfading.tasks.worn import check_rotation, worn_differently
+from unfading.tasks.worn import at_another_speed, check_rotation, check_stretch, worn_differently
 
 
 def generator(seed=0):
@@ -63,12 +63,32 @@ def test_the_formula_of_the_docstring():
         np.testing.assert_allclose(turned, v @ R.T, atol=1e-6)  # axes and angles are drawn in float32
 
 
+def test_a_recording_at_another_speed_is_that_of_numpy():
+    x = torch.randn(300, 11, 2, dtype=torch.float64)
+    y = at_another_speed(x, 0.5, generator(3))
+    speeds = 1 + 0.5 * (2 * torch.rand(300, 1, generator=generator(3)).flatten() - 1).double()
+    for recording, result, f in zip(x.numpy(), y.numpy(), speeds.tolist(), strict=True):
+        places = 5 + (np.arange(11) - 5) * f
+        expected = np.stack([np.interp(places, np.arange(11), channel) for channel in recording.T], axis=1)
+        np.testing.assert_allclose(result, expected, atol=1e-5)  # speeds are drawn in float32
+    assert speeds.min() < 0.51
+    assert speeds.max() > 1.49
+
+
+def test_a_distortion_of_size_zero_changes_no_bit():
+    x = torch.randn(4, 6, 9)
+    assert torch.equal(worn_differently(x, 0.0, 1, generator()), x)
+    assert torch.equal(at_another_speed(x, 0.0, generator()), x)
+    assert torch.equal(at_another_speed(x[:, :1], 0.3, generator()), x[:, :1])  # a single step
+
+
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("task", [HAR2, DSA19])
-def test_training_windows_alone_are_rotated(task):
-    plain, rotated = task(), task(rotate=20.0)
+@pytest.mark.parametrize("option", [{"rotate": 20.0}, {"stretch": 0.2}], ids=str)
+def test_training_windows_alone_are_distorted(task, option):
+    plain, distorted = task(), task(**option)
     for split in ("train", "full", "valid", "test"):
-        one, other = (each.batch(0, 4, split=split, seed=0, device="cpu").x for each in (plain, rotated))
+        one, other = (each.batch(0, 4, split=split, seed=0, device="cpu").x for each in (plain, distorted))
         assert torch.equal(one, other) == (split in ("valid", "test"))
 
 
@@ -76,3 +96,9 @@ def test_training_windows_alone_are_rotated(task):
 def test_a_wrong_angle_is_refused(degrees):
     with pytest.raises((ValueError, TypeError), match="rotate"):
         check_rotation(degrees)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan"), "x"])
+def test_a_wrong_change_of_speed_is_refused(share):
+    with pytest.raises((ValueError, TypeError), match="stretch"):
+        check_stretch(share)

@@ -13,9 +13,10 @@ to 4 and tests on 5 to 8; `"segments"` trains on the first half of each recordin
 default: it tests on unseen people, which the published accuracies, 84 to 88 %, make the more likely choice. Validation is the
 last fifth of each training recording.
 
-With `rotate`, training windows are rotated at random (`tasks/worn.py`), before they are normalised: people do not wear a device
-in the same orientation. `readout` decides what the head reads: the output at the "last" step as in the papers, its "mean" over
-time, or "pooled", which is both and the maximum over time.
+With `rotate` and `stretch`, training windows are rotated and their speed is changed at random (`tasks/worn.py`), before they
+are normalised: people do not wear a device in the same orientation, and do not move at the same speed. `readout` decides what
+the head reads: the output at the "last" step as in the papers, its "mean" over time, or "pooled", which is both and the maximum
+over time.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from unfading.files.checked_json import sentence
 from unfading.tasks.base import READOUTS, Readout
 from unfading.tasks.resident import Examples, Part
 from unfading.tasks.scaling import Normalise, Normalised
-from unfading.tasks.worn import check_rotation, worn_differently
+from unfading.tasks.worn import at_another_speed, check_rotation, check_stretch, worn_differently
 
 Table = NDArray[np.float32]  # [lines, columns]
 
@@ -51,11 +52,13 @@ class Worn(Normalised):
 
     _: KW_ONLY
     rotate: float = 0.0
+    stretch: float = 0.0
     readout: Readout = "last"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rotation(self.rotate)
+        check_stretch(self.stretch)
         if self.readout not in READOUTS:
             raise ValueError(unknown("readout", self.readout, READOUTS))
 
@@ -63,9 +66,12 @@ class Worn(Normalised):
         return READOUTS[self.readout](size, self.classes)
 
     def augmented(self, rows: Examples, draw: Callable[[], Generator]) -> Examples:
-        if not self.rotate:
+        if not self.rotate and not self.stretch:
             return rows
-        return rows._replace(x=worn_differently(rows.x, self.rotate, self.devices, draw()))
+        generator = draw()
+        # Both are drawn, so that one does not depend on whether there is the other.
+        x = worn_differently(rows.x, self.rotate, self.devices, generator)
+        return rows._replace(x=at_another_speed(x, self.stretch, generator))
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class HAR6(Worn):
         validation: the held-out training windows: those of the last four "people", a random "fifth", or, for an int from 0 to
             4, those of every fifth person, from this one on.
         rotate: largest angle, in degrees, of a random rotation of each training window; 0 for none.
+        stretch: largest random change of the speed of a training window, as a share; 0 for none.
         readout: what the head reads: the output at the "last" step, its "mean" over time, or "pooled".
     """
 
@@ -136,6 +143,7 @@ class HAR2(HAR6):
         validation: the held-out training windows: those of the last four "people", a random "fifth", or, for an int from 0 to
             4, those of every fifth person, from this one on.
         rotate: largest angle, in degrees, of a random rotation of each training window; 0 for none.
+        stretch: largest random change of the speed of a training window, as a share; 0 for none.
         readout: what the head reads: the output at the "last" step, its "mean" over time, or "pooled".
     """
 
@@ -151,6 +159,7 @@ class DSA19(Worn):
         split_by: test on other "subjects" than those of training, or on later "segments" of the same.
         normalise: subtract mean and divide by standard deviation per "channel" or per "step" and channel; or "none".
         rotate: largest angle, in degrees, of a random rotation of each device in a training segment; 0 for none.
+        stretch: largest random change of the speed of a training segment, as a share; 0 for none.
         readout: what the head reads: the output at the "last" step, its "mean" over time, or "pooled".
     """
 

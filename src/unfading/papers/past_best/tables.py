@@ -34,8 +34,8 @@ def targets() -> list[Row]:
         hidden=44, layers=3, epochs=20,
     )  # fmt: skip
     sensors = _run(
-        "har2", {"rotate": 30.0, "readout": "mean"}, {"zoneout": 0.1}, cell="UGRNN", hidden=60, batch=128, rate=5e-3, rates={},
-        epochs=60,
+        "har2", {"rotate": 30.0, "stretch": 0.2, "readout": "mean"}, {"zoneout": 0.1}, cell="UGRNN", hidden=60, batch=128,
+        rate=5e-3, rates={}, epochs=60,
     )  # fmt: skip
     adding = _run(
         "adding", {"T": 10_000}, {"max_lag": 10_000}, cell="MinGRU", hidden=32, layers=2, batch=32, rate=1e-2, rates={},
@@ -47,9 +47,9 @@ def targets() -> list[Row]:
         _row("noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters"),
         _row(
             "HAR-2", sensors, 97.2,
-            "coRNN, 64 units, 8,832 parameters, whose preparation of the data is not released. Settings are from three folds "
-            "of people; trained on all training windows, and the last weights are tested",
-            rows=WINDOWS, retrain=True,
+            "coRNN, 64 units, 8,832 parameters, whose preparation of the data is not released. Settings are from folds of people; "
+            "trained on all training windows, and the last weights are tested",
+            rows=WINDOWS, retrain=True, changed_after_test="random speeds, chosen by five folds of people; 97.14 % without",
         ),
         Row(
             adding, 0.0, SOLVED, f"LEM, 128 units, 67,072 parameters, solves it: an error of at most {SOLVED} in 2 of 3 seeds",
