@@ -47,8 +47,8 @@ def targets() -> list[Row]:
         _row("noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters"),
         _row(
             "HAR-2", sensors, 97.2,
-            "coRNN, 64 units, 8,832 parameters, whose preparation of the data is not released. Settings are from folds of people; "
-            "trained on all training windows, and the last weights are tested",
+            "coRNN, 64 units, 8,832 parameters, whose preparation of the data is not released. Settings are from folds of "
+            "people; trained on all training windows, and the last weights are tested",
             rows=WINDOWS, retrain=True, changed_after_test="random speeds, chosen by five folds of people; 97.14 % without",
         ),
         Row(
