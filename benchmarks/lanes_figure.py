@@ -9,9 +9,10 @@ below, a step with tanh by the sequential loop and by Newton's method.
 import math
 from statistics import median
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from lanes_table import GRAPH, PYTHON, ROOT, Line, lanes, machine, newton
+
+from unfading.bench.speed_figure import text
 
 FIGURE = ROOT / "docs" / "img" / "loop-scan-newton.svg"
 BATCHES = (1, 16)
@@ -113,15 +114,6 @@ def across(T: int) -> float:
 
 def down(ms: float) -> float:
     return HEIGHT * math.log(TIMES[-1] / ms) / math.log(TIMES[-1] / TIMES[0])
-
-
-def text(
-    x: float, y: float, words: str, *, size: float, anchor: str = "start", weight: str = "normal", fill: str = "#222"
-) -> str:
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' text-anchor='{anchor}' font-weight='{weight}' fill='{fill}'>"
-        f"{escape(words)}</text>"
-    )
 
 
 def line(x: float, y: float, to_x: float, to_y: float) -> str:

@@ -36,17 +36,17 @@ def svg(results: Sequence[Result], about: dict[str, Any]) -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}' {FONT}>",
         f"<rect width='{width}' height='{height}' fill='white'/>",
-        _text(16, 28, title, size=17, weight="bold"),
+        text(16, 28, title, size=17, weight="bold"),
     ]
     left = 16
     for _, label, colour in SERIES:
-        parts += [f"<rect x='{left}' y='41' width='12' height='12' fill='{colour}'/>", _text(left + 18, 52, label, size=13)]
+        parts += [f"<rect x='{left}' y='41' width='12' height='12' fill='{colour}'/>", text(left + 18, 52, label, size=13)]
         left += 30 + 8 * len(label)
     for i, (B, panel) in enumerate(zip(batches, panels, strict=True)):
         parts += _panel(panel, i * (NAMES + PLOT + VALUES), f"batch {B}")
     count = f"{threads} torch thread{'s' if threads > 1 else ''}"
     parts.append(
-        _text(
+        text(
             16, height - 14, f"float32, input size {shown[0].input_size}, {count}. {machine['cpu']}, {machine['cores']} cores; "
             f"torch {versions['torch']}, {versions['compiler']}; {about['date'][:10]}.", size=11, fill="#666",
         )
@@ -58,12 +58,12 @@ def _panel(panel: Sequence[Result], left: int, title: str) -> list[str]:
     most = max(_speeds(result)[name] or 0.0 for result in panel for name, _, _ in SERIES)
     step = _step(most)
     zero, unit, bottom = left + NAMES, PLOT / most, TOP + LINE * len(panel) + 2
-    parts = [_text(zero, TOP - 16, title, size=14, weight="bold")]
+    parts = [text(zero, TOP - 16, title, size=14, weight="bold")]
     for k in range(int(most / step) + 1):
         x = zero + k * step * unit
         parts += [
             _line(x, TOP - 6, bottom, "#e4e4e4"),
-            _text(x, bottom + 16, f"{k * step:g}x", size=11, anchor="middle", fill="#666"),
+            text(x, bottom + 16, f"{k * step:g}x", size=11, anchor="middle", fill="#666"),
         ]
     parts.append(_line(zero, TOP - 6, bottom, "#999"))
     # The line of equal speed.
@@ -71,11 +71,11 @@ def _panel(panel: Sequence[Result], left: int, title: str) -> list[str]:
     for i, result in enumerate(panel):
         y = TOP + i * LINE
         bars = [(speed, colour) for name, _, colour in SERIES if (speed := _speeds(result)[name]) is not None]
-        parts.append(_text(zero - 8, y + LINE / 2 + 2.5, result.name, size=13, anchor="end"))
+        parts.append(text(zero - 8, y + LINE / 2 + 2.5, result.name, size=13, anchor="end"))
         for j, (speed, colour) in enumerate(bars):
             at = y + (LINE - 4 - BAR * len(bars)) / 2 + j * BAR
             parts.append(f"<rect x='{zero}' y='{at:.1f}' width='{speed * unit:.1f}' height='{BAR - 1}' fill='{colour}'/>")
-            parts.append(_text(zero + speed * unit + 5, at + BAR - 2, _number(speed), size=10.5))
+            parts.append(text(zero + speed * unit + 5, at + BAR - 2, _number(speed), size=10.5))
     return parts
 
 
@@ -97,12 +97,13 @@ def _step(most: float) -> float:
     return next((step for step in (0.5, 1, 2, 5, 10, 20, 50) if most / step <= 8), most)
 
 
-def _text(
-    x: float, y: float, text: str, *, size: float, anchor: str = "start", weight: str = "normal", fill: str = "#222"
+def text(
+    x: float, y: float, words: str, *, size: float, anchor: str = "start", weight: str = "normal", fill: str = "#222"
 ) -> str:
+    """An element of an SVG."""
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' text-anchor='{anchor}' font-weight='{weight}' fill='{fill}'>"
-        f"{escape(text)}</text>"
+        f"{escape(words)}</text>"
     )
 
 

@@ -42,18 +42,28 @@ class LinearGateCell(Cell[Inputs, State, Weights]):
     paper = "Feng 2024"
     recipe = Recipe(length_options=("max_lag",))
 
-    def __init__(self, input_size: int, hidden_size: int, *, rows: int, bias: bool, positive: bool, max_lag: int | None):
+    rows: int
+    """H-fold rows of the matrix of the input."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        positive: bool = False,
+        max_lag: int | None = None,
+    ):
         super().__init__(input_size, hidden_size)
         check_max_lag(max_lag, bias)
         self.positive, self.max_lag = positive, max_lag
-        self.from_input = nn.Linear(input_size, rows * hidden_size, bias=bias)
+        self.from_input = nn.Linear(input_size, self.rows * hidden_size, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        blocks = self.from_input.out_features // self.output_size
-        orthogonal_linear_(self.from_input, blocks=blocks, generator=generator)
+        orthogonal_linear_(self.from_input, blocks=self.rows, generator=generator)
         if self.from_input.bias is not None:
-            self.initial_gates(list(self.from_input.bias.detach().chunk(blocks)), generator)
+            self.initial_gates(list(self.from_input.bias.detach().chunk(self.rows)), generator)
 
     @abstractmethod
     def initial_gates(self, biases: list[Tensor], generator: Generator | None) -> None:
@@ -82,16 +92,7 @@ class MinGRUCell(LinearGateCell):
             remember for 2 to max_lag steps. None for b_z = -1.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        bias: bool = True,
-        positive: bool = False,
-        max_lag: int | None = None,
-    ):
-        super().__init__(input_size, hidden_size, rows=2, bias=bias, positive=positive, max_lag=max_lag)  # z, h
+    rows = 2  # z, h
 
     def initial_gates(self, biases: list[Tensor], generator: Generator | None) -> None:
         b_z, _ = biases
@@ -114,16 +115,7 @@ class MinLSTMCell(LinearGateCell):
             that units remember for 2 to max_lag steps. None for b_f = 1 and b_i = 0.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        bias: bool = True,
-        positive: bool = False,
-        max_lag: int | None = None,
-    ):
-        super().__init__(input_size, hidden_size, rows=3, bias=bias, positive=positive, max_lag=max_lag)  # f, i, h
+    rows = 3  # f, i, h
 
     def initial_gates(self, biases: list[Tensor], generator: Generator | None) -> None:
         b_f, b_i, _ = biases
