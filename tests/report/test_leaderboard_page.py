@@ -121,6 +121,12 @@ def test_own_settings_against_published_results_have_their_section_and_count_as_
     assert "Past the best published" not in leaderboard_page.page([published, equal])
 
 
+def test_our_best_says_whether_its_settings_changed_after_a_test_score_was_known():
+    row = entry("STAR", changed_after_test="another rate")
+    (summary,) = cells(leaderboard_page.page([row, *runs(row, *[0.9] * 5)]), "HAR-2")
+    assert summary[3] == "90.00 % ± 0 (changed after test)"
+
+
 def test_the_page_of_results_leaves_the_leaderboard_out():
     row = entry("STAR")
     assert "leaderboard/har2" not in fidelity.page([own(), row, *runs(row, 0.9)])

@@ -37,7 +37,8 @@ HEAD = """# Leaderboard
 Tasks that need long memory, and cells of the library: first the best of each task, then our own settings against the best
 published numbers, cells at equal numbers of parameters and equal terms, and cells at their authors' own settings. Numbers are
 means over seeds ± their standard deviation, in per cent correct, or as an error on adding (mean squared) and copying (cross
-entropy). Within a row validation chose the settings, never the test. Which row is best is read from test scores, as on every
+entropy). Within a row validation chose the settings, never the test; "changed after test" marks rows whose settings, or the
+settings to choose from, changed after a test score was known. Which row is best is read from test scores, as on every
 leaderboard: the best of many rows is a little too good. "Our best" is that of any cell in our tables, also of a baseline. An
 empty place was not trained. "short" marks a run of a tenth of the steps, "3 seeds" one with fewer than asked.
 
@@ -52,9 +53,9 @@ unfading leaderboard page
 PAST = """## Past the best published
 
 Stacks of our choice with no more parameters than the network that has the published number: `unfading reproduce run
-past_best/targets`. On pixel MNIST that is coRNN; LEM has 99.50 % with half of its parameters. Training images are distorted and
-training windows of HAR-2 rotated at random, which the published networks did without; settings were chosen by validation scores
-of short runs. A target that is not reached stays here with our best result.
+past_best/targets`. On pixel MNIST that is coRNN; LEM has 99.50 % with half of its parameters. Training images are distorted at
+random, and training windows of HAR-2 are rotated and change their speed, which the published networks did without. Settings
+were chosen by validation scores of short runs. A target that is not reached stays here with our best result.
 
 """
 EQUAL = """## Equal parameters
@@ -171,6 +172,7 @@ def _result(row: Line, outcome: Outcome) -> str:
     marks = ["short"] * (outcome.budget == "short")
     if outcome.seeds < row["seeds"]:
         marks.append(f"{outcome.seeds} seed{'s' * (outcome.seeds > 1)}")
+    marks += ["changed after test"] * bool(row["changed_after_test"])
     return f"{text} ({', '.join(marks)})" if marks else text
 
 

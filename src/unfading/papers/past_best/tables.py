@@ -3,8 +3,8 @@
 They are the best published results of their tasks, except on pixel MNIST: there LEM has 99.5 % with 66,560 parameters, half of
 coRNN's.
 
-Adam, clipped at norm 1, cosine decay after a short warm-up, distorted training images (`tasks/augment.py`) and rotated
-windows of sensors (`tasks/worn.py`), and the validation rows, permutation and noise of the published network. Settings were
+Adam, clipped at norm 1, cosine decay after a short warm-up, distorted training images (`tasks/augment.py`) and windows
+of sensors (`tasks/worn.py`), and the validation rows, permutation and noise of the published network. Settings were
 chosen by validation scores of short runs. The weights with the best validation score are tested. On HAR-2, whose test
 people are not those of the training windows, settings were chosen on folds of people and the last weights are tested.
 """
