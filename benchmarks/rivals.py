@@ -3,13 +3,14 @@
 The loops here are plain PyTorch, one step after the other, in the parametrisation of the released code, with the sizes of the
 authors' runs on permuted MNIST. Before a cell is timed, its output and the gradient of its input are compared with those of the
 loop in float64, with the same weights; tests/cells/test_released_loops.py compares all gradients. The times are medians of
-forward and backward pass, in which both take turns. Prints one JSON line per cell. The authors of UnICORNN, and of LEM in a
-second version, also wrote CUDA kernels, which are not timed here.
+forward and backward pass with the gradients of all parameters, in which both take turns: "ms" of calls from Python, and on a
+GPU "graph ms" of the same call replayed as a CUDA graph, in which the loop needs no Python either. Prints one JSON line per
+cell. The authors of UnICORNN, and of LEM in a second version, also wrote CUDA kernels, which are not timed here.
 """
 
 import copy
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -17,6 +18,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 import tyro
+from lanes import captured, write
 from torch import Tensor, nn
 
 import unfading
@@ -143,18 +145,28 @@ def _output(model: nn.Module, x: Tensor) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def seconds(model: nn.Module, x: Tensor) -> float:
-    """The time of a forward and a backward pass."""
-    _wait(x)
-    began = perf_counter()
-    _output(model, x)[-1].square().mean().backward()
-    _wait(x)
-    return perf_counter() - began
+def both(model: nn.Module, x: Tensor) -> Callable[[], object]:
+    """A forward and a backward pass, with the gradients of all parameters."""
+    parameters = list(model.parameters())
+    return lambda: torch.autograd.grad(_output(model, x)[-1].square().mean(), parameters)
 
 
-def _wait(x: Tensor) -> None:
+def milliseconds(runs: Sequence[Callable[[], object]], x: Tensor, rounds: int) -> list[float]:
+    """The median times of calls, which take turns."""
+    times = []
+    for _ in range(rounds + 2):  # the first two warm up
+        moments = [_now(x)]
+        for run in runs:
+            run()
+            moments.append(_now(x))
+        times.append([1e3 * (after - before) for before, after in pairwise(moments)])
+    return [median(each) for each in zip(*times[2:], strict=True)]
+
+
+def _now(x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize()
+    return perf_counter()
 
 
 def main(
@@ -178,14 +190,12 @@ def main(
         line: dict[str, Any] = {"cell": name, "T": T, "B": batch, "H": hidden, "matmul": matmul}
         line["error"] = error(loop, layer, x[:50, :8])
         if line["error"] < TOLERANCE:
-            times = [(seconds(loop, x), seconds(layer, x)) for _ in range(rounds + 2)][2:]
-            theirs, ours = (median(each) for each in zip(*times, strict=True))
-            line |= {"loop ms": 1e3 * theirs, "unfading ms": 1e3 * ours, "ratio": theirs / ours}
-        line |= machine.about(f"python benchmarks/rivals.py --device {device} --matmul {matmul}")
-        print(json.dumps(line), flush=True)
-        if out is not None:
-            with out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            runs = [both(model, x) for model in (loop, layer)]
+            line["loop ms"], line["unfading ms"] = milliseconds(runs, x, rounds)
+            if x.is_cuda:
+                graphs = [captured(run) for run in runs]
+                line["loop graph ms"], line["unfading graph ms"] = milliseconds(graphs, x, rounds)
+        write({**line, **machine.about(f"python benchmarks/rivals.py --device {device} --matmul {matmul}")}, out)
 
 
 if __name__ == "__main__":
