@@ -6,13 +6,6 @@ import pytest
 import torch
 
 from tests.helpers.benchmarks import script
-from tests.helpers.paths import ROOT
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """The scripts import each other."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
 
 @pytest.fixture
