@@ -99,6 +99,28 @@ class TestOnMadeFiles:
         one = draw(fixed).x[28:, :1]
         assert torch.equal(draw(fixed, index=1, seed=3).x[28:], one.expand(-1, 4, -1))
 
+    @pytest.mark.parametrize("split", ["train", "full"])
+    def test_training_batches_grow_and_all_others_have_their_full_length(self, split):
+        grown = NoisyMNIST(60, warmup_T=30, warmup_batches=2, growth_batches=3)
+        plain = NoisyMNIST(60)
+        lengths = [draw(grown, index=k, split=split).x.shape[0] for k in range(7)]
+        assert lengths == [30, 30, 38, 48, 60, 60, 60]
+        assert lengths == [grown.lengths.at(k) for k in range(7)]
+        for other in ("valid", "test"):
+            assert torch.equal(draw(grown, split=other).x, draw(plain, split=other).x)
+        for k in (0, 2, 5):
+            short, long = draw(grown, index=k, split=split), draw(plain, index=k, split=split)
+            assert torch.equal(short.x[:28], long.x[:28])
+            assert torch.equal(short.target, long.target)
+        assert torch.equal(draw(grown, index=5, split=split).x, draw(plain, index=5, split=split).x)
+
+    def test_a_shorter_batch_has_the_first_steps_of_the_fixed_noise(self):
+        grown = NoisyCIFAR(60, fixed_noise=True, start=2, warmup_T=39, warmup_batches=1)
+        short, long = (draw(grown, index=k, split="train").x for k in (0, 1))
+        assert torch.equal(short[:2], long[:2])
+        assert torch.equal(short[34:39], long[34:39])
+        assert not torch.equal(short[2:34], long[2:34])
+
     @pytest.mark.parametrize("fixed_noise", [False, True])
     def test_an_image_starts_at_the_given_step(self, fixed_noise):
         plain, later = (draw(NoisyMNIST(60, fixed_noise=fixed_noise, start=start)).x for start in (0, 5))

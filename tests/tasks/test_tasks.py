@@ -47,6 +47,15 @@ OTHER = {
     "shift": 2.0,
     "rotate": 15.0,
     "zoom": 0.2,
+    "warmup_T": 33,
+    "warmup_batches": 2,
+    "growth_batches": 2,
+}
+# What an option needs beside it.
+BESIDE = {
+    "warmup_T": {"warmup_batches": 1},
+    "warmup_batches": {"warmup_T": 34},
+    "growth_batches": {"warmup_T": 34},
 }
 # What differs only on the published files; test_images.py turns it there.
 ON_REAL_DATA = {"validation"}
@@ -202,7 +211,7 @@ def test_every_option_changes_something(name, option):
     assert isinstance(value, bool) or option in OTHER, f"give {option} another value in OTHER"
     other = not value if isinstance(value, bool) else OTHER[option]
     batch, *rest = behaviour(task)
-    other_batch, *other_rest = behaviour(small(name, **{option: other}))
+    other_batch, *other_rest = behaviour(small(name, **{option: other}, **BESIDE.get(option, {})))
     assert rest != other_rest or not same(batch, other_batch)
 
 
@@ -360,6 +369,25 @@ CASES = {
     "denoising": (lambda: small("denoising", T=9), ValueError, "a step to each of the 10 items; got T=9. Nearest: 10"),
     "noisy start": (lambda: small("noisy_mnist", T=35, start=8), ValueError, "start must be at most T - 28 = 7; got 8"),
     "noisy start name": (lambda: small("noisy_mnist", start="end"), ValueError, "unknown start 'end'"),
+    "warm-up alone": (lambda: small("noisy_mnist", warmup_T=30), ValueError, "warmup_T=30 has no effect with warmup_batches=0"),
+    "growth alone": (lambda: small("noisy_mnist", growth_batches=5), ValueError, "need warmup_T.*got warmup_T=None, .*=5"),
+    "warm-up count": (
+        lambda: small("noisy_mnist", warmup_T=30, warmup_batches=-1),
+        ValueError,
+        "warmup_batches must be at least 0; got -1",
+    ),
+    "growth count": (lambda: small("noisy_mnist", warmup_T=30, growth_batches=0.5), TypeError, "growth_batches must be an int"),
+    "short warm-up": (
+        lambda: small("noisy_mnist", warmup_T=27, warmup_batches=1),
+        ValueError,
+        "warmup_T must be at least 28; got 27",
+    ),
+    "long warm-up": (lambda: small("noisy_mnist", warmup_T=35, warmup_batches=1), ValueError, "warmup_T must be below T = 35"),
+    "start past the warm-up": (
+        lambda: small("noisy_mnist", T=60, start=8, warmup_T=35, warmup_batches=1),
+        ValueError,
+        "start must be at most warmup_T - 28 = 7; got 8",
+    ),
     "noisy mnist": (lambda: small("noisy_mnist", T=27), ValueError, "T must be at least 28; got 27"),
     "digit size": (
         lambda: small("moving_mnist", digit_size=8),

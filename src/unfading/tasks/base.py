@@ -96,6 +96,11 @@ class Task(ABC):
         """Whether there are test rows. Without them a record has no test score."""
         return True
 
+    @property
+    def full_length_from(self) -> int:
+        """Index of the first training batch whose sequences are as long as those of all later ones; 0 if none is shorter."""
+        return 0
+
     def encoder(self) -> nn.Module:
         """The module between x and the recurrent stack."""
         return nn.Identity()

@@ -38,6 +38,7 @@ from unfading.tasks import image_files
 from unfading.tasks.augment import Augmentation
 from unfading.tasks.base import Batch
 from unfading.tasks.draw import stream
+from unfading.tasks.growing_length import GrowingLength
 from unfading.tasks.resident import Examples, Labelled, Part
 
 Scale = Literal["unit", "signed", "standard", "pixelwise"]
@@ -248,12 +249,19 @@ class Noisy(Images):
         T: total number of steps.
         fixed_noise: use the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; otherwise fresh noise.
         start: step at which the image starts, or "random" for one that is drawn for every row. Noise comes before and after it.
+        warmup_T: number of steps of the first training batches, which have less noise; None if all have T steps.
+        warmup_batches: number of training batches with `warmup_T` steps.
+        growth_batches: number of training batches after these in which the number of steps grows to T, each time by the same
+            factor.
     """
 
     T: int = 1000
     _: KW_ONLY
     fixed_noise: bool = False
     start: int | Literal["random"] = 0
+    warmup_T: int | None = None
+    warmup_batches: int = 0
+    growth_batches: int = 0
 
     height: ClassVar[int]
 
@@ -262,10 +270,21 @@ class Noisy(Images):
         check_count("T", self.T, least=self.height)
         if isinstance(self.start, str) and self.start != "random":
             raise ValueError(unknown("start", self.start, ("random",)) + " Or give a step, an int.")
+        shortest = self.lengths.at(0)
         if self.start != "random":
             check_count("start", self.start, least=0)
-            if self.start > self.T - self.height:
-                raise ValueError(f"start must be at most T - {self.height} = {self.T - self.height}; got {self.start}.")
+            if self.start > shortest - self.height:
+                name = "T" if self.warmup_T is None else "warmup_T"
+                raise ValueError(f"start must be at most {name} - {self.height} = {shortest - self.height}; got {self.start}.")
+
+    @property
+    def lengths(self) -> GrowingLength:
+        """The numbers of steps of the training batches."""
+        return GrowingLength(self.T, self.warmup_T, self.warmup_batches, self.growth_batches, least=self.height)
+
+    @property
+    def full_length_from(self) -> int:
+        return self.lengths.full_from
 
     def as_images(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.channels, -1)).transpose(1, 2)
@@ -274,10 +293,18 @@ class Noisy(Images):
         return images.transpose(1, 2).flatten(2)
 
     def present(self, rows: Examples, draw: Callable[[], Generator]) -> Batch:
-        x, generator = self.scaled(rows.x), draw()
-        steps, (_, B, I) = self.T - self.height, x.shape
+        return self._in_noise(rows, self.T, draw())
+
+    def present_training(self, index: int, rows: Examples, draw: Callable[[], Generator]) -> Batch:
+        return self._in_noise(rows, self.lengths.at(index), draw())
+
+    def _in_noise(self, rows: Examples, T: int, generator: Generator) -> Batch:
+        """Sequences of T steps: the rows of an image, and noise."""
+        x = self.scaled(rows.x)
+        steps, (_, B, I) = T - self.height, x.shape
         if self.fixed_noise:
-            noise = _fixed_noise(steps, I, x.device).expand(steps, B, I)
+            # A shorter batch has the first steps of the same noise.
+            noise = _fixed_noise(self.T - self.height, I, x.device)[:steps].expand(steps, B, I)
         else:
             noise = torch.randn(steps, B, I, generator=generator, device=x.device, dtype=x.dtype)
         if self.start == "random":

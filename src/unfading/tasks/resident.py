@@ -70,6 +70,10 @@ class Resident(Task):
             return Batch(x, rows.target, rows.lengths)
         return Batch(x, rows.target.T, rows.lengths, rows.mask.T)
 
+    def present_training(self, index: int, rows: Examples, draw: Callable[[], Generator]) -> Batch:
+        """The training batch with this index, where it is not the same at all indices."""
+        return self.present(rows, draw)
+
     def augmented(self, rows: Examples, draw: Callable[[], Generator]) -> Examples:
         """Training rows with random distortions; the rows themselves by default. `draw()` returns a generator for the batch."""
         return rows
@@ -89,6 +93,7 @@ class Resident(Task):
         taken = self.part_on("test" if split == "test" else "train", device).take(rows)
         if split in ("train", "full"):
             taken = self.augmented(taken, lambda: stream(seed, split, index, device, purpose="augmentation"))
+            return self.present_training(index, taken, lambda: stream(seed, split, index, device))
         return self.present(taken, lambda: stream(seed, split, index, device))
 
     def length(self, split: Split, size: int) -> int:

@@ -174,8 +174,8 @@ def examine(task: Task, model: Model, place: Place) -> float | None:
 
 
 def sequence_length(task: Task, size: int, seed: int) -> int:
-    """Number of time steps of the first training batch of `size` rows."""
-    return int(draw(task, Place("train", 0, size, seed, torch.device("cpu"))).x.shape[0])
+    """Number of time steps of a training batch of `size` rows: of the first that has its full length."""
+    return int(draw(task, Place("train", task.full_length_from, size, seed, torch.device("cpu"))).x.shape[0])
 
 
 def explain(error: Exception, task: Task, model: Model, places: Sequence[Place]) -> NoReturn:

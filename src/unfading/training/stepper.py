@@ -30,12 +30,16 @@ class Stepper:
     def __init__(self, state: TrainingState, say: Callable[[str], None]):
         self.state = state
         self._sent: dict[str, tuple[list[Any], Tensor]] = {}
-        self.captured: CapturedStep | None = None
-        device = state.fleet.w.device
-        if device.type == "cuda":
-            clock = StepClock(state.active, device)
-            truncate = state.active[0].run.truncate
-            self.captured = CapturedStep(state.fleet, state.update, clock, truncate, say, state.processes)
+        self.say = say
+        self.captured = self._capture()
+
+    def _capture(self) -> CapturedStep | None:
+        """What captures the steps on a GPU from now on."""
+        state, device = self.state, self.state.fleet.w.device
+        if device.type != "cuda":
+            return None
+        clock = StepClock(state.active, device)
+        return CapturedStep(state.fleet, state.update, clock, state.active[0].run.truncate, self.say, state.processes)
 
     def take(self, running: list[int]) -> None:
         """Take one step with these runs, and count its time."""
@@ -71,6 +75,8 @@ class Stepper:
         own = [processes.rows(batch) for batch in batches]
         shares = self._shares(batches, own)
         carries = task.carried(step + 1, run.batch, split=run.split)
+        if step == task.full_length_from > 0:  # a graph is of one length: the steps of the shorter batches are over
+            self.captured = self._capture()
         if self.captured is not None:
             self.captured.clock.set(step, running)
             if state.carried is None and not carries:
