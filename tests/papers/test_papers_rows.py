@@ -339,6 +339,10 @@ def test_budgets_change_steps_seeds_and_rows_and_nothing_else():
     assert [row.name for row in smoke] == ["0.1", "0.3", "0.5"]
     assert all((row.run.steps, row.run.epochs, row.run.valid_batches) == (2, None, 1) for row in smoke)
     assert budget.within([Row(small(steps=None, epochs=3), None, 0.0, name="r")], "short")[0].run.epochs == 1
+    growing = {"warmup_T": 40, "warmup_batches": 200, "growth_batches": 51}
+    run = small(task="noisy_cifar", task_options={"flip": True, **growing}, steps=None, epochs=30)
+    short = budget.within([Row(run, None, 0.0, name="r")], "short")[0].run
+    assert short.task_options == {"flip": True, "warmup_T": 40, "warmup_batches": 20, "growth_batches": 5}
     assert budget.within([], "smoke") == []
 
 

@@ -18,6 +18,8 @@ Budget = Literal["smoke", "short", "paper"]
 SMOKE_ROWS = 3
 # Arguments of a figure's function at budget smoke, by name.
 SMALL = {"steps": 6, "seeds": 1, "draws": 4, "windows": 2}
+# Options of tasks that count training batches.
+BATCHES = ("warmup_batches", "growth_batches")
 
 
 def within(rows: Sequence[Row], budget: Budget) -> list[Row]:
@@ -46,6 +48,9 @@ def _shortened(row: Row, shorten: Callable[[Run], Run]) -> Row:
 
 
 def _tenth(run: Run) -> Run:
+    counts = {name: run.task_options[name] // 10 for name in BATCHES if name in run.task_options}
+    if counts:
+        run = replace(run, task_options={**run.task_options, **counts})
     if run.epochs is not None:
         return replace(run, epochs=max(1, run.epochs // 10))
     return replace(run, steps=max(1, (run.steps or 0) // 10))

@@ -4,9 +4,10 @@ They are the best published results of their tasks, except on pixel MNIST: there
 coRNN's.
 
 Adam, clipped at norm 1, cosine decay after a short warm-up, distorted training images (`tasks/augment.py`) and windows
-of sensors (`tasks/worn.py`), and the validation rows, permutation and noise of the published network. Settings were
-chosen by validation scores of short runs. The weights with the best validation score are tested. On HAR-2, whose test
-people are not those of the training windows, settings were chosen on folds of people and the last weights are tested.
+of sensors (`tasks/worn.py`), and the validation rows, permutation and noise of the published network. On noisy CIFAR training
+sequences begin short and grow (`tasks/growing_length.py`). Settings were chosen by validation scores of short runs. The weights
+with the best validation score are tested. On HAR-2, whose test people are not those of the training windows, settings were
+chosen on folds of people and the last weights are tested.
 """
 
 from typing import Any
@@ -20,6 +21,8 @@ Options = dict[str, Any]
 IMAGES, WINDOWS = 10_000, 2_947  # test rows of MNIST and CIFAR, and of HAR-2
 DIGITS: Options = {"shift": 2.0, "rotate": 10.0, "zoom": 0.1}
 PHOTOS: Options = {"shift": 3.0, "flip": True}
+# The first 20,400 batches end 8 steps after the image; then the noise grows, and the last 2,401 of 28,800 have all of it.
+GROWING: Options = {"warmup_T": 40, "warmup_batches": 20_400, "growth_batches": 6_000}
 
 
 def targets() -> list[Row]:
@@ -30,8 +33,8 @@ def targets() -> list[Row]:
     )  # fmt: skip
     pixel = _run("pixel_mnist", {"validation": 3_000, **DIGITS}, {"r_min": 0.95}, hidden=72, layers=4, epochs=20)
     noisy = _run(
-        "noisy_cifar", {"scale": "unit", "fixed_noise": True, "validation": 2_000, **PHOTOS}, {"r_min": 0.997, "r_max": 0.9999},
-        hidden=44, layers=3, epochs=20,
+        "noisy_cifar", {"scale": "unit", "fixed_noise": True, "validation": 2_000, **PHOTOS, **GROWING}, {}, cell="GRU",
+        hidden=40, layers=4, rate=5e-3, rates={}, epochs=60, valid_every=2_400,
     )  # fmt: skip
     sensors = _run(
         "har2", {"rotate": 30.0, "stretch": 0.2, "readout": "mean"}, {"zoneout": 0.1}, cell="UGRNN", hidden=60, batch=128,
@@ -44,7 +47,10 @@ def targets() -> list[Row]:
     return [
         _row("permuted MNIST", permuted, 98.4, "UnICORNN, 3 layers of 256 units, 133,632 parameters"),
         _row("pixel MNIST", pixel, 99.4, "coRNN, 256 units, 131,584 parameters; LEM has 99.5 % with 66,560"),
-        _row("noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters"),
+        _row(
+            "noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters",
+            changed_after_test="GRU on growing sequences, by validation; LRU with 20 epochs had 59.34 %",
+        ),
         _row(
             "HAR-2", sensors, 97.2,
             "coRNN, 64 units, 8,832 parameters, whose preparation of the data is not released. Settings are from folds of "
