@@ -21,21 +21,21 @@ Options = dict[str, Any]
 IMAGES, WINDOWS = 10_000, 2_947  # test rows of MNIST and CIFAR, and of HAR-2
 DIGITS: Options = {"shift": 2.0, "rotate": 10.0, "zoom": 0.1}
 PHOTOS: Options = {"shift": 3.0, "flip": True}
-# The first 20,400 batches end 8 steps after the image; then the noise grows, and the last 2,401 of 28,800 have all of it.
-GROWING: Options = {"warmup_T": 40, "warmup_batches": 20_400, "growth_batches": 6_000}
+# The first 40,000 of 52,800 batches end 8 steps after the image; then the noise grows, and the last 4,801 have all of it.
+GROWING: Options = {"warmup_T": 40, "warmup_batches": 40_000, "growth_batches": 8_000}
 
 
 def targets() -> list[Row]:
     """Our own settings against the best published results, at no more parameters."""
     permuted = _run(
         "permuted_mnist", {"permutation": "lem", "validation": 3_000, **DIGITS}, {"r_min": 0.98}, hidden=72, layers=4,
-        epochs=34,
+        epochs=50,
     )  # fmt: skip
     pixel = _run("pixel_mnist", {"validation": 3_000, **DIGITS}, {"r_min": 0.95}, hidden=72, layers=4, epochs=20)
-    noisy = _run(
-        "noisy_cifar", {"scale": "unit", "fixed_noise": True, "validation": 2_000, **PHOTOS, **GROWING}, {}, cell="GRU",
-        hidden=40, layers=4, rate=5e-3, rates={}, epochs=60, valid_every=2_400,
-    )  # fmt: skip
+    length: Options = {"epochs": 110, "valid_every": 960}
+    photos: Options = {"scale": "unit", "fixed_noise": True, "validation": 2_000, **PHOTOS, **GROWING}
+    gru = _run("noisy_cifar", photos, {}, cell="GRU", hidden=40, layers=4, rate=5e-3, rates={}, **length)
+    lru = _run("noisy_cifar", photos, {"r_min": 0.997, "r_max": 0.9999}, hidden=44, layers=3, **length)
     sensors = _run(
         "har2", {"rotate": 30.0, "stretch": 0.2, "readout": "mean"}, {"zoneout": 0.1}, cell="UGRNN", hidden=60, batch=128,
         rate=5e-3, rates={}, epochs=60,
@@ -47,9 +47,12 @@ def targets() -> list[Row]:
     return [
         _row("permuted MNIST", permuted, 98.4, "UnICORNN, 3 layers of 256 units, 133,632 parameters"),
         _row("pixel MNIST", pixel, 99.4, "coRNN, 256 units, 131,584 parameters; LEM has 99.5 % with 66,560"),
-        _row(
-            "noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters",
-            changed_after_test="GRU on growing sequences, by validation; LRU with 20 epochs had 59.34 %",
+        *(
+            _row(
+                "noisy CIFAR", noisy, 62.4, "UnICORNN, 3 layers of 128 units, 46,208 parameters",
+                changed_after_test="growing sequences, by validation; LRU with 20 epochs of 1,000 steps had 59.34 %",
+            )
+            for noisy in (gru, lru)
         ),
         _row(
             "HAR-2", sensors, 97.2,
