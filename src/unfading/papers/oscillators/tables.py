@@ -24,8 +24,8 @@ FIRST = {
     ("permuted_mnist", "LEM"): 12,
     ("pixel_mnist", "LEM"): 12,
     ("noisy_cifar", "LEM"): 40,
-    ("permuted_mnist", "UnICORNN"): 101,
-    ("noisy_cifar", "UnICORNN"): 100,
+    ("permuted_mnist", "UnICORNN"): 41,
+    ("noisy_cifar", "UnICORNN"): 30,
 }
 
 

@@ -21,8 +21,8 @@ Options = dict[str, Any]
 IMAGES, WINDOWS = 10_000, 2_947  # test rows of MNIST and CIFAR, and of HAR-2
 DIGITS: Options = {"shift": 2.0, "rotate": 10.0, "zoom": 0.1}
 PHOTOS: Options = {"shift": 3.0, "flip": True}
-# The first 40,000 of 52,800 batches end 8 steps after the image; then the noise grows, and the last 4,801 have all of it.
-GROWING: Options = {"warmup_T": 40, "warmup_batches": 40_000, "growth_batches": 8_000}
+# The first 30,000 of 40,320 batches end 8 steps after the image; then the noise grows, and the last 4,321 have all of it.
+GROWING: Options = {"warmup_T": 40, "warmup_batches": 30_000, "growth_batches": 6_000}
 
 
 def targets() -> list[Row]:
@@ -32,7 +32,7 @@ def targets() -> list[Row]:
         epochs=50,
     )  # fmt: skip
     pixel = _run("pixel_mnist", {"validation": 3_000, **DIGITS}, {"r_min": 0.95}, hidden=72, layers=4, epochs=20)
-    length: Options = {"epochs": 110, "valid_every": 960}
+    length: Options = {"epochs": 84, "valid_every": 960}
     photos: Options = {"scale": "unit", "fixed_noise": True, "validation": 2_000, **PHOTOS, **GROWING}
     gru = _run("noisy_cifar", photos, {}, cell="GRU", hidden=40, layers=4, rate=5e-3, rates={}, **length)
     lru = _run("noisy_cifar", photos, {"r_min": 0.997, "r_max": 0.9999}, hidden=44, layers=3, **length)
