@@ -1,8 +1,8 @@
-"""Write the tables of docs/guide/loop-scan-newton.md and one of docs/benchmarks.md.
+"""Write the tables of docs/guide/loop-scan-newton.md and two of docs/benchmarks.md.
 
     python benchmarks/lanes_table.py
 
-They are made from the results of lanes.py and newton.py. Each table replaces the text between its two marks.
+They are made from the results of lanes.py, newton.py and rivals.py. Each table replaces the text between its two marks.
 """
 
 import json
@@ -18,6 +18,7 @@ GUIDE, BENCHMARKS = ROOT / "docs" / "guide" / "loop-scan-newton.md", ROOT / "doc
 PYTHON, GRAPH = "ms", "graph ms"  # the two ways of a call
 LINEAR, DIAGONAL = ("MinGRU", "MinLSTM"), ("IndRNN", "UnICORNN")
 REQUIRED_SPEEDUP, REQUIRED_SHARE = 20.0, 0.15  # of the scan over the sequential loop; of the time of cuDNN's LSTM
+REQUIRED_OVER_AUTHORS = {"CoRNN": 60.0, "LEM": 60.0}  # of compiled cells over loops like their authors'
 
 Line = dict[str, Any]
 
@@ -38,6 +39,10 @@ def newton() -> list[Line]:
 
 def counts() -> list[Line]:
     return read("newton-amd-epyc-2core.jsonl", "T", "B", "H", "u", "dtype")
+
+
+def rivals() -> list[Line]:
+    return read("rivals-nvidia-h200.jsonl", "cell", "T", "B", "H")
 
 
 def machine(lines: Sequence[Line]) -> str:
@@ -92,11 +97,11 @@ def linear_table() -> str:
         [
             line["cell"], f"{line['T']:,}", str(line["B"]), f"{line['B'] * line['H']:,}", pair(line, "fused"),
             pair(line, "scan"), ratios(line, "fused", "scan"), pair(line, "auto"), pair(line, "project"),
-            pair(line, "cudnn lstm"),
+            pair(line, "cudnn lstm"), line["commit"][:7],
         ]
         for line in shown
     ]  # fmt: skip
-    headings = ["cell", "T", "B", "B H", "fused", "scan", "fused : scan", "auto", "projection alone", "cuDNN LSTM"]
+    headings = ["cell", "T", "B", "B H", "fused", "scan", "fused : scan", "auto", "projection alone", "cuDNN LSTM", "commit"]
     return f"{machine(shown)}; H = {shown[0]['H']}, products in {shown[0]['matmul']}.\n\n{table(headings, rows)}"
 
 
@@ -220,6 +225,22 @@ def requirements_table() -> str:
     )
 
 
+def rivals_table() -> str:
+    """Compiled cells against loops like their authors'."""
+    rows = []
+    for line in rivals():
+        required, speedup = REQUIRED_OVER_AUTHORS.get(line["cell"]), line["loop ms"] / line["unfading ms"]
+        rows.append(
+            [
+                line["cell"], str(line["B"]), str(line["H"]), pair(line, "loop"), pair(line, "unfading"),
+                ratios(line, "loop", "unfading"), f"at least {required:g}" if required else "-",
+                verdict(speedup >= required) if required else "",
+            ]
+        )  # fmt: skip
+    headings = ["cell", "B", "H", "authors' loop", "unfading", "ratio", "required from Python", ""]
+    return f"{machine(rivals())}; T = {rivals()[0]['T']}, products in {rivals()[0]['matmul']}.\n\n{table(headings, rows)}"
+
+
 def verdict(held: bool) -> str:
     return "held" if held else "missed"
 
@@ -230,6 +251,7 @@ TABLES: dict[str, tuple[Path, Callable[[], str]]] = {
     "newton": (GUIDE, newton_table),
     "counts": (GUIDE, counts_table),
     "requirements": (BENCHMARKS, requirements_table),
+    "rivals": (BENCHMARKS, rivals_table),
 }
 
 
