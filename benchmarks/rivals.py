@@ -3,9 +3,9 @@
 The loops here are plain PyTorch, one step after the other, in the parametrisation of the released code, with the sizes of the
 authors' runs on permuted MNIST. Before a cell is timed, its output and the gradient of its input are compared with those of the
 loop in float64, with the same weights; tests/cells/test_released_loops.py compares all gradients. The times are medians of
-forward and backward pass with the gradients of all parameters, in which both take turns: "ms" of calls from Python, and on a
-GPU "graph ms" of the same call replayed as a CUDA graph, in which the loop needs no Python either. Prints one JSON line per
-cell. The authors of UnICORNN, and of LEM in a second version, also wrote CUDA kernels, which are not timed here.
+forward and backward pass with the gradients of all parameters, and calls of the two take turns: "ms" of calls from Python, and
+on a GPU "graph ms" of the same call replayed as a CUDA graph, where Python launches no kernel of the loop. Prints one JSON line
+per cell. The authors of UnICORNN, and of LEM in a second version, also wrote CUDA kernels, which are not timed here.
 """
 
 import copy
