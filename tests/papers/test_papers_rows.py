@@ -342,7 +342,7 @@ def test_budgets_change_steps_seeds_and_rows_and_nothing_else():
     growing = {"warmup_T": 40, "warmup_batches": 200, "growth_batches": 51}
     run = small(task="noisy_cifar", task_options={"flip": True, **growing}, steps=None, epochs=30)
     short = budget.within([Row(run, None, 0.0, name="r")], "short")[0].run
-    assert short.task_options == {"flip": True, "warmup_T": 40, "warmup_batches": 20, "growth_batches": 5}
+    assert short.task_options == {"flip": True, "warmup_T": 40, "warmup_batches": 20, "growth_batches": 6}
     assert budget.within([], "smoke") == []
 
 

@@ -81,7 +81,9 @@ def shortened(run, **own):
     large = {name: value for name, value in run.task_options.items() if name in few and isinstance(value, int)}
     task_options = {**run.task_options, **{name: min(value, few[name]) for name, value in large.items()}}
     if run.task == "noisy_cifar":  # whose length is the default
-        task_options |= {"T": few["T"], "warmup_T": 36, "warmup_batches": 1, "growth_batches": 1}
+        task_options["T"] = few["T"]
+    if "warmup_T" in task_options:
+        task_options |= {"warmup_T": 36, "warmup_batches": 1, "growth_batches": 1}
     # Options of the cell that are the length of a sequence.
     length = run.task_options.get("T")
     cell_options = {name: few["T"] if value == length else value for name, value in run.cell_options.items()}

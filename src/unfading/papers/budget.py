@@ -48,13 +48,18 @@ def _shortened(row: Row, shorten: Callable[[Run], Run]) -> Row:
 
 
 def _tenth(run: Run) -> Run:
-    counts = {name: run.task_options[name] // 10 for name in BATCHES if name in run.task_options}
-    if counts:
-        run = replace(run, task_options={**run.task_options, **counts})
+    run = _with_batches(run, lambda count: -(-count // 10))
     if run.epochs is not None:
         return replace(run, epochs=max(1, run.epochs // 10))
     return replace(run, steps=max(1, (run.steps or 0) // 10))
 
 
 def _two_steps(run: Run) -> Run:
+    run = _with_batches(run, lambda count: min(count, 1))
     return replace(run, epochs=None, steps=2, batch=4, valid_every=2, valid_batches=1, stop_at=None)
+
+
+def _with_batches(run: Run, change: Callable[[int], int]) -> Run:
+    """The run with other numbers of training batches that are shorter than T steps."""
+    counts = {name: change(run.task_options[name]) for name in BATCHES if name in run.task_options}
+    return replace(run, task_options={**run.task_options, **counts}) if counts else run
