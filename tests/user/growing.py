@@ -8,7 +8,7 @@ import unfading
 from tests.user.own_tasks import Sum
 from unfading.tasks.growing_length import GrowingLength
 
-LENGTHS = GrowingLength(12, 4, warmup=2, growth=3)
+LENGTHS = GrowingLength(12, warmup_T=4, warmup_batches=2, growth_batches=3)
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,14 @@ def trained_run(folder: Path, batch: int, *, allow_code: bool = False) -> Subjec
 
 
 def cell_on_task(cell: str, task: str, *, layers: int, hidden: int, batch: int, seed: int) -> Subject:
-    """A new model of a cell, with a training batch of a task."""
+    """A new model of a cell, with a training batch of a task whose sequences have their full length."""
     if not cell:
         raise ValueError("--task goes with --cell: the cell is built to fit the task.")
     name, options = parse(task)
     built: Task = build("task", name, task_class(name), options)
     rnn = stack(cell, built.input_size, layers, hidden)
     model = Model(built.encoder(), rnn, built.head(rnn.output_size))
-    return Subject(model, built.batch(0, batch, split="train", seed=seed, device="cpu"), built.loss)
+    return Subject(model, built.batch(built.full_length_from, batch, split="train", seed=seed, device="cpu"), built.loss)
 
 
 def on_data(model: nn.Module, x: Tensor, target: Path | None) -> Subject:

@@ -98,7 +98,7 @@ class Task(ABC):
 
     @property
     def full_length_from(self) -> int:
-        """Index of the first training batch whose sequences are as long as those of all later ones; 0 if none is shorter."""
+        """Index of a training batch: its sequences and those of all later ones have their full length. 0 if none is shorter."""
         return 0
 
     def encoder(self) -> nn.Module:

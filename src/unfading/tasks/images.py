@@ -249,10 +249,11 @@ class Noisy(Images):
         T: total number of steps.
         fixed_noise: use the same noise in every row and batch, as in the code of coRNN and LipschitzRNN; otherwise fresh noise.
         start: step at which the image starts, or "random" for one that is drawn for every row. Noise comes before and after it.
-        warmup_T: number of steps of the first training batches, which have less noise; None if all have T steps.
+        warmup_T: number of steps of the first `warmup_batches` training batches, which have less noise; None if all batches
+            have T steps.
         warmup_batches: number of training batches with `warmup_T` steps.
-        growth_batches: number of training batches after these in which the number of steps grows to T, each time by the same
-            factor.
+        growth_batches: number of training batches after these in which the number of steps grows from `warmup_T` to T, each
+            time by the same factor.
     """
 
     T: int = 1000
@@ -274,8 +275,11 @@ class Noisy(Images):
         if self.start != "random":
             check_count("start", self.start, least=0)
             if self.start > shortest - self.height:
-                name = "T" if self.warmup_T is None else "warmup_T"
-                raise ValueError(f"start must be at most {name} - {self.height} = {shortest - self.height}; got {self.start}.")
+                why = "T is" if self.warmup_T is None else "the first training batch has"
+                raise ValueError(
+                    f"start must be at most {shortest - self.height}, because {why} {shortest} steps and the image has "
+                    f"{self.height}; got {self.start}."
+                )
 
     @property
     def lengths(self) -> GrowingLength:

@@ -71,7 +71,7 @@ class Resident(Task):
         return Batch(x, rows.target.T, rows.lengths, rows.mask.T)
 
     def present_training(self, index: int, rows: Examples, draw: Callable[[], Generator]) -> Batch:
-        """The training batch with this index, where it is not the same at all indices."""
+        """The training batch of these rows with this index: by default as `present`. Override it if it depends on the index."""
         return self.present(rows, draw)
 
     def augmented(self, rows: Examples, draw: Callable[[], Generator]) -> Examples:

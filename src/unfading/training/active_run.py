@@ -101,7 +101,9 @@ class ActiveRun:
         self.reached = self.reached or (target is not None and (score == target or is_better(score, target, higher)))
         name, higher = (self.task.metric, higher) if self.run.select_by == "metric" else ("loss", False)
         if not is_better(scores[name], None if self.best is None else self.best["valid"][name], higher):
-            without = (step - (0 if self.best is None else self.best["step"])) / self.valid_every
+            # Scores do not improve while training sequences are shorter than those of validation.
+            since = max(self.task.full_length_from, 0 if self.best is None else self.best["step"])
+            without = (step - since) / self.valid_every
             self.reached = self.reached or (self.run.patience is not None and without >= self.run.patience)
             return False
         self.best = {"step": step, "valid": finite_or_none(scores)}
@@ -111,9 +113,16 @@ class ActiveRun:
         """End the run after this step."""
         self.reached, self.stopped_by = True, by
 
-    def update_lowest_loss(self, loss: float) -> bool:
-        """Take the mean loss of an interval; True if no interval had a lower one."""
-        if not loss <= (float("inf") if self.lowest_loss is None else self.lowest_loss):
+    def update_lowest_loss(self, step: int, loss: float) -> bool:
+        """Take the mean loss of the interval up to `step`; True if a run whose loss is not finite later returns to its weights.
+
+        No interval had a lower loss. While training sequences grow, losses cannot be compared: the last interval counts then,
+        unless its loss has exploded.
+        """
+        growing = step < self.task.full_length_from + self.log_every and self.task.full_length_from > 0
+        if growing and self.explosion.present:
+            return False
+        if not growing and not loss <= (float("inf") if self.lowest_loss is None else self.lowest_loss):
             return False
         self.lowest_loss = loss
         return True

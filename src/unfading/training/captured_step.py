@@ -171,10 +171,9 @@ class CapturedStep:
                     part()
         except RuntimeError as error:  # the step synchronises with the GPU, or a graph does not fit in memory beside it
             self.trouble = str(error).splitlines()[0]
-            cells = ", ".join(sorted({each.run.cell for each in self.clock.active}))
             self.say(
-                f"Steps of {cells} cannot be captured as a CUDA graph; the host launches every kernel, which is slower: "
-                f"{self.trouble}"
+                f"Steps of {self.clock.active[0].run.cell} cannot be captured as a CUDA graph; the host launches every kernel, "
+                f"which is slower: {self.trouble}"
             )
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -71,7 +71,7 @@ def length(task: Task, split: Split, size: int) -> int | None:
 
 
 def check_declared(task: Task) -> None:
-    """Raise unless `metric`, `guess` and `higher_is_better` are of the right kind."""
+    """Raise unless `metric`, `guess`, `higher_is_better` and `full_length_from` are of the right kind."""
     name = _name(task)
     metric, guess = _declared(task, "metric"), _declared(task, "guess")
     if not isinstance(metric, str) or not metric:
@@ -80,6 +80,17 @@ def check_declared(task: Task) -> None:
         raise TaskError(f"{name}.guess must be a finite number, the score of a guess in {metric}; got {_shown(guess)}.")
     if not isinstance(task.higher_is_better, bool):
         raise TaskError(f"{name}.higher_is_better must be True or False; got {task.higher_is_better!r}.")
+    full_length_from(task)
+
+
+def full_length_from(task: Task) -> int:
+    """Index of a training batch: its sequences and those of all later ones have their full length."""
+    index = _declared(task, "full_length_from")
+    try:
+        check_count("full_length_from", index, least=0)
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{_name(task)}.{error} It is a class attribute or a property.") from None
+    return int(index)
 
 
 def _declared(task: Task, name: str) -> Any:
@@ -174,8 +185,8 @@ def examine(task: Task, model: Model, place: Place) -> float | None:
 
 
 def sequence_length(task: Task, size: int, seed: int) -> int:
-    """Number of time steps of a training batch of `size` rows: of the first that has its full length."""
-    return int(draw(task, Place("train", task.full_length_from, size, seed, torch.device("cpu"))).x.shape[0])
+    """Number of time steps of a training batch of `size` rows that has its full length."""
+    return int(draw(task, Place("train", full_length_from(task), size, seed, torch.device("cpu"))).x.shape[0])
 
 
 def explain(error: Exception, task: Task, model: Model, places: Sequence[Place]) -> NoReturn:

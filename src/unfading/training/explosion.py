@@ -46,6 +46,11 @@ class Explosion:
         )
         return True
 
+    @property
+    def present(self) -> bool:
+        """Whether the loss was exploded in the last row."""
+        return self._began is not None
+
     def returned(self) -> None:
         """The run has returned to better weights: the explosion is over."""
         self._began, self.reason = None, None

@@ -78,6 +78,15 @@ class Training:
         check_declared(state.task)
         for e, (each, model) in enumerate(zip(state.active, state.fleet.models, strict=True)):
             each.explosion.guess = examine(state.task, model, state.place(e, 0))
+            if 0 < state.task.full_length_from < each.total:
+                examine(state.task, model, state.place(e, state.task.full_length_from))
+        steps = max(each.total for each in state.active)
+        if steps <= state.task.full_length_from:
+            self.options.say(
+                f"The training sequences of {type(state.task).__name__} have their full length after "
+                f"{state.task.full_length_from} steps, and the run ends after {steps}: it does not train on sequences as long "
+                "as those of validation. Take more steps, or let the length grow earlier."
+            )
         if self.processes.size > 1:
             batch = draw(state.task, state.place(0, 0))
             self.processes.bounds(batch.x.shape[1])  # raises if there are too few rows

@@ -61,11 +61,12 @@ class Monitor:
         scales = self.state.update.scale.squeeze(1).tolist()
         exploded = False
         for e, loss in zip(due, self.state.update.mean_losses(due), strict=True):
+            ended = diverged_at[e] < 0 and self.state.active[e].explosion.update(self.state.step, loss)
             self._log_row(e, loss, scales[e], self.valid.get(e))
             if diverged_at[e] >= 0:
                 # The batch may hold the reason: then its task is at fault, and the run has no result.
                 examine(self.state.task, self.state.fleet.models[e], self.state.place(e, diverged_at[e]))
-            elif self.state.active[e].explosion.update(self.state.step, loss):
+            elif ended:
                 exploded = True
                 self._end_explosion(e)
         return (
@@ -107,7 +108,7 @@ class Monitor:
         state, each = self.state, self.state.active[e]
         if math.isfinite(loss):
             each.loss = loss
-            if each.update_lowest_loss(loss):
+            if each.update_lowest_loss(state.step, loss):
                 state.update.remember(e)
         row: dict[str, Any] = {"step": state.step, **finite_or_none({"loss": loss, "rate": each.rate(state.step - 1) * scale})}
         row["seconds"] = round(state.seconds, 3)

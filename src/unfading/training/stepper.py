@@ -31,9 +31,9 @@ class Stepper:
         self.state = state
         self._sent: dict[str, tuple[list[Any], Tensor]] = {}
         self.say = say
-        self.captured = self._capture()
+        self.captured = self._make_captured_step()
 
-    def _capture(self) -> CapturedStep | None:
+    def _make_captured_step(self) -> CapturedStep | None:
         """What captures the steps on a GPU from now on."""
         state, device = self.state, self.state.fleet.w.device
         if device.type != "cuda":
@@ -76,7 +76,9 @@ class Stepper:
         shares = self._shares(batches, own)
         carries = task.carried(step + 1, run.batch, split=run.split)
         if step == task.full_length_from > 0:  # a graph is of one length: the steps of the shorter batches are over
-            self.captured = self._capture()
+            before, self.captured = self.captured, self._make_captured_step()
+            if before is not None and self.captured is not None:
+                self.captured.trouble = before.trouble  # steps that could not be captured cannot be with longer sequences
         if self.captured is not None:
             self.captured.clock.set(step, running)
             if state.carried is None and not carries:

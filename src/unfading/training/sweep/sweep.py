@@ -71,7 +71,9 @@ class Sweep:
         count = -(-self.run.total() // evaluation_interval(self.run))
         if self.prune == "hyperband":
             return pruners.HyperbandPruner(min_resource=1, max_resource=max(1, count), reduction_factor=3)
-        return pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=int(count * FIRST_PART))
+        # Scores do not tell trials apart while training sequences are shorter than those of validation.
+        short = self.run.make_task().full_length_from // evaluation_interval(self.run)
+        return pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=max(int(count * FIRST_PART), short))
 
     def make_sampler(self, number: int) -> "BaseSampler":
         """The sampler of a trial, whose numbers depend on the trial and not on the worker."""
