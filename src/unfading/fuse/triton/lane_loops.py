@@ -57,8 +57,16 @@ class LaneLoops:
         reverse_map = affine_map(back, TensorKind.D_STATE)
         assert isinstance(reverse_map, AffineMap), "a derivative is linear"
         self.reverse_map = reverse_map
+        self.maps = {"infer": self.forward_map, "train": self.forward_map, "back": reverse_map}
         # The gradient of an input that is constant in time is summed in one loop.
         self.one_chunk = InputKind.CONSTANT in infer.kinds
+        # Every call asks for the number of chunks, and walking a program takes longer than a launch.
+        self.traffic = {name: _traffic(program) for name, program in self.programs.items()}
+        self.map_traffic = {
+            name: sum(value.op is Op.LEAF for value in each.program.values()) + (name == "back") * len(each.lanes)
+            for name, each in self.maps.items()
+            if isinstance(each, AffineMap)
+        }
 
     @cached_property
     def functions(self) -> dict[str, TritonFunction]:
@@ -106,8 +114,7 @@ class LaneLoops:
             scan: False for one chunk; True for several where that is possible; None for what is faster.
         """
         models, T, B = extent
-        possible = self.reverse_map if name == "back" else self.forward_map
-        if scan is False or self.one_chunk or not isinstance(possible, AffineMap):
+        if scan is False or self.one_chunk or not isinstance(self.maps[name], AffineMap):
             return 1
         counts = [1 << k for k in range(MOST_CHUNKS.bit_length()) if 1 << k < T]
         counts = counts[1:] if scan and len(counts) > 1 else counts
@@ -120,12 +127,11 @@ class LaneLoops:
         lanes = (models or 1) * B * self.units
         waves = math.ceil(lanes * chunks / (gpu.multiprocessors * 2048))
         steps, of_number = waves * -(-T // chunks) * STEP, 4 * lanes * T / MEMORY
-        time = steps + _traffic(self.programs[name]) * of_number
+        time = steps + self.traffic[name] * of_number
         if chunks > 1:
-            lane_map = self.reverse_map if name == "back" else self.forward_map
+            lane_map = self.maps[name]
             assert isinstance(lane_map, AffineMap)
-            read = sum(value.op is Op.LEAF for value in lane_map.program.values()) + (name == "back") * len(lane_map.lanes)
-            time += steps + read * of_number + LAUNCH + waves * chunks * MAP * len(lane_map.lanes) ** 2
+            time += steps + self.map_traffic[name] * of_number + LAUNCH + waves * chunks * MAP * len(lane_map.lanes) ** 2
         return time
 
     def lines(self, name: str, extent: Extent, gpu: Gpu, setting: LaunchSettings, scan: bool | None) -> int:
@@ -154,7 +160,7 @@ class LaneLoops:
         tensors = {**tensors, **{(TensorKind.WEIGHT, i): _line(weight, models) for i, weight in enumerate(weights)}}
         names = [name]
         if chunks > 1:
-            lane_map = self.reverse_map if name == "back" else self.forward_map
+            lane_map = self.maps[name]
             assert isinstance(lane_map, AffineMap)
             like, lead = next(iter(t for t in tensors.values() if t is not None)), (models,) if models else ()
             count = len(lane_map.lanes) + len(lane_map.composed())
