@@ -35,6 +35,7 @@ def line(score, seed=0, **own):
         "optimiser_options": {"l2": 0.01, "weight_decay": 0.0},
         "rate": 1e-3,
         "schedule": "constant",
+        "schedule_options": {},
         "clip_norm": 1.0,
         "batch": 4,
         "steps": 100,

@@ -293,6 +293,13 @@ def test_failures_and_rows_without_a_claim_need_no_more_seeds():
         assert judge(claim(**{"published": 90.0, "seeds": 3, **fields}), runs).asked == asked
 
 
+def test_the_options_of_a_setting_are_listed_and_those_that_are_off_left_out():
+    own = {"schedule": "cosine", "schedule_options": {"warmup": 0.05, "floor": 0.0}, "cell_options": {"zoneout": 0.1}}
+    text = fidelity.describe({**line(0.95)["run"], **own})
+    assert "STAR zoneout=0.1, " in text
+    assert "rate 0.001 cosine warmup=0.05, " in text
+
+
 def test_the_page_says_from_how_many_candidates_a_setting_was_chosen():
     run = line(0.95)
     chosen = setting(run["run"])

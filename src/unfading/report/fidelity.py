@@ -276,14 +276,15 @@ def _machines(outcomes: Iterable[tuple[Line, Outcome]]) -> list[str]:
 
 def describe(run: Mapping[str, Any]) -> str:
     """The setting of a run in one line."""
-    cell, task, optimiser = (_named(run[name], run[f"{name}_options"]) for name in ("cell", "task", "optimiser"))
+    named = ("cell", "task", "optimiser", "schedule")
+    cell, task, optimiser, schedule = (_named(run[name], run[f"{name}_options"]) for name in named)
     length = f"{run['epochs']} epochs" if run["epochs"] is not None else f"{run['steps']:,} steps"
     factors = "".join(f", {name}'s rate x {factor:g}" for name, factor in run["rates"].items())
     clip = f", clip {run['clip_norm']:g}" if run["clip_norm"] is not None else ""
     depth = f"{run['layers']} x " if run["layers"] > 1 else ""
     rows = ", trained on training and validation rows" if run["split"] == "full" else ""
     return (
-        f"{cell}, {depth}{run['hidden']} units, on {task}, {optimiser}, rate {run['rate']:g} {run['schedule']}{factors}{clip}, "
+        f"{cell}, {depth}{run['hidden']} units, on {task}, {optimiser}, rate {run['rate']:g} {schedule}{factors}{clip}, "
         f"batch {run['batch']}, {length}{rows}"
     )
 
