@@ -22,8 +22,9 @@ from unfading.fuse.ir.differentiate import Outer, Reversed, Source, Total
 from unfading.fuse.ir.passes import resets_first
 from unfading.fuse.ir.program import Block, InputKind, Program, TensorId, TensorKind
 
-OWN = ("exp", "tanh", "sigmoid")  # defined in step.h
-LIBM = ("expm1", "log", "log1p", "fabs", "sqrt", "sin", "cos", "erf", "pow")
+# Defined in step.h, for float and double or for float alone; and those of the C library.
+OWN, OWN_FLOAT = ("exp", "tanh", "sigmoid"), ("expm1", "log", "log1p")
+LIBM = ("fabs", "sqrt", "sin", "cos", "erf", "pow")
 
 
 class CFunction(NamedTuple):
@@ -55,9 +56,16 @@ def factors(outer: tuple[Outer, ...], totals: tuple[Total, ...]) -> list[Factor]
 
 def source(real: str, functions: list[CFunction]) -> str:
     """A whole translation unit in the precision `real`, float or double."""
-    own, libm = ("_f", "f") if real == "float" else ("_d", "")
-    names = [f"#define {name}_x {name}{own}" for name in OWN] + [f"#define {name}_x {name}{libm}" for name in LIBM]
-    return "\n".join([shared(real, "step.h", "team.h"), *names, *(function.source for function in functions)])
+    return "\n".join([shared(real, "step.h", "team.h"), function_names(real), *(function.source for function in functions)])
+
+
+def function_names(real: str) -> str:
+    """Macros for the functions of `EXPRESSIONS` in a precision, such as exp_x."""
+    if real == "float":
+        names = {name: f"{name}_f" for name in (*OWN, *OWN_FLOAT)} | {name: f"{name}f" for name in LIBM}
+    else:
+        names = {name: f"{name}_d" for name in OWN} | {name: name for name in (*OWN_FLOAT, *LIBM)}
+    return "\n".join(f"#define {name}_x {function}" for name, function in names.items())
 
 
 def shared(real: str, *names: str) -> str:

@@ -1,5 +1,5 @@
-/* What the loops of every kernel stand on: exp, tanh and sigmoid without branches or calls.
-   Compiled after layout.h. */
+/* What the loops of every kernel stand on: exp, tanh and sigmoid without branches or calls, which the compiler can compute for
+   whole vectors, and in float also expm1, log and log1p. Compiled after layout.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,14 +23,15 @@ typedef void (*Product)(const Part* part, int parts, int m, int n, real* c, int 
 #define FMA_D(a, b, c) ((a) * (b) + (c))
 #endif
 
-/* exp(x) / 2^n for n the whole number nearest to x / log(2). */
-INLINE float exp_rest(float x, float n) {
+/* exp(x) / 2^n - 1 for n the whole number nearest to x / log(2). */
+INLINE float expm1_rest(float x, float n) {
   const float r = FMA_F(n, 2.12194440e-4f, FMA_F(n, -0.693359375f, x));
   float p = FMA_F(1.9875691500e-4f, r, 1.3981999507e-3f);
   p = FMA_F(p, r, 8.3334519073e-3f); p = FMA_F(p, r, 4.1665795894e-2f);
   p = FMA_F(p, r, 1.6666665459e-1f); p = FMA_F(p, r, 5.0000001201e-1f);
-  return FMA_F(p * r, r, r) + 1.f;
+  return FMA_F(p * r, r, r);
 }
+INLINE float exp_rest(float x, float n) { return expm1_rest(x, n) + 1.f; }
 /* 2^n in two factors, so that results below the normal range come out as they should. */
 INLINE float exp_f(float x) {
   const float at = x > 89.f ? 89.f : (x >= -104.f ? x : -104.f);
@@ -39,6 +40,14 @@ INLINE float exp_f(float x) {
   union { int32_t i; float f; } a, b;
   a.i = (half + 127) << 23; b.i = (whole - half + 127) << 23;
   return x != x ? x : p * a.f * b.f;
+}
+/* exp(x) - 1: with n as above, 2^n (exp(x) / 2^n - 1) + (2^n - 1), here in halves, which do not overflow too early. */
+INLINE float expm1_f(float x) {
+  const float at = x > 89.f ? 89.f : (x >= -18.f ? x : -18.f), n = __builtin_rintf(at * 1.44269504f);
+  union { int32_t i; float f; } half;
+  half.i = ((int32_t)n + 126) << 23;
+  /* x itself near zero, where a zero keeps its sign and no product of a denormal number is rounded */
+  return x != x || (x > -1e-8f && x < 1e-8f) ? x : 2.f * FMA_F(expm1_rest(at, n), half.f, half.f - 0.5f);
 }
 INLINE double exp_d(double x) {
   const double at = x > 710. ? 710. : (x >= -746. ? x : -746.);
@@ -51,6 +60,39 @@ INLINE double exp_d(double x) {
   union { int64_t i; double f; } a, b;
   a.i = (half + 1023) << 52; b.i = (whole - half + 1023) << 52;
   return x != x ? x : FMA_D(2., px / (qx - px), 1.) * a.f * b.f;
+}
+/* log(1 + f) - f + k log(2) + c for f in [sqrt(1/2) - 1, sqrt(2) - 1]: a series in s = f / (2 + f), since
+   log(1 + f) = 2 artanh(s) = f - s (f - 2/3 s^2 - 2/5 s^4 - ...), ordered so that the large terms are added last. */
+INLINE float log_rest(float f, float k, float c) {
+  const float s = f / (2.f + f), z = s * s, half = 0.5f * f * f;
+  float p = FMA_F(2.f / 11.f, z, 2.f / 9.f);
+  p = FMA_F(p, z, 2.f / 7.f); p = FMA_F(p, z, 2.f / 5.f); p = FMA_F(p, z, 2.f / 3.f);
+  return FMA_F(s, FMA_F(p, z, half), FMA_F(k, 9.0580006145e-6f, c)) - half;
+}
+/* x = 2^k (1 + f) for a normal number x > 0; returns f. */
+INLINE float log_parts(float x, float* k) {
+  union { float f; int32_t i; } a, m;
+  a.f = x;
+  const int32_t from = a.i - 0x3f3504f3; /* sqrt(1/2) */
+  *k = (float)(from >> 23);
+  m.i = (from & 0x7fffff) + 0x3f3504f3;
+  return m.f - 1.f;
+}
+#define LOG_2 6.9313812256e-1f /* log(2) less 9.06e-6; k times it is exact */
+INLINE float log_f(float x) {
+  float k;
+  const int small = x < 1.17549435e-38f;
+  const float f = log_parts(small ? x * 33554432.f : x, &k), powers = small ? k - 25.f : k;
+  const float y = powers * LOG_2 + (f + log_rest(f, powers, 0.f));
+  return x > 0.f && x < INFINITY ? y : (x == 0.f ? -INFINITY : (x < 0.f ? NAN : x));
+}
+/* log(u) + c / u for u = 1 + x in float, and c what that sum has lost. */
+INLINE float log1p_f(float x) {
+  float k;
+  const float u = 1.f + x, c = (u < 2.f ? x - (u - 1.f) : 1.f - (u - x)) / u, f = log_parts(u, &k);
+  const float y = k * LOG_2 + (f + log_rest(f, k, c));
+  const int zero = x > -1e-8f && x < 1e-8f; /* x itself, where a zero keeps its sign */
+  return zero ? x : (x > -1.f && x < INFINITY ? y : (x == -1.f ? -INFINITY : (x < -1.f ? NAN : x)));
 }
 INLINE float tanh_f(float x) {
   const float limit = TANH_LIMIT, at = x < -limit ? -limit : (x > limit ? limit : x), q = at * at;

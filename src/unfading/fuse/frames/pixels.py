@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unfading.fuse.c.cache import library
-from unfading.fuse.c.emit import LIBM, OWN, shared
+from unfading.fuse.c.emit import function_names, shared
 from unfading.fuse.c.emit_step import EXPRESSIONS, number_in_c
 from unfading.fuse.c.kernel import REAL
 from unfading.fuse.c.threads import on_threads, threads_for
@@ -64,9 +64,7 @@ class PixelKernel:
 def _compiled(text: str, dtype: torch.dtype) -> int:
     """The address of a compiled function. Raises NoCompiler where that fails."""
     real = REAL[dtype]
-    own, libm = ("_f", "f") if real == "float" else ("_d", "")
-    names = [f"#define {name}_x {name}{own}" for name in OWN] + [f"#define {name}_x {name}{libm}" for name in LIBM]
-    functions = library("\n".join([shared(real, "step.h"), *names, text]))
+    functions = library("\n".join([shared(real, "step.h"), function_names(real), text]))
     address = ctypes.cast(functions.pixels, ctypes.c_void_p).value
     assert address is not None
     _libraries.append(functions)
