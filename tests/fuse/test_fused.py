@@ -179,7 +179,8 @@ class FunctionsCell(AppliedCell):
 def results_at_special_numbers(dtype):
     x = torch.tensor(SPECIAL, dtype=dtype)
     sizes = torch.logspace(-40, 38, 79, dtype=torch.float64).to(dtype)
-    x = torch.cat([x, torch.linspace(-20, 20, 77, dtype=dtype), sizes, -sizes, 1 + sizes[30:45], 1 - sizes[30:45], sizes[30:45] - 1])
+    small = sizes[30:45]
+    x = torch.cat([x, torch.linspace(-20, 20, 77, dtype=dtype), sizes, -sizes, 1 + small, 1 - small, small - 1])
     layer = unfading.Recurrent(FunctionsCell, len(x), dtype=dtype, backend="fused")
     with torch.no_grad():
         parts = layer(x.reshape(1, 1, -1))[0].reshape(len(FUNCTIONS), -1)

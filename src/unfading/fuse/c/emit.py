@@ -23,8 +23,8 @@ from unfading.fuse.ir.passes import resets_first
 from unfading.fuse.ir.program import Block, InputKind, Program, TensorId, TensorKind
 
 # Defined in step.h, for float and double or for float alone; and those of the C library.
-OWN, OWN_FLOAT = ("exp", "tanh", "sigmoid"), ("expm1", "log", "log1p")
-LIBM = ("fabs", "sqrt", "sin", "cos", "erf", "pow")
+OWN, OWN_FLOAT = ("exp", "tanh", "sigmoid"), ("expm1", "log", "log1p", "erf")
+LIBM = ("fabs", "sqrt", "sin", "cos", "pow")
 
 
 class CFunction(NamedTuple):

@@ -1,5 +1,5 @@
 /* What the loops of every kernel stand on: exp, tanh and sigmoid without branches or calls, which the compiler can compute for
-   whole vectors, and in float also expm1, log and log1p. Compiled after layout.h. */
+   whole vectors, and in float also expm1, log, log1p and erf. Compiled after layout.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,6 +93,19 @@ INLINE float log1p_f(float x) {
   const float y = k * LOG_2 + (f + log_rest(f, k, c));
   const int zero = x > -1e-8f && x < 1e-8f; /* x itself, where a zero keeps its sign */
   return zero ? x : (x > -1.f && x < INFINITY ? y : (x == -1.f ? -INFINITY : (x < -1.f ? NAN : x)));
+}
+/* x P(x^2) up to 1, then 1 - exp(-Q(x)), which is 1 from 4 on. P and Q are Chebyshev fits, Q of -log(1 - erf(x)). */
+INLINE float erf_f(float x) {
+  const float size = __builtin_fabsf(x), at = size < 4.f ? size : 4.f, z = x * x;
+  float p = FMA_F(7.882497107e-05f, z, -8.018854991e-04f);
+  p = FMA_F(p, z, 5.189311942e-03f); p = FMA_F(p, z, -2.685432880e-02f); p = FMA_F(p, z, 1.128359746e-01f);
+  p = FMA_F(p, z, -3.761262690e-01f); p = FMA_F(p, z, 1.283791666e-01f); /* 2 / sqrt(pi) - 1 */
+  float q = FMA_F(-1.610240416e-06f, at, 4.551277294e-05f);
+  q = FMA_F(q, at, -5.920927580e-04f); q = FMA_F(q, at, 4.736950622e-03f); q = FMA_F(q, at, -2.635512078e-02f);
+  q = FMA_F(q, at, 1.099607994e-01f); q = FMA_F(q, at, 6.319562414e-01f); q = FMA_F(q, at, 1.130155102e+00f);
+  q = FMA_F(q, at, -3.002688220e-04f);
+  const float far = 1.f - exp_f(-q);
+  return size < 1.f || x != x ? FMA_F(p, x, x) : (x < 0.f ? -far : far);
 }
 INLINE float tanh_f(float x) {
   const float limit = TANH_LIMIT, at = x < -limit ? -limit : (x > limit ? limit : x), q = at * at;
