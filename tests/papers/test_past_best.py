@@ -59,8 +59,15 @@ def test_a_row_has_the_number_and_the_terms_of_the_published_network(name):
     else:
         assert own == published.run.task_options
     assert row.run.select_by == "metric"
-    # Nothing is left to choose, and three seeds are asked for.
-    assert (row.rates, row.choices, row.seeds) == ((), ({},), 3)
+    # Nothing is left to choose. A target asks for three seeds, its variant for one.
+    assert (row.rates, row.choices, row.seeds) == ((), ({},), 1 if ", " in name else 3)
+
+
+def test_a_variant_differs_from_its_target_in_what_its_name_says():
+    target, variant = ROWS["noisy CIFAR GRU"].run, ROWS["noisy CIFAR GRU, images undistorted"].run
+    without = {option: value for option, value in target.task_options.items() if option not in DISTORTIONS}
+    assert without != target.task_options
+    assert variant == replace(target, task_options=without)
 
 
 def test_a_row_has_the_best_published_number_of_its_task_or_says_who_has_it():
