@@ -194,6 +194,8 @@ def test_infinities_nan_and_denormals_are_as_in_torch(function, dtype):
     x, results = results_at_special_numbers(dtype)
     got, want = results[function], getattr(torch, function)(x)
     assert_close(got, want, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny, equal_nan=True)
+    zero = want == 0
+    assert torch.equal(got[zero].signbit(), want[zero].signbit())
 
 
 # -- copies, processes, compilers and torch -----------------------------------------------------------------------------------

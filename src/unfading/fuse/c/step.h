@@ -71,10 +71,10 @@ INLINE float log_rest(float f, float k, float c) {
 }
 /* x = 2^k (1 + f) for a normal number x > 0; returns f. */
 INLINE float log_parts(float x, float* k) {
-  union { float f; int32_t i; } a, m;
+  union { float f; uint32_t i; } a, m;
   a.f = x;
-  const int32_t from = a.i - 0x3f3504f3; /* sqrt(1/2) */
-  *k = (float)(from >> 23);
+  const uint32_t from = a.i - 0x3f3504f3; /* sqrt(1/2) */
+  *k = (float)((int32_t)from >> 23);
   m.i = (from & 0x7fffff) + 0x3f3504f3;
   return m.f - 1.f;
 }
@@ -121,7 +121,8 @@ INLINE double tanh_d(double x) {
   const double p = FMA_D(FMA_D(-9.64399179425052238628e-1, q, -9.92877231001918586564e1), q, -1.61468768441708447952e3);
   const double d = FMA_D(FMA_D(q + 1.12811678491632931402e2, q, 2.23548839060100448583e3), q, 4.84406305325125486048e3);
   const double size = x < 0 ? -x : x, far = 1. - 2. / (1. + exp_d(2. * size));
-  return size < 0.625 ? FMA_D(x * q, p / d, x) : (x < 0 ? -far : far);
+  const double near = x == 0. ? x : FMA_D(x * q, p / d, x); /* zero keeps its sign */
+  return size < 0.625 ? near : (x < 0 ? -far : far);
 }
 /* 1 / (1 + exp(-x)). Where 1 is added, the factors 2 and 2^(n - 1) suffice. NaN stays NaN in the rest of the exponential. */
 INLINE float sigmoid_f(float x) {
