@@ -8,6 +8,7 @@ import pytest
 import unfading
 from tests.helpers.trained import OWN, outcome, stopped_after, train_outcome
 from tests.user.growing import Growing
+from tests.user.own_tasks import Breaks
 from unfading.diagnostics.subject import cell_on_task
 from unfading.papers import budget
 from unfading.papers.row import Row
@@ -72,6 +73,23 @@ def test_patience_counts_evaluations_after_the_growth():
     assert unfading.train(run)["steps"] == Growing.full_length_from + 2
     constant = replace(run, task=f"{OWN}:Sum", task_options={})
     assert unfading.train(constant)["steps"] == 1 + 2
+    # The growth ends between two evaluations, and the second one, at step 6, is of full length.
+    assert unfading.train(replace(run, valid_every=3, patience=1))["steps"] == 6
+
+
+@dataclass(frozen=True)
+class GrowingBreaks(Growing, Breaks):
+    """Growing, with a loss that is not finite at some steps."""
+
+
+@pytest.mark.parametrize("at", [3, 7])
+def test_a_stopped_run_returns_to_the_same_weights(at, tmp_path, monkeypatch):
+    run = replace(RUN, task=GrowingBreaks(at=at, times=1), retries=1)
+    expected = train_outcome(run, tmp_path / "whole")
+    assert unfading.train(run)["returns"] == 1
+    stopped_after(at - 1, monkeypatch, lambda: unfading.train(run, tmp_path))
+    unfading.train(run, tmp_path, resume=True)
+    assert outcome(tmp_path / run.key) == expected
 
 
 def test_while_the_length_grows_a_run_returns_to_its_last_weights_and_later_to_the_best():
@@ -79,9 +97,10 @@ def test_while_the_length_grows_a_run_returns_to_its_last_weights_and_later_to_t
     assert each.log_every == 1
     assert Growing.full_length_from == 4
     returned_to = [
-        step for step, loss in enumerate([1.0, 2.0, 3.0, 4.0, 5.0, 4.0, 6.0], 1) if each.update_lowest_loss(step, loss)
+        step for step, loss in enumerate([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 4.0, 5.0], 1) if each.update_lowest_loss(step, loss)
     ]
-    assert returned_to == [1, 2, 3, 4, 6]
+    # Step 5 has the first batch of full length: its loss is not compared with those of shorter ones.
+    assert returned_to == [1, 2, 3, 4, 5, 7]
 
 
 def test_an_exploded_loss_is_not_returned_to_while_the_length_grows():
@@ -131,9 +150,22 @@ def test_a_diagnosis_has_the_full_length():
 
 
 def test_trials_are_not_pruned_while_the_length_grows():
-    pytest.importorskip("optuna")
-    run = replace(RUN, valid_every=1)
-    assert Sweep(run, ("rate=log:0.001:0.1",), "median").make_pruner()._n_warmup_steps == 4
+    optuna = pytest.importorskip("optuna")
+    run = replace(RUN, valid_every=1, steps=40)
+    for prune in ("median", "hyperband"):
+        pruner = Sweep(run, ("rate=log:0.001:0.1",), prune).make_pruner()
+        study = optuna.create_study(direction="minimize", pruner=pruner, sampler=optuna.samplers.RandomSampler(0))
+        pruned_at = []
+        for score in [1.0] * 12 + [9.0] * 12:  # the first trials are good, and the others bad from the beginning
+            trial = study.ask()
+            for number in range(40):
+                trial.report(score, number)
+                if trial.should_prune():
+                    pruned_at.append(number)
+                    break
+            study.tell(trial, score)
+        assert pruned_at
+        assert min(pruned_at) >= Growing.full_length_from
 
 
 def test_budgets_keep_the_growth_in_proportion():
@@ -144,6 +176,11 @@ def test_budgets_keep_the_growth_in_proportion():
     short, smoke = (budget.within([row], name)[0].run.task_options for name in ("short", "smoke"))
     assert short == {"warmup_T": 40, "warmup_batches": 1_800, "growth_batches": 1}
     assert smoke == {"warmup_T": 40, "warmup_batches": 1, "growth_batches": 1}  # the second of two steps has all steps
+    for count in (2, 10, 200):
+        run = replace(row.run, task_options={"warmup_T": 40, "growth_batches": count})
+        for name in ("short", "smoke"):
+            shortened = budget.within([replace(row, run=run)], name)[0].run
+            assert shortened.make_task().full_length_from == max(1, -(-count // 10) - 1 if name == "short" else 1)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +200,8 @@ def test_lengths_that_make_no_sense_are_refused(options, wrong):
 
 def test_the_image_must_fit_into_the_first_batch():
     with pytest.raises(
-        ValueError, match="at most 14, because the first training batch has 42 steps and the image has 28; got 20"
+        ValueError,
+        match=r"at most 14, so that the 28 rows of the image fit into the 42 steps of .*; got 20",
     ):
         unfading.tasks.NoisyMNIST(60, warmup_T=30, growth_batches=2, start=20)
 

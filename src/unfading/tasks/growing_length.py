@@ -45,7 +45,10 @@ class GrowingLength:
             return
         check_count("warmup_T", self.warmup_T, least=self.least)
         if self.warmup_T >= self.T:
-            raise ValueError(f"warmup_T must be below T = {self.T}; got {self.warmup_T}.")
+            raise ValueError(
+                f"warmup_T must be below T = {self.T}; got {self.warmup_T}. Leave it out to train with {self.T} steps from the "
+                "beginning."
+            )
         if self.full_from == 0:
             raise ValueError(
                 f"warmup_T={self.warmup_T} has no effect with warmup_batches={self.warmup_batches} and "

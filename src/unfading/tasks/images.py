@@ -275,10 +275,10 @@ class Noisy(Images):
         if self.start != "random":
             check_count("start", self.start, least=0)
             if self.start > shortest - self.height:
-                why = "T is" if self.warmup_T is None else "the first training batch has"
+                longer = "T" if self.warmup_T is None else "warmup_T"
                 raise ValueError(
-                    f"start must be at most {shortest - self.height}, because {why} {shortest} steps and the image has "
-                    f"{self.height}; got {self.start}."
+                    f"start must be at most {shortest - self.height}, so that the {self.height} rows of the image fit into the "
+                    f"{shortest} steps of the first training batch; got {self.start}. Use a smaller start or a larger {longer}."
                 )
 
     @property

@@ -103,7 +103,7 @@ class ActiveRun:
         if not is_better(scores[name], None if self.best is None else self.best["valid"][name], higher):
             # Scores do not improve while training sequences are shorter than those of validation.
             since = max(self.task.full_length_from, 0 if self.best is None else self.best["step"])
-            without = (step - since) / self.valid_every
+            without = step // self.valid_every - since // self.valid_every
             self.reached = self.reached or (self.run.patience is not None and without >= self.run.patience)
             return False
         self.best = {"step": step, "valid": finite_or_none(scores)}
@@ -116,13 +116,16 @@ class ActiveRun:
     def update_lowest_loss(self, step: int, loss: float) -> bool:
         """Take the mean loss of the interval up to `step`; True if a run whose loss is not finite later returns to its weights.
 
-        No interval had a lower loss. While training sequences grow, losses cannot be compared: the last interval counts then,
-        unless its loss has exploded.
+        No interval had a lower loss. While training sequences grow, losses cannot be compared: then the last interval counts,
+        and after the growth the first, unless the loss has exploded.
         """
-        growing = step < self.task.full_length_from + self.log_every and self.task.full_length_from > 0
-        if growing and self.explosion.present:
+        full_from = self.task.full_length_from
+        if full_from and self.explosion.present:
             return False
-        if not growing and not loss <= (float("inf") if self.lowest_loss is None else self.lowest_loss):
+        if full_from and step < full_from + self.log_every:
+            self.lowest_loss = None
+            return True
+        if not loss <= (float("inf") if self.lowest_loss is None else self.lowest_loss):
             return False
         self.lowest_loss = loss
         return True

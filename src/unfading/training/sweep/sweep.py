@@ -69,10 +69,11 @@ class Sweep:
         if self.prune == "none":
             return pruners.NopPruner()
         count = -(-self.run.total() // evaluation_interval(self.run))
-        if self.prune == "hyperband":
-            return pruners.HyperbandPruner(min_resource=1, max_resource=max(1, count), reduction_factor=3)
         # Scores do not tell trials apart while training sequences are shorter than those of validation.
         short = self.run.make_task().full_length_from // evaluation_interval(self.run)
+        if self.prune == "hyperband":
+            least, most = max(1, min(short, count)), max(1, count)
+            return pruners.HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=3)
         return pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=max(int(count * FIRST_PART), short))
 
     def make_sampler(self, number: int) -> "BaseSampler":
