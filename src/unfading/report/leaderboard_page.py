@@ -37,10 +37,10 @@ HEAD = """# Leaderboard
 Tasks that need long memory, and cells of the library: first the best of each task, then our own settings against the best
 published numbers, cells at equal numbers of parameters and equal terms, and cells at their authors' own settings. Numbers are
 means over seeds ± their standard deviation, in per cent correct, or as an error on adding (mean squared) and copying (cross
-entropy). Within a row validation chose the settings, never the test; "changed after test" marks rows whose settings, or the
-settings to choose from, changed after a test score was known. Which row is best is read from test scores, as on every
+entropy). Settings were chosen by validation scores. "changed after test" means that settings, or the candidates among which
+validation chose, were changed after a test score was known. Which row is best is read from test scores, as on every
 leaderboard: the best of many rows is a little too good. "Our best" is that of any cell in our tables, also of a baseline. An
-empty place was not trained. "short" marks a run of a tenth of the steps, "3 seeds" one with fewer than asked.
+empty cell of a table was not trained. "short" marks a run of a tenth of the steps, "3 seeds" one with fewer than asked.
 
 ```sh
 unfading leaderboard list
@@ -54,9 +54,9 @@ PAST = """## Past the best published
 
 Stacks of our choice with no more parameters than the network that has the published number: `unfading reproduce run
 past_best/targets`. On pixel MNIST that is coRNN; LEM has 99.50 % with half of its parameters. Training images are distorted at
-random, training windows of HAR-2 are rotated and change their speed, and the training sequences of GRU on noisy CIFAR begin
-short and grow, which the published networks did without. Settings were chosen by validation scores of short runs. A target that
-is not reached stays here with our best result.
+random except where a row says "undistorted", training windows of HAR-2 are rotated and change their speed, and the training
+sequences of GRU on noisy CIFAR begin short and grow. The published networks did without. Settings were chosen by validation
+scores of short runs, on HAR-2 by those of folds of people. A target that is not reached stays here with our best result.
 
 """
 EQUAL = """## Equal parameters
@@ -131,7 +131,7 @@ def _rows(answers: Sequence[Answer]) -> str:
 
 def _best(answers: Sequence[Answer], own: Sequence[Answer]) -> str:
     """For each task the best published number, our best with any cell, and what is missing."""
-    table = [["task", "best published", "source", "our best", "row", "missing"]]
+    table = [["task", "best published", "source", "our best", "row", "gap"]]
     for place, task in TASKS.items():
         rows = [row for row, _ in own if row["place"] == place]
         results = sorted((answer for answer in answers if answer[0]["place"] == place), key=_rank)
