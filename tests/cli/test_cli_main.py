@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from platform import python_version
 
 import pytest
@@ -17,6 +18,7 @@ from unfading import catalogue
 from unfading.cli import main
 from unfading.cli.main import CommandGroup, commands
 from unfading.cli.old_forms import current_form
+from unfading.training import freed_memory
 
 # Parameters that are structures, which describe their own flags.
 STRUCTURES = {(command, part) for command in ("train", "compare") for part in ("training", "output")}
@@ -207,3 +209,16 @@ def test_a_slow_command_says_on_a_terminal_what_it_does_first(monkeypatch, capsy
 
 def test_every_slow_command_exists():
     assert set(main.SLOW_STARTS) <= set(main.commands())
+
+
+def test_commands_that_train_keep_freed_memory(monkeypatch, tmp_path, capsys):
+    kept = []
+    monkeypatch.setattr(freed_memory, "keep_freed_memory", lambda: kept.append(sys.argv[1]))
+    monkeypatch.chdir(tmp_path)
+    train = ["--task", "adding,T=3", "--cell", "Elman", "--hidden", "2", "--batch", "2", "--steps", "1", "--quiet"]
+    for arguments in (["cells", "list"], ["train", *train], ["reproduce", "list"], ["sweep", "list", "--help"]):
+        monkeypatch.setattr(sys, "argv", ["unfading", *arguments])
+        with suppress(SystemExit):
+            main.main()
+    assert kept == ["train", "reproduce"]
+    assert set(main.TRAINING) <= set(main.commands())

@@ -31,6 +31,8 @@ SLOW_STARTS = {
     "export": "loading torch and the model",
     "predict": "loading torch, the model and the data",
 }
+# Commands that train in this process.
+TRAINING = ("train", "compare", "reproduce", "leaderboard", "sweep")
 ABOUT = "Recurrent networks for long sequences: train them, compare them, and see where their gradients go."
 
 
@@ -50,6 +52,10 @@ def main() -> None:
             return
         command = _parse(current_form(arguments))
         _announce(arguments)
+        if arguments[0] in TRAINING:
+            from unfading.training.freed_memory import keep_freed_memory
+
+            keep_freed_memory()
         command()
     except BrokenPipeError:
         # The reader closed the pipe (`unfading cells list | head`). Writing to stdout would fail again at interpreter exit.

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from unfading.training.freed_memory import keep_freed_memory
 from unfading.training.options import ProgressUpdate, TrainOptions
 from unfading.training.run import Run
 from unfading.training.run_dir import finished
@@ -216,6 +217,7 @@ def main(descriptor: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    keep_freed_memory()
 
     def send(message: Message) -> None:
         # If the parent has ended, nobody reads this, and the run must still reach its checkpoint. Opened for each message:
