@@ -54,8 +54,8 @@ def size_for(cell, H):
 @each
 def test_every_cell_agrees_at_sizes_that_divide_nothing(cell, dtype, sizes):
     T, B, H = sizes
-    if name(cell) == "NAS" and (dtype, sizes) == (torch.float64, (1, 1, 1)):
-        pytest.skip("with these draws the ReLU of its only unit is off in both directions, and every number is zero")
+    if name(cell) == "NRU":  # as printed it amplifies rounding by 1e10 over 63 steps
+        T = min(T, 17)
     agrees_with_the_reference(cell, T, B, max(2, size_for(cell, H)) if hidden_size(cell) == 8 else H, dtype, bidirectional=True)
 
 
