@@ -54,8 +54,6 @@ def size_for(cell, H):
 @each
 def test_every_cell_agrees_at_sizes_that_divide_nothing(cell, dtype, sizes):
     T, B, H = sizes
-    if name(cell) == "NRU":  # as printed it amplifies rounding by 1e10 over 63 steps
-        T = min(T, 17)
     agrees_with_the_reference(cell, T, B, max(2, size_for(cell, H)) if hidden_size(cell) == 8 else H, dtype, bidirectional=True)
 
 

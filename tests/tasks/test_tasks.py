@@ -370,7 +370,8 @@ CASES = {
     "noisy start": (
         lambda: small("noisy_mnist", T=35, start=8),
         ValueError,
-        "at most 7, .* the 35 steps .*; got 8. .* or a larger T.",
+        "start must be at most 7, so that the 28 rows of the image fit into the 35 steps of the first training batch; got 8. "
+        "Use a smaller start or a larger T.",
     ),
     "noisy start name": (lambda: small("noisy_mnist", start="end"), ValueError, "unknown start 'end'"),
     "warm-up alone": (lambda: small("noisy_mnist", warmup_T=30), ValueError, "warmup_T=30 has no effect with warmup_batches=0"),
@@ -390,7 +391,8 @@ CASES = {
     "start past the warm-up": (
         lambda: small("noisy_mnist", T=60, start=8, warmup_T=35, warmup_batches=1),
         ValueError,
-        "at most 7, .* the 35 steps .*; got 8. .* or a larger warmup_T.",
+        "start must be at most 7, so that the 28 rows of the image fit into the 35 steps of the first training batch; got 8. "
+        "Use a smaller start or a larger warmup_T.",
     ),
     "noisy mnist": (lambda: small("noisy_mnist", T=27), ValueError, "T must be at least 28; got 27"),
     "digit size": (
