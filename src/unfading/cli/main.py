@@ -31,8 +31,8 @@ SLOW_STARTS = {
     "export": "loading torch and the model",
     "predict": "loading torch, the model and the data",
 }
-# Commands that train in this process.
-TRAINING = ("train", "compare", "reproduce", "leaderboard", "sweep")
+# Commands that train in this process. Others may not need torch, whose import takes seconds.
+TRAINING = ("train", "compare", "reproduce run", "leaderboard run", "sweep run", "sweep work")
 ABOUT = "Recurrent networks for long sequences: train them, compare them, and see where their gradients go."
 
 
@@ -50,9 +50,10 @@ def main() -> None:
         if arguments[:1] == ["--version"]:
             print(_versions())
             return
-        command = _parse(current_form(arguments))
+        words = current_form(arguments)
+        command = _parse(words)
         _announce(arguments)
-        if arguments[0] in TRAINING:
+        if {words[0], " ".join(words[:2])} & set(TRAINING):
             from unfading.training.freed_memory import keep_freed_memory
 
             keep_freed_memory()
