@@ -63,5 +63,5 @@ def _with_batches(run: Run, change: Callable[[int], int]) -> Run:
     """The run with other numbers of training batches that are shorter than T steps."""
     counts = {name: change(run.task_options[name]) for name in BATCHES if name in run.task_options}
     if counts.get("growth_batches") == 1 and not counts.get("warmup_batches"):
-        counts["growth_batches"] = 2  # the last batch of a growth has all steps
+        counts["growth_batches"] = 2  # without a warm-up, a growth of one batch is none, and the task refuses it
     return replace(run, task_options={**run.task_options, **counts}) if counts else run

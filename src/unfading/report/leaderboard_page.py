@@ -56,7 +56,8 @@ Stacks of our choice with no more parameters than the network that has the publi
 past_best/targets`. On pixel MNIST that is coRNN; LEM has 99.50 % with half of its parameters. Training images are distorted at
 random except where a row says "undistorted", training windows of HAR-2 are rotated and change their speed, and the training
 sequences of GRU on noisy CIFAR begin short and grow. The published networks did without. Settings were chosen by validation
-scores of short runs, on HAR-2 by those of folds of people. A target that is not reached stays here with our best result.
+scores of short runs, on HAR-2 by those of folds of people, except where a row says otherwise. A target that is not reached
+stays here with our best result.
 
 """
 EQUAL = """## Equal parameters

@@ -78,7 +78,7 @@ INLINE float log_parts(float x, float* k) {
   m.i = (from & 0x7fffff) + 0x3f3504f3;
   return m.f - 1.f;
 }
-#define LOG_2 6.9313812256e-1f /* log(2) less 9.06e-6; k times it is exact */
+#define LOG_2 6.9313812256e-1f /* log(2) less 9.06e-6, with so few bits that its product with k is exact */
 INLINE float log_f(float x) {
   float k;
   const int small = x < 1.17549435e-38f;
