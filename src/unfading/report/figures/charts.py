@@ -78,6 +78,9 @@ def vega_lite_version() -> str:
     return ".".join(needed("altair").SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
 
+PACKAGES = ("altair", "jinja2", "vl_convert")  # of the extra `report`
+
+
 def needed(name: str) -> Any:
     """Import a package of the extra `report`; if it is missing, the error names the extra."""
     from importlib import import_module
@@ -85,10 +88,10 @@ def needed(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        # If a dependency of the package is missing, the installation is broken: the original error says it best.
-        if error.name != name:
+        # Altair imports Jinja2. If another dependency is missing, the installation is broken: the original error says it best.
+        if error.name not in PACKAGES:
             raise
-        package = name.replace("_", "-")
+        package = error.name.replace("_", "-")
         raise ValueError(
             f"a report needs {package}, which is not installed. Get it with: pip install 'unfading[report]'"
         ) from None
